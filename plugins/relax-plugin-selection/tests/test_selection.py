@@ -47,6 +47,11 @@ def test_groups_without_differences_are_dropped(rewards: list[float], reason: st
     assert verdict(ZeroVariance(ZeroVarianceOptions(tolerance=0.05)), rewards) == reason
 
 
+def test_a_difference_of_just_the_tolerance_counts_as_none() -> None:
+    rule = ZeroVariance(ZeroVarianceOptions(tolerance=0.25))
+    assert verdict(rule, [0.5, 0.75]) == "all rewards are 0.5" and verdict(rule, [0.5, 0.8]) == ""
+
+
 def test_groups_out_of_the_band_are_dropped() -> None:
     rule = RewardBand(RewardBandOptions(low=0.25, high=0.75))
     assert [verdict(rule, [mean, mean]) for mean in (0.2, 0.25, 0.75, 0.8)] == ["too hard", "", "", "too easy"]
@@ -99,3 +104,26 @@ def test_uncertain_tasks_come_more_often() -> None:
         sampler.learned(task, task, [rate])
     counts = Counter(sampler.pick(group, 3, 0) for group in range(1000))
     assert counts[1] > 4 * max(counts[0], counts[2]) and min(counts[0], counts[2]) > 10
+
+
+def test_a_rate_keeps_what_it_was_by_its_memory_and_is_measured_by_the_best_reward() -> None:
+    sampler = SuccessRate(SuccessRateOptions(memory=0.75, best=2.0))
+    sampler.learned(0, 0, [2.0, 2.0])
+    sampler.learned(1, 0, [0.0])
+    sampler.learned(2, 1, [1.0])
+    sampler.learned(3, 2, [8.0])
+    assert sampler.state() == {"rates": {"0": 0.75, "1": 0.5, "2": 1.0}}
+
+
+def test_a_mixture_goes_on_where_it_was_and_each_epoch_has_an_order_of_its_own() -> None:
+    kinds = ["maths"] * 12
+    whole, first, second = (Mixture(MixtureOptions()) for _ in range(3))
+    for sampler in (whole, first, second):
+        sampler.open(tasks("source", list(kinds)))
+    picked = [whole.pick(group, 12, 3) for group in range(36)]
+    epochs = [picked[at : at + 12] for at in (0, 12, 24)]
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    begun = [first.pick(group, 12, 3) for group in range(17)]
+    second.load(first.state())
+    assert begun + [second.pick(group, 12, 3) for group in range(17, 36)] == picked

@@ -4,7 +4,6 @@
 import asyncio
 import os
 import signal
-import socket
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import numpy as np
@@ -16,11 +15,13 @@ from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, TrainerSpe
 from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.learn.counts import count
 from relax_core.roles.rank_group import RankGroup
+from relax_core.rpc.host import free_port
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.testing.trainer import InMemory, Reinforce, forward, make_rows, tiny_model, with_values
 from relax_core.testing.trainer_ranks import RankedTrainer
 from tests.processes import stop
 
+LOOPBACK = "127.0.0.1"
 ALGORITHM = Chosen("algorithm", "reinforce")
 SHARDINGS = pytest.mark.parametrize("sharding", ["none", "fsdp"])
 TOLERANCE = 1e-6
@@ -138,7 +139,7 @@ async def working(folder, tmp_path, sharding):
         )
         plain = TorchTrainer(TorchTrainer.options_model()(**options))
         group = RankGroup(plain, ranks, [Quiet(), Quiet()], {}, 0)
-        algorithm, meet = Chosen("algorithm", "grpo"), f"127.0.0.1:{free_port()}"
+        algorithm, meet = Chosen("algorithm", "grpo"), f"{LOOPBACK}:{free_port(LOOPBACK)}"
         specs = [TrainerSpec({"path": folder}, algorithm, OptimizerSpec(1e-3), rank=r, world_size=2, rendezvous=meet)
                  for r in range(2)]  # fmt: skip
         await asyncio.gather(
@@ -176,17 +177,11 @@ async def test_a_rank_that_hangs_in_a_collective_is_found_and_ends_the_call_of_a
         assert group.lost
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_a_rank_without_the_others_gives_up(folder):
     trainer = TorchTrainer(TorchTrainer.options_model()(collective_timeout_s=1))
     trainer.build = lambda chosen: Reinforce(chosen.options)
     spec = TrainerSpec(
-        {"path": folder}, ALGORITHM, OptimizerSpec(1e-3), world_size=2, rendezvous=f"127.0.0.1:{free_port()}"
+        {"path": folder}, ALGORITHM, OptimizerSpec(1e-3), world_size=2, rendezvous=f"{LOOPBACK}:{free_port(LOOPBACK)}"
     )
     with pytest.raises(InfrastructureError, match="rank 0 of 2 lost another rank in start"):
         trainer.start(spec)

@@ -138,3 +138,14 @@ def test_samples_of_one_prompt_run_it_once(model: CausalModel, monkeypatch: pyte
     with torch.inference_mode():
         Batch.prefill(members, model, WINDOW)
     assert seen == [(1, 3)]
+
+
+@torch.inference_mode()
+def test_what_is_drawn_next_depends_on_the_seed_and_the_place_alone(model: CausalModel) -> None:
+    """So a request that goes on elsewhere behind the tokens that it has draws what it would have drawn."""
+    request = GenerateRequest("whole", (5, 6, 7), 12, seed=3)
+    tokens = tuple(alone(model, Running(request, NOBODY)).tokens)
+    assert len(tokens) == 12
+    for had in (1, 4, 11):
+        rest = GenerateRequest("rest", request.tokens + tokens[:had], 12 - had, seed=3)
+        assert tuple(alone(model, Running(rest, NOBODY)).tokens) == tokens[had:]

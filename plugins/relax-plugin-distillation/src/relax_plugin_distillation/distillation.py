@@ -32,7 +32,7 @@ from relax_core.api import (
     teacher_log_probs_at,
     teacher_top_k,
 )
-from relax_core.learn.policy_gradient import PolicyGradient, Sums, Surrogate
+from relax_core.learn.policy_gradient import PolicyGradient, Sums, Surrogate, clipped_ratio
 from relax_plugin_distillation.options import DistillationOptions
 
 if TYPE_CHECKING:
@@ -84,9 +84,8 @@ class Distillation(PolicyGradient[DistillationOptions]):
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """The clipped surrogate: the ratio is 1 but for later updates of a step."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)
 
     # -- the teacher as loss -------------------------------------------------------------------------------------
 

@@ -7,16 +7,16 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from relax_core.learn.policy_gradient import PolicyGradientOptions
+from relax_core.learn.policy_gradient import ClippedOptions
 
 OF_SAMPLES = (
-    "clip_low", "clip_high", "correction", "correction_level", "correction_cap", "correction_floor", "sequence_mask_delta",
-    "reward_kl_coef",
+    "advantages", "clip_low", "clip_high", "dual_clip", "correction", "correction_level", "correction_cap", "correction_floor",
+    "sequence_mask_delta", "reward_kl_coef",
 )  # fmt: skip
 """Options of a policy gradient: they act where what is learnt depends on which token was sampled."""
 
 
-class DistillationOptions(PolicyGradientOptions):
+class DistillationOptions(ClippedOptions):
     """As default the cheapest that works: the teacher's log-ratio of each sampled token is that token's advantage."""
 
     mode: Literal["advantage", "loss"] = "advantage"

@@ -50,14 +50,14 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
         """Count tokens from the header."""
         vision = Vision.of(model)
-        with _opened(read_source(media.source)) as picture:
+        with opened(read_source(media.source)) as picture:
             high, wide = self._size(picture, vision)
         return high * wide // vision.side**2
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
         """Make `pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
         vision = Vision.of(model)
-        with _opened(data) as picture:
+        with opened(data) as picture:
             high, wide = self._size(picture, vision)
             pixels = resized(ImageOps.exif_transpose(picture), high, wide)
         values, grid = patches(pixels[None], vision)
@@ -68,7 +68,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
         """Tell width, height and format."""
-        with _opened(data) as picture:
+        with opened(data) as picture:
             return {"width": picture.size[0], "height": picture.size[1], "format": picture.format}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
@@ -76,7 +76,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         own = super().preview(media, data, most_bytes)
         if own is not None:
             return own
-        with _opened(data) as picture:
+        with opened(data) as picture:
             if picture.size[0] * picture.size[1] > self.options.max_megapixels * 1e6:
                 return None
             small = ImageOps.exif_transpose(picture).convert("RGB")
@@ -97,7 +97,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Image.Image]:
+def opened(data: bytes) -> Iterator[Image.Image]:
     """Open the image; whatever a decoder raises over foreign bytes is a ValueError about this image."""
     if not data:
         raise ValueError("an image of no bytes")

@@ -6,6 +6,11 @@ from relax_core.api.hooks import hook
 
 
 @hook
+def relax_environments() -> list[Component]:
+    return [Component("zoom", "relax_plugin_omni.zoom:Zoom", "A tool that shows a part of an image in more detail")]
+
+
+@hook
 def relax_modality_processors() -> list[Component]:
     return [
         Component("image", "relax_plugin_omni.image:ImageProcessor", "Images as patches, for Qwen-VL and Qwen-Omni"),

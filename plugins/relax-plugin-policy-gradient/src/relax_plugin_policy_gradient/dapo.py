@@ -17,13 +17,13 @@ from pydantic import Field, model_validator
 
 from relax_core import learn
 from relax_core.api import Groups, LossBatch, PolicyOutputs
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DAPOOptions(PolicyGradientOptions):
+class DAPOOptions(ClippedOptions):
     """The paper's setting (section 4.1), apart from the correction and the penalty, whose lengths are the task's."""
 
     clip_low: float = Field(0.2, gt=0.0, lt=1.0)
@@ -60,6 +60,5 @@ class DAPO(PolicyGradient[DAPOOptions]):
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Eq. 8: the clipped surrogate of each token."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)

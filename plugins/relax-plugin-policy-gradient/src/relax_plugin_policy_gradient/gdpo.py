@@ -12,27 +12,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from relax_core import learn
 from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
 from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GDPOOptions(PolicyGradientOptions):
+class GDPOOptions(ClippedOptions):
     """The paper's setting, apart from the correction; the surrogate is GRPO's."""
 
     weights: dict[str, float] = {}
     """Weight of a reward by its name, 1 where it is not named: the weights of `[[rewards]]` scale what is shown, and a
     normalised reward has lost its scale."""
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high."""
     aggregation: Aggregation = "sequence"
     """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
 
@@ -54,6 +48,5 @@ class GDPO(PolicyGradient[GDPOOptions]):
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """The clipped surrogate of each token."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)

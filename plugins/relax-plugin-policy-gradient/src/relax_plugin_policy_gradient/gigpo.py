@@ -19,13 +19,13 @@ from pydantic import Field
 
 from relax_core import learn
 from relax_core.api import STATES, STEP_REWARDS, TURNS, Column, Groups, LossBatch, PolicyOutputs
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GiGPOOptions(PolicyGradientOptions):
+class GiGPOOptions(ClippedOptions):
     """The paper's setting, apart from the correction and `kl_coef` (0.01 there, with a reference model in memory). Its mean
     over turns is, as in its code, a mean over their tokens."""
 
@@ -35,10 +35,6 @@ class GiGPOOptions(PolicyGradientOptions):
     """omega, the weight of A_S beside A_E."""
     normalise: Literal["std", "none"] = "std"
     """F: divide by the standard deviation, or only take off the mean."""
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high."""
 
 
 class GiGPO(PolicyGradient[GiGPOOptions]):
@@ -61,6 +57,5 @@ class GiGPO(PolicyGradient[GiGPOOptions]):
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """The clipped surrogate of each token."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)

@@ -9,32 +9,39 @@ D_KL is estimated by k3 (eq. 4), beta is `kl_coef`, and r is the policy over the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import model_validator
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.api import CONTEXTS, STEP_REWARDS, TURNS, Column, Groups, LossBatch, PolicyOutputs
 from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GRPOOptions(PolicyGradientOptions):
+class GRPOOptions(ClippedOptions):
     """The paper's setting, apart from `kl_coef` (0.04 there, with a reference model in memory) and the correction."""
 
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high."""
     normalise: Literal["std", "none"] = "std"
     """Divide the advantage by the standard deviation of the group's rewards, or only take off their mean."""
+    credit_by: Literal["sample", "context"] = "sample"
+    """Compare the rewards of whole samples; or what each named context of a sample earned (an agent of several, a sub-agent)
+    with what contexts of that name earned in the group's other samples. A reward that was given for no context is that of the
+    last turn's."""
     aggregation: Aggregation = "sequence"
     """Mean over each sequence, then over sequences (`sequence`, the paper); over all tokens (`token`); the sum over each
     sequence, mean over sequences (`sum`), or that by `fixed_length` tokens (`fixed`); over the tokens of a sample's rows
     together (`trajectory`)."""
+
+    @model_validator(mode="after")
+    def _divergence_has_a_place(self) -> Self:
+        if self.credit_by == "context" and self.reward_kl_coef:
+            got = f'reward_kl_coef: got {self.reward_kl_coef} with credit_by = "context"'
+            raise ValueError(f"{got}; it is taken off whole samples' rewards, so use kl_coef")
+        return self
 
 
 class GRPO(PolicyGradient[GRPOOptions]):
@@ -43,13 +50,19 @@ class GRPO(PolicyGradient[GRPOOptions]):
     paper = "arXiv 2402.03300"
     min_group_size = 2
 
+    def advantage_columns(self) -> frozenset[Column]:
+        of_contexts = {TURNS, CONTEXTS, STEP_REWARDS} if self.options.credit_by == "context" else set()
+        return super().advantage_columns() | of_contexts
+
     def credit(self, groups: Groups) -> Tensor:
-        """Outcome supervision: one advantage for every token of the sample."""
+        """Outcome supervision: one advantage for every token of the sample, or of its context."""
+        if self.options.credit_by == "context":
+            std = self.options.normalise == "std"
+            return learn.of_turns(learn.context_credit(groups.step_rewards, groups.contexts, groups.valid, std), groups)
         normalised = learn.group_mean_std if self.options.normalise == "std" else learn.group_mean
         return normalised(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Eq. 3: the clipped surrogate of each token; the divergence of eq. 4 is the option's k3."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)

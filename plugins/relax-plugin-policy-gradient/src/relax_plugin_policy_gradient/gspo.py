@@ -17,13 +17,13 @@ from pydantic import Field
 from relax_core import learn
 from relax_core.api import Groups, LossBatch, PolicyOutputs
 from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GSPOOptions(PolicyGradientOptions):
+class GSPOOptions(ClippedOptions):
     """The paper's setting (section 5.1), apart from the correction."""
 
     clip_low: float = Field(3e-4, gt=0.0, lt=1.0)
@@ -48,7 +48,5 @@ class GSPO(PolicyGradient[GSPOOptions]):
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Eq. 5, once for each token of the sequence: their mean is the sequence's own."""
-        options = self.options
         ratio = learn.log_ratio(batch, policy.log_probs, anchor, "geometric").exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        return clipped_ratio(self.options, ratio, batch.advantages)

@@ -19,19 +19,15 @@ from pydantic import Field
 from relax_core import learn
 from relax_core.api import Advantages, Column, Groups, Loss, LossBatch, PolicyOutputs, Scope, Term
 from relax_core.api.batch import RETURNS, VALUES
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PPOOptions(PolicyGradientOptions):
+class PPOOptions(ClippedOptions):
     """Undiscounted, as answers are judged at their end."""
 
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high."""
     value_clip: float = Field(0.2, ge=0.0)
     """A value gains nothing by going further than this from the one that the advantages were made with; 0: no bound."""
     gamma: float = Field(1.0, gt=0.0, le=1.0)
@@ -77,9 +73,8 @@ class PPO(PolicyGradient[PPOOptions]):
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Eq. 7 of each token."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)
 
     def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
         """L_V, the mean over all tokens."""

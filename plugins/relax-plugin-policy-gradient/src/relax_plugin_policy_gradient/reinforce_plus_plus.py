@@ -16,19 +16,15 @@ from pydantic import Field
 
 from relax_core import learn
 from relax_core.api import Advantages, Groups, LossBatch, PolicyOutputs, Scope
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ReinforcePlusPlusOptions(PolicyGradientOptions):
+class ReinforcePlusPlusOptions(ClippedOptions):
     """The paper's setting, apart from the correction and `reward_kl_coef` (0.01 there, with a reference in memory)."""
 
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high."""
     gamma: float = Field(1.0, gt=0.0, le=1.0)
     """Discount of what later tokens earn."""
 
@@ -58,6 +54,5 @@ class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusOptions]):
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """The clipped surrogate of each token."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)

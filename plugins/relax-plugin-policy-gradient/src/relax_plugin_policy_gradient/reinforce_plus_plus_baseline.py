@@ -12,25 +12,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from relax_core import learn
 from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ReinforcePlusPlusBaselineOptions(PolicyGradientOptions):
+class ReinforcePlusPlusBaselineOptions(ClippedOptions):
     """The paper's setting, apart from the correction and `kl_coef`, which needs a reference in memory."""
 
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high."""
-    kl_estimator: Literal["k2", "k3", "unbiased"] = "k2"
-    """Of the divergence: (log p/q)^2 / 2, the paper's; q/p - log(q/p) - 1; or k3 times the ratio."""
+    kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k2"
+    """Of the divergence: log p/q; (log p/q)^2 / 2, the paper's; q/p - log(q/p) - 1; or k3 times the ratio."""
 
 
 class ReinforcePlusPlusBaseline(PolicyGradient[ReinforcePlusPlusBaselineOptions]):
@@ -50,6 +44,5 @@ class ReinforcePlusPlusBaseline(PolicyGradient[ReinforcePlusPlusBaselineOptions]
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """The clipped surrogate of each token."""
-        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        return clipped_ratio(self.options, ratio, batch.advantages)

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A judge: another model is asked what a response is worth, and its number or its choice is the score.
 
-It is asked through a pool of `[[engines]]`. An answer that can't be read is an error of that sample, never a zero.
+It is asked through a pool of `[[engines]]`, by seeds that the content of the question makes: neither routing nor order nor
+a restart changes a verdict. An answer that can't be read is asked for again, then an outcome of that sample, never a zero.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import math
 import re
-import zlib
-from collections.abc import Mapping
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from relax_core.api import Message, Options, Outcome, Reward, Task, Trajectory
+from relax_core.api import Message, Options, Outcome, Reward, Score, Task, Trajectory, Unreadable
 
 TEMPLATE = """\
 Judge the answer to a question.
@@ -27,6 +32,10 @@ Answer:
 {response}
 
 How good is the answer? Think it over, then end with a line of its own that has only a number from {low} to {high}."""
+AGAIN = "This can't be read: {error}. Judge the same answer again, and end as you were asked to."
+"""What the judge is told behind an answer of its own that can't be read."""
+VERDICTS = "verdicts"
+"""Group of the figures about its judgements among the parts of a score: none of them is a reward."""
 _PLACE = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?![\w])")
 
@@ -51,12 +60,22 @@ class JudgeOptions(Options):
     read: Literal["text", "log-probs"] = "text"
     """`text`: the last number or choice in what it writes; `log-probs`: the mean score of the choices, by how likely the
     judge finds each as its whole answer."""
+    keys: dict[str, float] = {}
+    """Instead of one number: keys of a JSON object that the judge writes last, each with a number from `low` to `high`, and
+    their weights in the score, `{correct = 2.0, clear = 1.0}`. Each is logged as `reward/<reward>/verdicts/<key>`."""
+    votes: PositiveInt = 1
+    """Judgements of each sample, drawn apart; their agreement is logged (`reward/<reward>/verdicts/agreement` and others). Half
+    of them must be readable."""
+    combine: Literal["mean", "majority"] = "mean"
+    """The score of several judgements: their mean, or the most frequent one (of several, the mean of those)."""
+    retries: NonNegativeInt = 1
+    """Further answers that are asked for, behind one that can't be read; then the outcome is `reward_unreadable`."""
     pattern: str = ""
     """Expression whose last match in the text is read, its first group where it has one, such as `Score: (\\d+)`."""
     max_new_tokens: PositiveInt = 512
     """Most tokens of its answer."""
     temperature: float = Field(0.0, ge=0.0)
-    """0: the likeliest answer; else drawn, from a seed that the question and the response make."""
+    """0: the likeliest answer; else drawn, from a seed that the question, the response, the pool and the vote make."""
     truncated: bool = False
     """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
 
@@ -66,6 +85,14 @@ class JudgeOptions(Options):
             raise ValueError('read = "log-probs" compares choices: give two or more')
         if self.choices and not all(map(math.isfinite, self.choices.values())):
             raise ValueError("the scores of choices are finite numbers")
+        if self.keys and (self.choices or self.read != "text"):
+            raise ValueError("keys are read from a JSON object in the text: drop choices and read, or keys")
+        if self.keys and not (all(0 <= weight < math.inf for weight in self.keys.values()) and any(self.keys.values())):
+            raise ValueError("the weights of keys are finite, not negative, and not all zero")
+        if self.votes > 1 and (self.read != "text" or not self.temperature):
+            raise ValueError('several votes differ only where answers are drawn: set a temperature, and read = "text"')
+        if self.combine != "mean" and self.votes == 1:
+            raise ValueError("combine has no effect on one vote: raise votes, or drop it")
         if not self.low < self.high:
             raise ValueError("low must be less than high")
         try:
@@ -82,18 +109,52 @@ class Judge(Reward[JudgeOptions]):
         super().__init__(options)
         self.needs_engines = (self.options.engine,)
 
-    async def score(self, task: Task, trajectory: Trajectory) -> float:
+    async def score(self, task: Task, trajectory: Trajectory) -> float | Score:
         if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
             return 0.0
         asked = self.question(task, trajectory.response)
-        prompt = self._messages(asked) if self.options.chat else asked
-        hand, options = self.engines[self.options.engine], self.options
+        options = self.options
         if options.read == "log-probs":
-            scores = await hand.score(prompt, list(options.choices))
+            prompt = self._messages(asked) if options.chat else asked
+            scores = await self.engines[options.engine].score(prompt, list(options.choices))
             return expected(dict(zip(options.choices, map(sum, scores), strict=True)), options.choices)
-        seed = zlib.crc32(asked.encode())
-        said = await hand.generate(prompt, options.max_new_tokens, temperature=options.temperature, seed=seed)
-        return read(said.text, options)
+        votes = await asyncio.gather(
+            *(self._vote(asked, number) for number in range(options.votes)), return_exceptions=True
+        )
+        for failed in votes:
+            if isinstance(failed, BaseException):
+                raise failed
+        return combined([vote for vote in votes if isinstance(vote, Vote)], options)
+
+    async def _vote(self, asked: str, number: int) -> Vote:
+        """Ask once, and again while the answer can't be read."""
+        options, client = self.options, self.engines[self.options.engine]
+        said, error = "", ""
+        for attempt in range(options.retries + 1):
+            seed = verdict_seed(options.engine, options.system, asked, number, attempt)
+            prompt = self._prompt(asked, said, error) if attempt else self._prompt(asked)
+            try:
+                answer = await client.generate(
+                    prompt, options.max_new_tokens, temperature=options.temperature, seed=seed
+                )
+            except ValueError:
+                if not attempt:
+                    raise
+                break  # with its first answer the question is too long for the judge
+            said = answer.text
+            try:
+                value, parts = verdict(said, options)
+                return Vote(value, parts, attempt)
+            except ValueError as unread:
+                error = str(unread)
+        return Vote(math.nan, {}, attempt + 1, error)
+
+    def _prompt(self, asked: str, said: str = "", error: str = "") -> tuple[Message, ...] | str:
+        again = AGAIN.replace("{error}", error) if error else ""
+        if not self.options.chat:
+            return f"{asked}{said}\n\n{again}\n\n" if error else asked
+        first = self._messages(asked)
+        return (*first, Message("assistant", said), Message("user", again)) if error else first
 
     def question(self, task: Task, response: str) -> str:
         """Fill the template in, once: what a response writes in braces stays as it is."""
@@ -116,6 +177,96 @@ class Judge(Reward[JudgeOptions]):
     def _messages(self, asked: str) -> tuple[Message, ...]:
         system = (Message("system", self.options.system),) if self.options.system else ()
         return (*system, Message("user", asked))
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One judgement of a sample."""
+
+    value: float
+    """NaN where no answer could be read."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    unread: int = 0
+    """Answers that could not be read before it, or at all."""
+    error: str = ""
+
+    @property
+    def readable(self) -> bool:
+        return not math.isnan(self.value)
+
+
+def verdict_seed(pool: str, system: str, asked: str, vote: int, attempt: int) -> int:
+    """Make the seed of one answer from its content: the pool, the question with the response, and the number of the answer. The
+    pool adds the folder of its model."""
+    content = json.dumps([pool, system, asked, vote, attempt]).encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=4).digest(), "big") >> 1
+
+
+def combined(votes: Sequence[Vote], options: JudgeOptions) -> Score:
+    """Combine the votes on a sample. Raises Unreadable where more than half of them have no verdict."""
+    read_ones = [vote for vote in votes if vote.readable]
+    answers = sum(vote.unread + vote.readable for vote in votes)
+    unreadable = {f"{VERDICTS}/unreadable": sum(vote.unread for vote in votes) / max(answers, 1)}
+    if not read_ones or 2 * len(read_ones) < len(votes):
+        error = next(vote.error for vote in votes if not vote.readable)
+        raise Unreadable(f"{len(votes) - len(read_ones)} of {len(votes)} verdicts can't be read: {error}", unreadable)
+    values = [vote.value for vote in read_ones]
+    value = sum(values) / len(values)
+    if options.combine == "majority":
+        counts = Counter(values)
+        most = [one for one, count in counts.items() if count == max(counts.values())]
+        value = sum(most) / len(most)
+    parts = dict(unreadable)
+    if options.votes > 1:
+        parts |= {f"{VERDICTS}/{name}": figure for name, figure in agreement(values).items()}
+    for key in options.keys:
+        parts[f"{VERDICTS}/{key}"] = sum(vote.parts[key] for vote in read_ones) / len(read_ones)
+    return Score(value, parts)
+
+
+def agreement(values: Sequence[float]) -> dict[str, float]:
+    """Measure how far several judgements of one sample agree: `unanimous` 1 or 0, `agreement` the share of pairs that are
+    equal, `variance`."""
+    pairs = list(combinations(values, 2))
+    equal = sum(math.isclose(one, other, abs_tol=1e-9) for one, other in pairs)
+    mean = sum(values) / len(values)
+    return {
+        "unanimous": float(equal == len(pairs)),
+        "agreement": equal / len(pairs) if pairs else 1.0,
+        "variance": sum((value - mean) ** 2 for value in values) / len(values),
+    }
+
+
+def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
+    """Read an answer as the options say: its score, and those of its keys. Raises ValueError for one that can't be read."""
+    if not options.keys:
+        return read(said, options), {}
+    text = _matched(said, options.pattern)
+    found = [one for one in _objects(text) if all(key in one for key in options.keys)]
+    if not found:
+        raise ValueError(f"the judge said {said[-200:]!r}, which has no JSON object with {', '.join(options.keys)}")
+    parts: dict[str, float] = {}
+    for key in options.keys:
+        number = found[-1][key]
+        if isinstance(number, bool) or not isinstance(number, int | float) or not options.low <= number <= options.high:
+            raise ValueError(
+                f"the judge said {key} = {str(number)[:80]}, which is no number from {options.low:g} to {options.high:g}"
+            )
+        parts[key] = (number - options.low) / (options.high - options.low)
+    weights = options.keys
+    return sum(weights[key] * part for key, part in parts.items()) / sum(weights.values()), parts
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects that stand in a text, the outer ones only."""
+    decoder, at = json.JSONDecoder(), text.find("{")
+    while at >= 0:
+        try:
+            found, end = decoder.raw_decode(text, at)
+            yield found
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find("{", end)
 
 
 def read(said: str, options: JudgeOptions) -> float:

@@ -61,6 +61,7 @@ class Sglang:
         config = self._scheduler.model_config
         self.max_context: int = min(spec.max_context, self._scheduler.max_req_len - 1)
         self.vocab_size: int = config.vocab_size
+        self.kv_tokens: int = self._scheduler.max_total_num_tokens
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
         self._routes = _Routes.of(config.hf_config.to_dict()) if replays(spec) else None

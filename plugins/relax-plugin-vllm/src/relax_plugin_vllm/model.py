@@ -54,6 +54,9 @@ class Vllm:
             _check_heads(config.get_head_size())
         self.max_context: int = min(spec.max_context, config.max_model_len)
         self.vocab_size: int = config.get_vocab_size()
+        cache = self._llm.vllm_config.cache_config
+        told = getattr(cache, "kv_cache_size_tokens", None)  # the first versions that are supported do not tell
+        self.kv_tokens: int = told or (cache.num_gpu_blocks or 0) * cache.block_size
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
         self._prompt_media = PromptMedia(spec.media, config.hf_config)

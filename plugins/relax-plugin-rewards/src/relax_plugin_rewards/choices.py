@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiple choice: the label that a response settles on is the gold one. `gpqa` is the same with four letters by default.
+
+A response states its choice in a box, in `<answer>` tags, after "answer is" or "Answer:", as "I pick B", or alone at its
+end. The last statement counts, so that a change of mind is read as one; statements that only a comma, "or" or nothing parts
+are one hedge, and a hedge is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pydantic import Field
+
+from relax_core.api import Options, Outcome, Reward, Task, Trajectory
+from relax_plugin_rewards.answers import Think, after_thinking, boxes, gold_values
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_OPEN, _CLOSE = "\ue000", "\ue001"
+"""Signs of the private use area that mark a box or a tag in the text that is searched."""
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_MARKUP = re.compile(
+    r"\\(?:text|textbf|mathrm|mathbf|mbox|boldsymbol|rm|bf)(?![a-zA-Z])|\\[()\[\],;! ]|[*$`{}\[\]\"']|(?<!\w)_|_(?!\w)"
+)
+_HEDGE = r"(?:[\s,;:/&.()|+-]|\b(?i:or|and|maybe|perhaps|possibly|also|either|both)\b)*"
+_PHRASE = (
+    r"(?i:\b(?:answer|choice|option)\b(?:\s+(?:choice|option|letter))?\s*"
+    r"(?::|=|\b(?:is|would be|must be|should be|has to be)\b)+(?:\s*:)?"
+    r"(?:\s+(?:definitely|clearly|therefore|thus|most likely|probably))?\s*(?:(?:option|choice|answer|letter)\b)?)[\s:]*"
+)
+_VERB = r"(?i:\b(?:pick|choose|select|go(?:ing)? with|opt for)\s+(?:(?:option|choice|answer|letter)\s+)?)"
+_AFTER_ARTICLE = r"(?!\s+(?!(?:because|since|as|and|or|but|for|which|with|is|given|due|so|not|by)\b)[a-z])"
+
+
+class MultipleChoiceOptions(Options):
+    """Options of `multiple-choice`."""
+
+    choices: str = "choices"
+    """Column with the choices: a list, whose labels are letters from A, or a table of labels and texts."""
+    letters: int = Field(0, ge=0, le=26)
+    """Number of letters from A on that are the choices of tasks without that column; 0: each task has it."""
+    think: Think = "optional"
+    """`optional`: what follows the last `</think>` counts, and everything where nothing was thought; `required`: there
+    must be one; `ignored`: everything counts."""
+    truncated: bool = False
+    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+
+
+class MultipleChoice(Reward[MultipleChoiceOptions]):
+    """Gives 1 when the response's final choice is the gold one, else 0."""
+
+    needs_columns = ("answer",)
+
+    def score(self, task: Task, trajectory: Trajectory) -> float:
+        choices = self._choices(task)
+        golds = {gold_label(task, gold, choices) for gold in gold_values(task)}
+        if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
+            return 0.0
+        return float(final_choice(after_thinking(trajectory.response, self.options.think), choices) in golds)
+
+    def _choices(self, task: Task) -> dict[str, str]:
+        """Return the text of each label; texts are empty where only the number of choices is known."""
+        column, name = task.column(self.options.choices), self.options.choices
+        if column is None and self.options.letters:
+            return dict.fromkeys(LETTERS[: self.options.letters], "")
+        if isinstance(column, Mapping) and {"label", "text"} <= set(column):
+            column = dict(zip(column["label"], column["text"], strict=True))
+        if isinstance(column, Sequence) and not isinstance(column, str) and 0 < len(column) <= len(LETTERS):
+            column = dict(zip(LETTERS, column, strict=False))
+        if not isinstance(column, Mapping) or not column or not all(str(label).strip() for label in column):
+            fix = f"give it a list of up to {len(LETTERS)} choices or a table of labels, or set `letters`"
+            raise ValueError(f"task {task.id} has no choices in column {name!r}; {fix}")
+        return {str(label).strip(): str(text).strip() for label, text in column.items()}
+
+
+class GpqaOptions(MultipleChoiceOptions):
+    """Options of `gpqa`."""
+
+    letters: int = Field(4, ge=0, le=26)
+    """Number of letters from A on that are the choices of tasks without that column; 0: each task has it."""
+
+
+class Gpqa(MultipleChoice, Reward[GpqaOptions]):
+    """Gives 1 when the response's final choice among the letters A to D is the gold one, else 0."""
+
+
+def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
+    """Return the label of a gold answer: a label itself, a choice's text, or a number counted from 0."""
+    said = str(gold).strip()
+    by_case = {label.casefold(): label for label in choices}
+    bare = said.strip("().: ").casefold()
+    if label := by_case.get(bare):
+        return label
+    if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
+        return list(choices)[gold]
+    same = [label for label, text in choices.items() if text and text.casefold() == said.casefold()]
+    if len(same) != 1:
+        which = "is none of its choices" if not same else f"is the text of {' and '.join(same)}"
+        raise ValueError(f"task {task.id}: answer {said!r} {which}, {', '.join(choices)}; correct the answer column")
+    return same[0]
+
+
+def final_choice(response: str, choices: Mapping[str, str]) -> str | None:
+    """Return the label that a response settles on; None for none, or for several at once."""
+    choices = {label: _unmarked(text) for label, text in choices.items()}
+    text = response.replace(_OPEN, "").replace(_CLOSE, "")
+    for start, end, content in reversed(boxes(text)):
+        text = f"{text[:start]}{_OPEN}{content}{_CLOSE}{text[end:]}"
+    text = _unmarked(_TAGGED.sub(lambda tagged: f"{_OPEN}{tagged[1]}{_CLOSE}", text))
+    pattern = _pattern(tuple(choices))
+    found = [*_spoken(text, pattern), *_alone(text, pattern, choices)]
+    if not found:
+        return None
+    found.sort(key=lambda one: one.end)
+    labels, begin = found[-1].labels, found[-1].start
+    for earlier in reversed(found[:-1]):
+        if earlier.end < begin and not re.fullmatch(_HEDGE, text[earlier.end : begin].strip(_OPEN + _CLOSE)):
+            break
+        labels, begin = labels | earlier.labels, min(begin, earlier.start)
+    return next(iter(labels)) if len(labels) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A place in the text that names one label, or several."""
+
+    start: int
+    end: int
+    labels: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    spoken: re.Pattern[str]
+    """A box, a tag or a phrase, and after it a list of labels in the first group or one in the second."""
+    label: re.Pattern[str]
+    whole: re.Pattern[str]
+    """A line or a content that begins with a list of labels; the second group is the rest."""
+    by_case: Mapping[str, str]
+
+
+@lru_cache(maxsize=256)
+def _pattern(labels: tuple[str, ...]) -> _Pattern:
+    longest_first = sorted(labels, key=len, reverse=True)
+    article = [re.escape(label) + (_AFTER_ARTICLE if label in ("A", "I") else "") for label in longest_first]
+    one = rf"(?<!\w)\(?\s*(?:{'|'.join(article)})(?!\w)\s*\)?"
+    any_case = rf"(?<!\w)(?i:{'|'.join(map(re.escape, longest_first))})(?!\w)"
+    between = r"\s*(?:,\s*(?i:or\b|and\b)?|/|&|;|(?i:\bor\b|\band\b))(?:\s+(?i:maybe|perhaps|possibly))?\s*(?:(?i:option)\s+)?"
+    several = rf"{one}(?:{between}{one})*"
+    spoken = (
+        rf"{_PHRASE}{_OPEN}?(?:({several})|\(?({any_case})\)?(?=[\s.]*(?:\n|$)))|{_VERB}({several})(?=\W*(?:$|[.!\n]))"
+    )
+    return _Pattern(
+        re.compile(spoken), re.compile(any_case), re.compile(rf"\W*({several})(.*)", re.DOTALL),
+        {label.casefold(): label for label in labels},
+    )  # fmt: skip
+
+
+def _spoken(text: str, pattern: _Pattern) -> list[Statement]:
+    """Find phrases that name labels."""
+    found = []
+    for match in pattern.spoken.finditer(text):
+        labels = next(group for group in match.groups() if group)
+        found.append(Statement(match.start(), match.end(), _labels(labels, pattern)))
+    return found
+
+
+def _alone(text: str, pattern: _Pattern, choices: Mapping[str, str]) -> list[Statement]:
+    """Find boxes and tags, and the lines at the end that are no more than a label, a choice's text, or both."""
+    found = []
+    for marked in re.finditer(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}", text):
+        if labels := _named(marked[1], pattern, choices, loosely=True):
+            found.append(Statement(marked.start(), marked.end(), labels))
+    end = len(text)
+    for line in reversed(text.split("\n")):
+        start = end - len(line)
+        if line.strip():
+            labels = _named(line, pattern, choices, loosely=False)
+            if not labels:
+                break
+            found.append(Statement(start, end, labels))
+        end = start - 1
+    return found
+
+
+def _named(said: str, pattern: _Pattern, choices: Mapping[str, str], *, loosely: bool) -> frozenset[str]:
+    """Read what is expected to be a choice and nothing else. Loosely: words may follow a label and a sign after it."""
+    bare = said.strip().strip("().:, ")
+    if label := pattern.by_case.get(bare.casefold()):
+        return frozenset((label,))
+    same = frozenset(label for label, text in choices.items() if text and text.casefold() == bare.casefold())
+    if same:
+        return same
+    match = pattern.whole.match(said)
+    if match is None:
+        return frozenset()
+    labels, rest = _labels(match[1], pattern), match[2].strip().lstrip(").:,- ").rstrip(". ")
+    texts = {choices[label].casefold().rstrip(". ") for label in labels}
+    followed = loosely and match[2].lstrip(" ")[:1] in (".", ":", ")", ",", "-", "\n")
+    return labels if not rest or followed or rest.casefold() in texts else frozenset()
+
+
+def _unmarked(text: str) -> str:
+    """Drop signs of Markdown and LaTeX that only change how a text looks, and widths of letters."""
+    return _MARKUP.sub("", unicodedata.normalize("NFKC", text)).strip()
+
+
+def _labels(text: str, pattern: _Pattern) -> frozenset[str]:
+    return frozenset(pattern.by_case[label.casefold()] for label in pattern.label.findall(text))

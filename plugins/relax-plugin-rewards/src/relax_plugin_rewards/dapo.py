@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reward of DAPO: the last `Answer: ...` line near the response's end equals the gold answer, after Minerva's
+normalisation of how an answer is written. Shaping by length is not its job.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from pydantic import PositiveInt, model_validator
+
+from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
+from relax_plugin_rewards.answers import gold_texts, last_box
+
+_STATED = re.compile(r"(?i)\banswer\**\s*:(?:[ \t*]*\n)?(.*)")
+_ARTICLE = re.compile(r"(?i)(?:an|a|the)\s+")
+_UNIT = re.compile(
+    r"(?i)(?<=[\d)}])\s*+(?:(?:square|sq|cubic)\s*+)?(?:units?|ways|integers?|dollars?|euros?|cents?|mph|inch(?:es)?|feet|foot|ft|"
+    r"hours?|minutes?|seconds?|days?|weeks?|months?|years?|degrees?|km|cm|mm|gm|meters?|metres?|miles?|pounds?|points?|"
+    r"students?|people|digits?|edges?|multiples?|meals?)\.?$"
+)
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boldsymbol)\s*\{([^{}]*)\}")
+_SIGNS = {
+    "\\left": "", "\\right": "", "\\!": "", "\\,": " ", "\\;": " ", "\\ ": " ", "{,}": ",", "\\$": "", "$": "", "\\%": "%",
+    "^\\circ": "", "^{\\circ}": "", "°": "", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\u2212": "-", "**": "", '"': "",
+}  # fmt: skip
+_GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_NUMBER = r"\d{1,400}(?:\.\d{0,400})?|\.\d{1,400}"
+_RATIONAL = re.compile(
+    rf"([+-]?)(?:({_NUMBER})(?:/({_NUMBER}))?|\\frac\{{?(-?\d{{1,400}}?)\}}?\{{?(-?\d{{1,400}})\}}?)(%?)"
+)
+
+
+class DapoOptions(Options):
+    """Options of `dapo`."""
+
+    right: float = 1.0
+    """Score of a right answer."""
+    wrong: float = -1.0
+    """Score of every other response, and of one that a limit cut off."""
+    strict_box: bool = False
+    """Read the last `\\boxed{...}` instead, which must be the gold answer without any normalisation but of numbers."""
+    tail: PositiveInt = 300
+    """Characters at the response's end in which an answer is looked for."""
+    truncated: bool = False
+    """Judge a response that a limit cut off; otherwise it is wrong: finishing is part of the task."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DapoOptions:
+        if not self.wrong < self.right:
+            raise ValueError("wrong must be less than right")
+        return self
+
+
+class Dapo(Reward[DapoOptions]):
+    """Gives `right` when the response's last `Answer:` is a gold answer, else `wrong`."""
+
+    needs_columns = ("answer",)
+
+    def score(self, task: Task, trajectory: Trajectory) -> Score:
+        golds = gold_texts(task)
+        right = False
+        if trajectory.outcome is not Outcome.TRUNCATED or self.options.truncated:
+            tail = trajectory.response[-self.options.tail :]
+            if self.options.strict_box:
+                answer = last_box(tail)
+                right = any(answer == gold or (_same_number(answer, gold)) for gold in golds)
+            else:
+                answer = normalised(stated_answer(tail))
+                right = bool(answer) and any(same(answer, normalised(gold) or gold) for gold in golds)
+        return Score(self.options.right if right else self.options.wrong, {"accuracy": float(right)})
+
+
+def stated_answer(text: str) -> str:
+    """Return the last stated answer; different ones in lines that follow each other are a list of guesses: none."""
+    stated = list(_STATED.finditer(text))
+    if not stated:
+        return ""
+    said = stated[-1][1]
+    for earlier, later in zip(reversed(stated[:-1]), reversed(stated[1:]), strict=True):
+        if text[earlier.end() : later.start()].strip(" \t\n*-") or re.search(r"[.!?]\s+\w", earlier[1]):
+            break  # words between them: a change of mind
+        if not same(normalised(earlier[1]), normalised(said)):
+            return ""
+    return said
+
+
+def normalised(answer: str) -> str:
+    """Bring an answer into one way of writing: no box, no mathematics mode, no unit, no article, no thousands comma."""
+    text = last_box(answer) or answer
+    text = text.replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "")
+    for sign, plain in _SIGNS.items():
+        text = text.replace(sign, plain)
+    text = _WRAPPED.sub(r" \1 ", text).strip().rstrip(".").strip()
+    text = text.rpartition("=")[2] if not re.search(r"[<>]=|!=", text) else text
+    text = _ARTICLE.sub("", text.strip(), count=1) if _ARTICLE.match(text.strip()) else text.strip()
+    text = _UNIT.sub("", text).strip()
+    text = re.sub(r"\\sqrt(\d)", r"\\sqrt{\1}", re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text))
+    text = re.sub(r"\s+", "", text)
+    return text.replace(",", "") if _GROUPED.fullmatch(text) else text
+
+
+def same(answer: str, gold: str) -> bool:
+    """Tell whether two normalised answers are one: equal as rational numbers, or letter by letter."""
+    return answer == gold or _same_number(answer, gold)
+
+
+def rational(text: str) -> Fraction | None:
+    """Read a whole number, a decimal, a fraction or a percentage exactly; None for anything else."""
+    found = _RATIONAL.fullmatch(text)
+    if found is None:
+        return None
+    sign, plain, below, above, under, percent = found.groups()
+    upper, lower = (plain, below or "1") if plain else (above, under)
+    if not Fraction(lower):
+        return None
+    value = Fraction(upper) / Fraction(lower) / (100 if percent else 1)
+    return -value if sign == "-" else value
+
+
+def _same_number(answer: str, gold: str) -> bool:
+    value = rational(answer)
+    return value is not None and value == rational(gold)

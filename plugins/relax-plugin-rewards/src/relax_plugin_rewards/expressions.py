@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mathematical expressions: gold answers parsed once, and equality as judged by math-verify.
+
+The library's own timeouts use signals, which only a main thread may set: they are off, and the killable process that
+rewards run in bounds the time instead. Short answers that would take it minutes are compared by their text alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+AnswerFormat: TypeAlias = Literal["auto", "latex", "plain"]
+
+_SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)")
+_WORD = re.compile(r"[A-Za-z]{3,}(?![A-Za-z(])")
+"""A word that no function call is: prose, which LaTeX would read as a product of letters."""
+_EXPLOSIVE = re.compile(
+    r"\d[)}]*(?:\^|\*\*)[({]*-?\d+[)}]*(?:\^|\*\*)"  # a tower of numbers, 9^{9^9}
+    r"|(?:\^|\*\*)[({]*-?\d{7}"  # an exponent in the millions
+    r"|(?<![\\A-Za-z])[A-Za-z][^()]*\)(?:\^|\*\*)[({]*\d{3}"  # (x-1)^{1000}, which is multiplied out
+    r"|\d{5}!|!!|\([^()A-Za-z]*\)!"  # the factorial of a large number
+    r"|\\(?:sum|prod|int|iint|lim)(?![A-Za-z])"  # nothing that an answer leaves to be worked out
+)
+_PERCENT = re.compile(r"(?<=\d)\s*\\?%\s*$")
+_LONGEST, _DEEPEST = 1000, 100
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|[!,;: ])|[\s$]|(?<=\d)\{,\}(?=\d)")
+_WORDING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+
+
+def quiet() -> None:
+    """Silence the library's warning that its timeouts are off, which is meant."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def parse_gold(task_id: str, answer: str, answer_format: AnswerFormat = "auto") -> tuple[Any, ...]:
+    """Read a gold answer as expressions. Raises ValueError, which names the task, for one that is no mathematics."""
+    parsed = gold_expressions(answer, answer_format)
+    if not parsed:
+        raise ValueError(f"task {task_id}: answer {answer!r} is no mathematical expression; correct the answer column")
+    return parsed
+
+
+@lru_cache(maxsize=4096)
+def gold_expressions(answer: str, answer_format: AnswerFormat = "auto") -> tuple[Any, ...]:
+    """Read a gold answer as expressions, none for words; parsed once for all samples of a task."""
+    parsed: list[Any] = []
+    if answer_format != "latex" and not _has_latex(answer):
+        scientific = _SCIENTIFIC.fullmatch(answer)
+        plain = f"{scientific[1]}*10**({scientific[2]})" if scientific else answer
+        parsed = parse(plain, plain=True, latex=False)
+    if not parsed and (
+        answer_format == "latex" or (answer_format == "auto" and (_has_latex(answer) or not _WORD.search(answer)))
+    ):
+        delimited = "$" in answer or "\\boxed" in answer or "\\(" in answer
+        parsed = parse(answer if delimited else f"${answer}$", plain=False, latex=True)
+    return () if all(isinstance(one, str) for one in parsed) else tuple(parsed)
+
+
+def parse(text: str, *, plain: bool, latex: bool) -> list[Any]:
+    """Read the final expression of a text; a string of it comes last where there is one, nothing where there is none."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    configs = [LatexExtractionConfig(boxed_match_priority=0)] if latex else []
+    return list(parse(text, [*configs, *([ExprExtractionConfig()] if plain else [])], parsing_timeout=None))
+
+
+def are_equal(gold: tuple[Any, ...], said: list[Any], precision: int = 6) -> bool:
+    """Tell whether parsed expressions are equal; the order matters, since a gold inequality may be said as an interval."""
+    from math_verify import verify
+
+    return bool(gold and said) and bool(verify(list(gold), said, float_rounding=precision, timeout_seconds=None))
+
+
+def states(answer: str, gold: str, precision: int = 6) -> bool:
+    """Tell whether an extracted answer, such as a box's content, says the same as a gold answer of formula or words."""
+    if not answer:
+        return False
+    if (bare := _PERCENT.sub("", answer)) != answer:  # half is 50%, and "what percentage" is answered by 50% or by 50
+        part = f"\\frac{{{bare}}}{{100}}"
+        return states(bare, _PERCENT.sub("", gold), precision) or ("%" not in gold and states(part, gold, precision))
+    gold = gold.replace("\\%", "%")
+    expressions = gold_expressions(gold)
+    if plain_text(answer, words=not expressions) == plain_text(gold, words=not expressions):
+        return True
+    if not expressions or takes_long(answer):
+        return False
+    return are_equal(expressions, parse_answer(answer), precision)
+
+
+def parse_answer(answer: str) -> list[Any]:
+    """Read an extracted answer as one expression."""
+    inside = answer.replace("$", "").removesuffix(".")
+    return parse(f"\\boxed{{{inside}}}", plain=False, latex=True)
+
+
+def plain_text(answer: str, *, words: bool) -> str:
+    """Drop what only changes the looks of an answer; upper and lower case mean the same in words, not in formulas."""
+    text = _LAYOUT.sub("", _WORDING.sub(r"\1", answer)).removesuffix(".")
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    return text.casefold() if words else text
+
+
+def takes_long(answer: str) -> bool:
+    """Tell whether comparing an answer could take minutes: its final number is left to be worked out."""
+    if len(answer) > _LONGEST or sum(map(answer.count, "({[")) > _DEEPEST:
+        return True
+    return bool(_EXPLOSIVE.search(re.sub(r"\\(?:left|right)|\s", "", answer)))
+
+
+def number(parsed: tuple[Any, ...] | list[Any]) -> float | None:
+    """Return the value of an expression that is one real number, else None."""
+    try:
+        value = complex(parsed[0])
+    except (TypeError, ValueError, OverflowError, IndexError):
+        return None
+    return value.real if value.imag == 0 and math.isfinite(value.real) else None
+
+
+def _has_latex(answer: str) -> bool:
+    return any(sign in answer for sign in "\\^{$_")

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reward of Geometry3K: a boxed length or angle near enough to the gold one, after a thought in tags."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import Field
+
+from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
+from relax_plugin_rewards import expressions
+from relax_plugin_rewards.answers import after_thinking, gold_texts, last_box
+
+_UNIT = re.compile(
+    r"([\d)}.])\s*+(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degrees?|degrees?|(?:(?:square|sq)\s*+)?(?:units?|mm|cm|m|km|in|ft|yd|inches|feet|meters?))"
+    r"(?:\s*\^\s*\{?[23]\}?|[²³])?\s*$"
+)
+
+
+class Geo3kOptions(Options):
+    """Options of `geo3k`."""
+
+    tolerance: float = Field(1e-3, ge=0.0, lt=1.0)
+    """Largest difference to the gold number, as a share of it; whole numbers must be equal."""
+    format_weight: float = Field(0.1, ge=0.0, le=1.0)
+    """Share of the score that the format, a thought in tags and then a box, earns by itself."""
+    truncated: bool = False
+    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+
+
+class Geo3k(Reward[Geo3kOptions]):
+    """Gives from 0 to 1 for a right number or expression in the last box, and for `<think>...</think>` before it."""
+
+    needs_columns = ("answer",)
+
+    def __init__(self, options: Geo3kOptions | None = None) -> None:
+        super().__init__(options)
+        expressions.quiet()
+
+    def score(self, task: Task, trajectory: Trajectory) -> Score:
+        golds = [(_bare(gold), expressions.parse_gold(task.id, _bare(gold))) for gold in gold_texts(task)]
+        if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
+            return Score(0.0, {"accuracy": 0.0, "format": 0.0})
+        response = trajectory.response
+        answer = _bare(last_box(after_thinking(response, "optional")))
+        accuracy = float(any(self._is_near(answer, gold, parsed) for gold, parsed in golds))
+        thought = (
+            response.strip().startswith("<think>") and response.count("<think>") == response.count("</think>") == 1
+        )
+        well_formed = float(thought and bool(answer))
+        weight = self.options.format_weight
+        return Score((1 - weight) * accuracy + weight * well_formed, {"accuracy": accuracy, "format": well_formed})
+
+    def _is_near(self, answer: str, gold: str, parsed: tuple[Any, ...]) -> bool:
+        if expressions.states(answer, gold):
+            return True
+        if not answer or expressions.takes_long(answer):
+            return False
+        said, wanted = expressions.number(expressions.parse_answer(answer)), expressions.number(parsed)
+        if said is None or wanted is None or (said.is_integer() and wanted.is_integer()):
+            return False
+        return abs(said - wanted) <= self.options.tolerance * abs(wanted)
+
+
+def _bare(answer: str) -> str:
+    """Drop the unit behind a number; lengths and angles of one figure have the same."""
+    return _UNIT.sub(r"\1", re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", answer)).strip()

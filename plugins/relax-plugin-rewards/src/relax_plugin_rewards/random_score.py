@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A random reward, to debug a run and as the baseline that a real reward must beat. Nothing can be learnt from it.
+
+The number is a pure function of seed, task and response, so that a run that is repeated or resumed sees the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+from pydantic import model_validator
+
+from relax_core.api import Options, Reward, Task, Trajectory
+
+
+class RandomScoreOptions(Options):
+    """Options of `random`."""
+
+    seed: int = 0
+    """Another seed gives other numbers."""
+    low: float = 0.0
+    """The least number."""
+    high: float = 1.0
+    """The largest number."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RandomScoreOptions:
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
+            raise ValueError("low must be less than high, and both finite")
+        return self
+
+
+class RandomScore(Reward[RandomScoreOptions]):
+    """Gives a number from `low` to `high`, evenly spread."""
+
+    def score(self, task: Task, trajectory: Trajectory) -> float:
+        asked = f"{self.options.seed}\0{task.id}\0{trajectory.response}".encode("utf-8", "surrogatepass")
+        share = (int.from_bytes(hashlib.blake2b(asked, digest_size=8).digest(), "big") >> 11) / 2**53
+        return self.options.low + share * (self.options.high - self.options.low)

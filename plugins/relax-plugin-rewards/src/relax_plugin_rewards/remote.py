@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reward over HTTP: the sample is posted to an address of the user's, which answers with its score.
+
+The answer is `{"score": 0.5, "parts": {"style": 1}}` or a bare number. Anything else, a redirect too, is an error of the
+sample and never a zero. Connections that fail, 429 and 5xx are tried again, and are an error of the infrastructure in the
+end; the core's deadline for a sample (`timeout_s` of `[[rewards]]`) runs over all of its attempts, and over its wait for one
+of the `concurrency` places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
+
+from relax_core.api import InfrastructureError, Message, Options, Outcome, Reward, Score, Secret, Task, Trajectory
+from relax_core.api.options import LITERAL
+
+if TYPE_CHECKING:
+    import httpx
+
+LONGEST_BACKOFF_S = 30.0
+_SECRET_HEADERS = ("auth", "cookie", "key", "secret", "token")
+
+
+class RemoteOptions(Options):
+    """Options of `remote`."""
+
+    url: str = Field("", pattern="^(https?://.+)?$")
+    """Address that samples are posted to, `http://...` or `https://...`. Required."""
+    headers: dict[str, Annotated[Secret | str, Field(union_mode="left_to_right")]] = {}
+    """Headers of each request; `env:NAME` or `file:PATH` as a value that stays out of all files. `inherit_env` of
+    `[[rewards]]` lets the reward's process see the variable."""
+    request_timeout_s: PositiveFloat = 30.0
+    """Longest time of one attempt; a service that does not answer within it is not asked again."""
+    retries: NonNegativeInt = 3
+    """Further attempts after a connection that failed, or an answer of 429 or 5xx."""
+    backoff_s: PositiveFloat = 0.5
+    """Pause before the second attempt; it doubles with each further one, up to 30 s."""
+    concurrency: PositiveInt = 64
+    """Requests at once of one process."""
+    truncated: bool = True
+    """Send responses that a limit cut off too, marked as `truncated`; otherwise they score 0 without a request."""
+
+    @field_validator("headers")
+    @classmethod
+    def _no_literal_credentials(cls, headers: dict[str, Secret | str]) -> dict[str, Secret | str]:
+        for name, value in headers.items():
+            if isinstance(value, str) and any(word in name.lower() for word in _SECRET_HEADERS):
+                raise PydanticCustomError(LITERAL, f'write {name} as "env:NAME" or "file:PATH", never the value itself')
+        return headers
+
+
+class Remote(Reward[RemoteOptions]):
+    """Gives the score that a service answers.
+
+    Invariants:
+    - One client, and at most `concurrency` requests at once, for the event loop that samples are judged in.
+    """
+
+    def __init__(self, options: RemoteOptions | None = None) -> None:
+        super().__init__(options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: httpx.AsyncClient
+        self._places: asyncio.Semaphore
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        if not self.options.url:
+            raise ValueError('reward remote has no url; write url = "https://..." in its [[rewards]] table')
+        if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
+            return Score(0.0)
+        self._connect()
+        return read_score(await self._posted(request_body(task, trajectory)))
+
+    def _connect(self) -> None:
+        """Make the client when the first sample comes: its connections belong to the event loop that runs then."""
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            headers = {
+                name: value.reveal() if isinstance(value, Secret) else value
+                for name, value in self.options.headers.items()
+            }
+            limits = httpx.Limits(max_connections=self.options.concurrency)
+            headers["Content-Type"] = "application/json"
+            self._client = httpx.AsyncClient(headers=headers, timeout=self.options.request_timeout_s, limits=limits)
+            self._places, self._loop = asyncio.Semaphore(self.options.concurrency), loop
+
+    async def _posted(self, body: bytes) -> str:
+        """Post until an answer comes that is none to try again; return its text. Raises for every other end."""
+        import httpx
+
+        attempts = self.options.retries + 1
+        problem = ""
+        for attempt in range(attempts):
+            if attempt:
+                pause = min(self.options.backoff_s * 2 ** (attempt - 1), LONGEST_BACKOFF_S)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # not all samples of a batch at the same moment
+            try:
+                async with self._places:  # none is held through a pause
+                    answer = await self._client.post(self.options.url, content=body)
+            except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+                within = f"request_timeout_s = {self.options.request_timeout_s:g}"
+                raise InfrastructureError(f"the reward service did not answer within {within}") from error
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}".rstrip(": ")
+                continue
+            if answer.status_code == 200:
+                return answer.text
+            problem = f"HTTP {answer.status_code}: {answer.text[:200]!r}"
+            if answer.status_code != 429 and answer.status_code < 500:
+                raise ValueError(f"the reward service answered {problem}; it must answer 200 with a score")
+        raise InfrastructureError(f"the reward service gave no score in {attempts} attempts, at last {problem}")
+
+
+def request_body(task: Task, trajectory: Trajectory) -> bytes:
+    """Write a sample as JSON: its task, the conversation with the prompt, and the response that is judged."""
+    messages = [_plain(message) for message in trajectory.messages]
+    prompt = task.prompt if isinstance(task.prompt, str) else [_plain(message) for message in task.prompt]
+    body = {
+        "task_id": task.id,
+        "prompt": prompt,
+        "messages": messages,
+        "response": trajectory.response,
+        "answer": task.answer,
+        "metadata": dict(task.metadata),
+        "truncated": trajectory.outcome is Outcome.TRUNCATED,
+    }
+    try:
+        return json.dumps(body, default=str, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"task {task.id} can't be written as JSON: {error}; correct its row") from None
+
+
+def read_score(text: str) -> Score:
+    """Read a service's answer. Raises ValueError, with the answer's words, for one that is no score."""
+    try:
+        answer = json.loads(text)
+        found = answer if isinstance(answer, dict) else {"score": answer}
+        parts = found.get("parts", {})
+        unknown = set(found) - {"score", "parts"}
+        if "score" not in found or unknown or not isinstance(parts, dict):
+            raise ValueError(f"its keys are {', '.join(sorted(map(str, found)))}")
+        return Score(_finite(found["score"]), {name: _finite(part) for name, part in parts.items()})
+    except (ValueError, OverflowError, RecursionError) as error:
+        wanted = '{"score": number, "parts": {name: number}} or a number'
+        raise ValueError(f"the reward service answered {text[:200]!r}, which is not {wanted}: {error}") from None
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Turn a message into data; media stand in it by their references."""
+    content: Any = message.content
+    if not isinstance(content, str):
+        content = [
+            {"type": part.media.kind, "source": part.media.reference}
+            if part.media
+            else {"type": "text", "text": part.text}
+            for part in content
+        ]
+    plain: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        plain["tool_calls"] = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
+    return plain
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return float(value)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a text into words, sentences and paragraphs by rules alone, without a corpus of any language."""
+
+from __future__ import annotations
+
+import re
+
+_ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|Inc|Ltd|Co|e\.g|i\.e|U\.S)|\b[A-Z])\.$")
+_SENTENCE_END = re.compile(
+    r"(?<![.!?…])[.!?…]++(?:(?=\s)|[\"'\u201d\u2019)\]]++(?=\s+[^a-z\s]|\s*$))|[\u3002\uff01\uff1f]++[\u300d\u300f]*"
+)
+_WORD = re.compile(r"\w+")
+_BARE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
+
+
+def words(text: str) -> list[str]:
+    return _WORD.findall(text)
+
+
+def sentences(text: str) -> list[str]:
+    """Split a text at the ends of sentences and at empty lines; a period after an abbreviation or an initial is none."""
+    found: list[str] = []
+    for block in re.split(r"\n\s*\n", text):
+        start = 0
+        for end in _SENTENCE_END.finditer(block):
+            if not _ABBREVIATION.search(block[max(start, end.end() - 12) : end.end()]):
+                found.append(block[start : end.end()])
+                start = end.end()
+        found.append(block[start:])
+    return [sentence.strip() for sentence in found if _WORD.search(sentence)]
+
+
+def occurrences(keyword: str, text: str) -> int:
+    """Count a keyword without regard to case, inside of longer words too: `flower` stands in `Flowers`."""
+    return text.casefold().count(keyword.casefold())
+
+
+def split_by(text: str, separator: str) -> list[str] | None:
+    """Split at a separator; one at the very beginning or end parts nothing. None where nothing stands between two."""
+    parts = [part.strip() for part in text.strip().split(separator)]
+    inner = parts[parts[0] == "" : len(parts) - (parts[-1] == "")]
+    return inner if inner and all(inner) else None
+
+
+def bare(word: str) -> str:
+    """Drop the signs around a word."""
+    inside = _BARE.search(word)
+    return inside[0].casefold() if inside else ""

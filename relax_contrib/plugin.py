@@ -7,4 +7,7 @@ from relax_core.api.hooks import hook
 
 @hook
 def relax_environments() -> list[Component]:
-    return [Component("guess-number", "relax_contrib.guess_number:GuessNumber", "Find a hidden number from hints")]
+    return [
+        Component("guess-number", "relax_contrib.guess_number:GuessNumber", "Find a hidden number from hints"),
+        Component("signalling", "relax_contrib.signalling:Signalling", "Speaker and listener settle what signals mean"),
+    ]

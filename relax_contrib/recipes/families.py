@@ -38,13 +38,15 @@ _LINEAR = {
 }  # fmt: skip
 
 
-def save_tokenizer(words: Sequence[str], folder: Path) -> Any:
-    """One token a word, behind the special ones; returns the `tokenizers.Tokenizer`."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def save_tokenizer(words: Sequence[str], folder: Path, phrases: Sequence[str] = ()) -> Any:
+    """One token a word, behind the special ones, then one for each phrase, which may have white space in it; returns the
+    `tokenizers.Tokenizer`."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     return making.save_tokenizer(tokenizer, SPECIAL, TEMPLATE, folder)
 
 

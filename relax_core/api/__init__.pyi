@@ -9,7 +9,8 @@ from .algorithm import (
     Source as Source, Term as Term, VALUES_OUTPUT as VALUES_OUTPUT, log_probs_at as log_probs_at, top_k as top_k,
 )
 from .batch import (
-    ADVANTAGES as ADVANTAGES, ALGORITHM_INDEX as ALGORITHM_INDEX, AttemptId as AttemptId, Column as Column, Cut as Cut,
+    ADVANTAGES as ADVANTAGES, ALGORITHM_INDEX as ALGORITHM_INDEX, AttemptId as AttemptId,
+    CONTEXTS as CONTEXTS, Column as Column, Cut as Cut,
     LOSS_MASK as LOSS_MASK, MARGINS as MARGINS, OLD_LOG_PROBS as OLD_LOG_PROBS, OUTCOME as OUTCOME,
     REF_LOG_PROBS as REF_LOG_PROBS, RETURNS as RETURNS, REWARDS as REWARDS, ROLLOUT_LOG_PROBS as ROLLOUT_LOG_PROBS,
     ROUTED_VALID as ROUTED_VALID, Ragged as Ragged, RowBatch as RowBatch, RowId as RowId, STATES as STATES,
@@ -33,7 +34,7 @@ from .engine import (
 )
 from .environment import (
     Action as Action, Environment as Environment, Observation as Observation, Session as Session, Step as Step,
-    Tool as Tool,
+    Tool as Tool, tools_digest as tools_digest,
 )
 from .errors import (
     ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, DiskFull as DiskFull, Diverged as Diverged,
@@ -53,17 +54,24 @@ from .hooks import hook as hook
 from .modality import (
     ModalityProcessor as ModalityProcessor, PlaceholderSpan as PlaceholderSpan, ProcessedMedia as ProcessedMedia,
 )
+from .files import load_function as load_function
 from .options import Options as Options, Secret as Secret
 from .plan import (
     Estimate as Estimate, Operation as Operation, Plan as Plan, Reads as Reads, WorkerGroup as WorkerGroup,
     Workload as Workload,
 )
-from .reward import BatchReward as BatchReward, GroupReward as GroupReward, Reward as Reward, Score as Score
+from .reward import (
+    BatchReward as BatchReward, GroupReward as GroupReward, Reward as Reward, Score as Score, Unreadable as Unreadable,
+)
 from .role import (
     Clock as Clock, Command as Command, Context as Context, DeviceLease as DeviceLease, DeviceLeases as DeviceLeases,
     Heartbeat as Heartbeat, Offloadable as Offloadable, Role as Role, RunStatus as RunStatus,
     SystemClock as SystemClock, Wait as Wait, WeightService as WeightService, Worker as Worker,
     WorkerSpec as WorkerSpec, Workers as Workers,
+)
+from .sandbox import (
+    Box as Box, OpenBox as OpenBox, ProgramEnd as ProgramEnd, ProgramResult as ProgramResult, Sandbox as Sandbox,
+    SandboxClient as SandboxClient, SandboxLimits as SandboxLimits,
 )
 from .source import BadRow as BadRow, Filter as Filter, Sampler as Sampler, TaskSource as TaskSource
 from .task import Media as Media, Message as Message, Part as Part, Task as Task, ToolCall as ToolCall
@@ -71,7 +79,10 @@ from .trainer import (
     Chunk as Chunk, ChunkPlan as ChunkPlan, OptimizerSpec as OptimizerSpec, Trainer as Trainer,
     TrainerSpec as TrainerSpec, UpdateOutcome as UpdateOutcome, UpdateResult as UpdateResult,
 )
-from .trajectory import DropReason as DropReason, Node as Node, Outcome as Outcome, Row as Row, Trajectory as Trajectory
+from .trajectory import (
+    DropReason as DropReason, Node as Node, Outcome as Outcome, Row as Row, Trajectory as Trajectory,
+    context_key as context_key,
+)
 from .weights import (
     Canary as Canary, Manifest as Manifest, Receipt as Receipt, TensorInfo as TensorInfo, Version as Version,
     WeightTransport as WeightTransport, combined_fingerprint as combined_fingerprint,

@@ -115,6 +115,9 @@ class Groups:
     states: Tensor | None = None
     """[groups, samples, turns] keys of what was shown before each turn; 0 where a turn is missing. None unless the columns
     `turns` and `states` were asked for."""
+    contexts: Tensor | None = None
+    """[groups, samples, turns] keys of the contexts in which turns were taken; 0 where a turn is missing. None unless the
+    columns `turns` and `contexts` were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,8 @@ TURNS = Column("turns", "int32")
 """Turn of its sample that sampled the token, counted from 0 in the order in which turns began; -1 for given tokens."""
 STATES = Column("states", "int64")
 """Key of what the policy was shown before that turn: equal keys, equal states. 0 for given tokens."""
+CONTEXTS = Column("contexts", "int64")
+"""Key of the context in which that turn was taken (`context_key` of its name). 0 for given tokens, and in no named context."""
 STEP_REWARDS = Column("step_rewards")
 """What that turn earned: a sample's turns together earned its reward. 0 for given tokens."""
 MARGINS = Column("margins", per="row")
@@ -217,6 +219,6 @@ STANDARD: dict[str, Column] = {
     c.name: c
     for c in (
         TOKENS, LOSS_MASK, ROLLOUT_LOG_PROBS, OLD_LOG_PROBS, REF_LOG_PROBS, TEACHER_LOG_PROBS, VALUES, RETURNS,
-        ADVANTAGES, WEIGHT_VERSIONS, REWARDS, TURNS, STATES, STEP_REWARDS, OUTCOME, ROUTED_VALID, MEDIA,
+        ADVANTAGES, WEIGHT_VERSIONS, REWARDS, TURNS, STATES, CONTEXTS, STEP_REWARDS, OUTCOME, ROUTED_VALID, MEDIA,
     )
 }  # fmt: skip

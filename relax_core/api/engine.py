@@ -142,7 +142,8 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
-        """Load the model; returns facts (vocab_size, max_context, fingerprint, parameters, ...)."""
+        """Load the model; returns facts (vocab_size, max_context, fingerprint, parameters, ...). `kv_tokens` among them: tokens
+        that its KV cache holds, where it is bounded."""
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:

@@ -7,22 +7,35 @@ masks environment tokens, and always calls `close`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol
 
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.engine import NO_ENGINES, ModelClient
+from relax_core.api.sandbox import NO_SANDBOX, SandboxClient, SandboxLimits
 from relax_core.api.task import Message, Part, Task, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the policy may call; parameters map names to types or JSON schema."""
+    """A function the policy may call; parameters map names to types or JSON schemas, or are one whole JSON schema, whose `type`
+    is the text `object`."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     description: str = ""
+    source: str = ""
+    """Names what it comes from, such as a server; for people."""
+
+
+def tools_digest(tools: Sequence[Tool]) -> str:
+    """Name tools by all that a prompt shows of them, in their order: `sha256:` and 64 digits."""
+    shown = [[tool.name, tool.description, tool.parameters] for tool in tools]
+    text = json.dumps(shown, sort_keys=True, separators=(",", ":"), default=repr)
+    return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,10 @@ class Action:
     tokens: tuple[int, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     parse_error: str = ""
+    cut: bool = False
+    """It was ended by a limit on its tokens, and not by the policy."""
+    prompt_tokens: int = 0
+    """Tokens before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +77,51 @@ class Step:
 class Session(Protocol):
     """One sample's hand on the policy, for environments that write `run`."""
 
-    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
-        """Let the policy take a turn at this branch."""
+    async def generate(
+        self,
+        max_new_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        told: Callable[[Action], None] | None = None,
+    ) -> Action:
+        """Let the policy take a turn at this branch.
+
+        `told`: called again and again with the text of the turn as far as it is sampled, without what a later token could
+        take back; long turns are told in larger pieces."""
 
     def observe(self, observation: Observation | str) -> None:
         """Append what the environment says; its tokens are masked from the loss."""
 
-    def fork(self) -> Session:
-        """A branch that shares all tokens so far; each branch becomes a row."""
+    def fork(self, name: str = "") -> Session:
+        """A branch that shares all tokens so far; each branch becomes a row.
 
-    def restart(self, prompt: str | tuple[Message, ...]) -> Session:
-        """A new root of the same sample: compaction or a sub-agent."""
+        `name`, unique here: branches draw by it, whatever the order in which they begin; empty: by their order."""
+
+    def restart(
+        self,
+        prompt: str | tuple[Message, ...],
+        tools: tuple[Tool, ...] | None = None,
+        name: str = "",
+        context: str | None = None,
+    ) -> Session:
+        """A new root of the same sample: compaction or a sub-agent. `tools`: those it may call; None: as here. `name`: as in
+        `fork`. `context`: a name under which its turns, and those of its forks, may be credited apart; None: as here."""
+
+    def discard(self, reason: str) -> None:
+        """Never train this branch's newest turn, on which nothing was built: its tokens are counted under the reason."""
 
     def reward(self, value: float) -> None:
         """Credit the sample, for this branch's newest turn."""
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        """Add facts to the sample's `info`, which rewards and viewers read; later ones win."""
 
 
 class Environment(Configurable[OptionsT], Generic[OptionsT]):
     """Answers the policy turn by turn, or drives it with `run`."""
 
     kind: ClassVar[str] = "environment"
-    tools: ClassVar[tuple[Tool, ...]] = ()
+    tools: tuple[Tool, ...] = ()
+    """What the policy may call: written in the class, or what `find_tools` found for the run, the same for all samples."""
     needs_columns: ClassVar[tuple[str, ...]] = ()
     gives_reward: ClassVar[bool] = False
     """True where its steps or `run` judge the sample, so that a run needs no `[[rewards]]`."""
@@ -91,11 +132,27 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     """Pools of `[[engines]]` that it asks; set by `__init__` where an option names them."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
     """A hand on each of them, from `reset` or `run` on."""
+    needs_sandbox: SandboxLimits | None = None
+    """Bounds of the boxes in which it runs programs; set by `__init__` where options say so. Not with `in_process`."""
+    sandbox: SandboxClient = NO_SANDBOX
+    """A hand on the run's sandbox, from `reset` or `run` on. Programs that run count against the deadline of a call;
+    waiting for a place does not, in `run`."""
+
+    @classmethod
+    async def find_tools(cls, options: Any) -> tuple[Tool, ...]:
+        """The tools of a run, where the class can't know them: asked for once, before the first prompt is rendered, in a
+        process that ends afterwards. Raise ConfigError for options that can't give any."""
+        return cls.tools
 
     @classmethod
     async def open(cls, options: Any) -> object:
         """Shared set-up, once a worker; handed to instances as `self.shared`."""
         return None
+
+    @classmethod
+    async def shut(cls, shared: Any) -> None:
+        """Release what `open` took and returned, once a worker, within 5 s. A process that is killed, because it fell silent or
+        its run died, has no time for it: nothing may depend on it."""
 
     shared: object = None
 
@@ -124,3 +181,13 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     def drives(cls) -> bool:
         """Tell whether the class wrote `run`, and so branches by itself."""
         return cls.run is not Environment.run
+
+    @classmethod
+    def shuts(cls) -> bool:
+        """Tell whether the class wrote `shut`."""
+        return cls.shut.__func__ is not Environment.shut.__func__  # type: ignore[attr-defined]
+
+    @classmethod
+    def finds_tools(cls) -> bool:
+        """Tell whether the class wrote `find_tools`."""
+        return cls.find_tools.__func__ is not Environment.find_tools.__func__  # type: ignore[attr-defined]

@@ -101,6 +101,10 @@ class WorkerDied(InfrastructureError):
     """Replace the worker: its process ended or stopped answering."""
 
 
+class PoolFailed(InfrastructureError):
+    """Fail with a pool of engines of which none can be had any more: no sample is to blame, and another start may have some."""
+
+
 class RetryLater(InfrastructureError):
     """Ask for the newest weights once more: what was handed out is over, and nothing is wrong with the receiver."""
 

@@ -17,6 +17,15 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.task import Message, ToolCall
 
+ToolCallFormat = Literal[
+    "auto", "hermes", "qwen3-coder", "llama", "mistral", "deepseek", "glm", "pythonic", "kimi", "phi", "harmony"
+]
+"""Formats in which families of models write tool calls; `auto`: the one that the chat template shows."""
+
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""Text of a character whose last bytes are not sampled yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -82,9 +91,17 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of plain text, without special tokens added."""
 
-    def parse(self, text: str) -> tuple[str, tuple[ToolCall, ...], str]:
-        """(text, tool calls, parse error) of one turn."""
-        return text, (), ""
+    def parse(
+        self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()
+    ) -> tuple[str, tuple[ToolCall, ...], str]:
+        """(text, tool calls, parse error) of one turn of the policy, which may call `tools`; `before`: the tokens that it
+        answers. The text has no special tokens, and no calls where they could be read. Raises nothing, whatever was sampled."""
+        return self.decode(tokens), (), ""
+
+    def parse_beginning(self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()) -> str:
+        """Text of a turn that is still being sampled, as far as the text of the whole turn is sure to begin with it;
+        `before`: the tokens that it answers."""
+        return "" if tools else self.decode(tokens).rstrip(UNFINISHED)
 
     @property
     @abstractmethod

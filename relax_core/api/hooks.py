@@ -52,6 +52,8 @@ def relax_weight_transports() -> Components: """Register ways in which weights t
 @hookspec
 def relax_scaling_policies() -> Components: """Register rules for the number of engines."""  # type: ignore[empty-body]
 @hookspec
+def relax_sandboxes() -> Components: """Register places that programs run in which nobody trusts."""  # type: ignore[empty-body]
+@hookspec
 def relax_roles() -> Components: """Further roles of the graph."""  # type: ignore[empty-body]
 
 @hookspec

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from random import Random
 
 
-Phase = Literal["generate", "forward", "train", "publish"]
+Phase = Literal["generate", "answer", "forward", "train", "publish"]
+"""`answer`: an auxiliary pool's turn on the devices of the policy's engines."""
 
 
 class Offloadable(Protocol):
@@ -336,6 +337,8 @@ class Context(Protocol[ConfigT_co]):
     incarnation: int
     taken_over: bool
     """The role's process before this one has died in this start of the run, and this one goes on in its place."""
+    run_restarts: bool
+    """This start of the run has ended, and another one follows at once: a role that holds state may save it."""
     resume: Resume | None
     functions: Mapping[str, bytes]
     """Rewards passed from Python, by name; only their own child processes load them."""

@@ -39,11 +39,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call the policy wrote, parsed by the model family."""
+    """A call the policy wrote, parsed by the model family. Arrays among its arguments are lists, whoever made it."""
 
     name: str
     arguments: Mapping[str, Any]
     id: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", _with_lists(self.arguments))
+
+
+def _with_lists(value: Any) -> Any:
+    """JSON data whose arrays are lists."""
+    if isinstance(value, Mapping):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ A row is one root-to-leaf path. A token is trained in the first row that contain
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from relax_core.api.task import Message
@@ -26,10 +28,12 @@ class Outcome(StrEnum):
     REWARD_TIMEOUT = "reward_timeout"
     REWARD_INVALID = "reward_invalid"
     """NaN, infinite or not a number."""
+    REWARD_UNREADABLE = "reward_unreadable"
+    """A judge's verdict could not be read, also when it was asked again."""
     ENVIRONMENT_ERROR = "environment_error"
     ENVIRONMENT_TIMEOUT = "environment_timeout"
     ENGINE_ERROR = "engine_error"
-    """The policy's engines, or those that a reward asked, could not answer."""
+    """The policy's engines, or the engines or the sandbox that a reward asked, could not answer."""
     ENGINE_TIMEOUT = "engine_timeout"
     """A turn was not sampled within `rollout.turn_timeout_s`, or an engine that a reward asked did not answer in time."""
     MEDIA_ERROR = "media_error"
@@ -79,6 +83,14 @@ class Node:
     """[tokens, layers, top_k] experts that its tokens visited when they were sampled from; empty: not known."""
     routed: bytes = field(default=b"", repr=False)
     """[tokens] 1 where `routes` are known: a sample's last token was never fed through the model."""
+    discarded: str = ""
+    """Why its tokens are never trained although the policy sampled them, such as `undelivered`; empty: they are."""
+
+
+def context_key(name: str) -> int:
+    """The signed 64-bit number of a context's name in the column `contexts`; 0 for no name."""
+    digest = blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True) if name else 0
 
 
 Path: TypeAlias = tuple[tuple[Node, bool], ...]
@@ -115,6 +127,11 @@ class Trajectory:
     """Turn that each of `step_rewards` was given for; empty: one a turn."""
     states: tuple[int, ...] = ()
     """[turns] key of what the policy was shown before each turn."""
+    contexts: tuple[str, ...] = ()
+    """[turns] name of the context in which each was taken; empty: none has a name."""
+    times: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Seconds that it spent in `queue`, before engines had its turns, in `generate`, and in its `environment`; pauses of the
+    engines are in none of them."""
 
     @property
     def environment_reward(self) -> float:
@@ -134,19 +151,37 @@ class Trajectory:
     def num_sampled(self) -> int:
         return sum(len(node.tokens) for node in self.forest if node.sampled)
 
+    @property
+    def num_discarded(self) -> Mapping[str, int]:
+        """Sampled tokens that are never trained, by reason."""
+        counts = Counter[str]()
+        for node in self.forest:
+            if node.discarded:
+                counts[node.discarded] += len(node.tokens)
+        return counts
+
     def paths(self) -> tuple[Path, ...]:
         """The nodes of each row: one path a leaf, in order of the leaves."""
         seen: set[int] = set()
         return tuple(_path(self.forest, leaf, seen) for leaf in _leaves(self.forest))
 
     def rows(self) -> tuple[Row, ...]:
-        """One row a leaf, in order of the leaves."""
+        """One row a leaf, in order of the leaves; a discarded turn is the leaf of none."""
         return tuple(map(_row, self.paths()))
 
 
 def _leaves(forest: tuple[Node, ...]) -> Iterator[int]:
     parents = {node.parent for node in forest}
-    return (index for index in range(len(forest)) if index not in parents)
+    if not any(node.discarded for node in forest):
+        return (index for index in range(len(forest)) if index not in parents)
+    kept: set[int | None] = set()
+    """Nodes that are trained, or that lead to one or to an end of the sample."""
+    for index in reversed(range(len(forest))):
+        node = forest[index]
+        if index in kept or (not node.discarded and (node.sampled or index not in parents)):
+            kept |= {index, node.parent}
+    led_on = {forest[index].parent for index in kept if index is not None}
+    return (index for index in range(len(forest)) if index in kept and index not in led_on)
 
 
 def _path(forest: tuple[Node, ...], leaf: int, seen: set[int]) -> Path:
@@ -154,7 +189,7 @@ def _path(forest: tuple[Node, ...], leaf: int, seen: set[int]) -> Path:
     at: int | None = leaf
     while at is not None:
         node = forest[at]
-        path.append((node, node.sampled and at not in seen))
+        path.append((node, node.sampled and not node.discarded and at not in seen))
         seen.add(at)
         at = node.parent
     return tuple(reversed(path))

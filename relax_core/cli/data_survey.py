@@ -25,6 +25,7 @@ from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
 from relax_core.config.model_folder import model_context
 from relax_core.config.tables import DataTable
+from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset
 from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.placeholders import MediaRefused, media_of
@@ -336,18 +337,21 @@ def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
     """Read from the configuration how a run would take its tasks."""
     data = config.data
     environments = {
-        choice.name: cast(Any, catalogue.target("environment", choice.name))
+        choice.known_as: cast(Any, catalogue.target("environment", choice.name))
         for choice in (config.environment, *config.environments)
     }
-    environment = environments[config.environment.name]
-    judges = [(choice.name, catalogue.target("reward", choice.name), bool(choice.only)) for choice in config.rewards]
+    environment = environments[config.environment.known_as]
+    tools = {name: own.tools for name, own in environments.items()} | tools_before_start(config, catalogue)
+    judges = [
+        (choice.known_as, catalogue.target("reward", choice.name), bool(choice.only)) for choice in config.rewards
+    ]
     needs = [ColumnNeed(name, cast(Any, judge).needs_columns) for name, judge, some_tasks in judges if not some_tasks]
-    needs.append(ColumnNeed(config.environment.name, environment.needs_columns))
+    needs.append(ColumnNeed(config.environment.known_as, environment.needs_columns))
     return {
         "system_prompt": data.system_prompt,
         "max_prompt_tokens": data.max_prompt_tokens,
         "too_long": data.too_long,
         "needs": needs,
-        "tools": environment.tools,
-        "tools_of": {name: own.tools for name, own in environments.items()},
+        "tools": tools[config.environment.known_as],
+        "tools_of": tools,
     }

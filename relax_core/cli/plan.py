@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
@@ -55,6 +57,26 @@ def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "t
         say(draw(found.operations) if form == "text" else mermaid(found.operations))
         for note in found.notes if form == "text" else ():
             say(f"note: {note}")
+
+
+def print_tools(sources: Sequence[str], overrides: Sequence[str]) -> None:
+    """Print the tools that environments find, and the digest by which a configuration may hold them fast; refuse any that the
+    policy has no way of calling, where the files of the model are there."""
+    from relax_core.api.environment import tools_digest
+    from relax_core.config.compose import naming_stage
+    from relax_core.control.prepare import plan_run
+    from relax_core.control.tool_check import check_tool_calls, tools_before_start
+
+    planned = plan_run(sources, overrides)
+    for at, stage in enumerate(planned.stages):
+        if planned.recipe is None:
+            with naming_stage(at if stage.name else None):
+                check_tool_calls(stage.config, planned.catalogue, stage.plan)
+        for name, tools in tools_before_start(stage.config, planned.catalogue).items():
+            for source in dict.fromkeys(tool.source for tool in tools):
+                own = [tool for tool in tools if tool.source == source]
+                origin = f"environment {name}{', ' * bool(source)}{source}"
+                say(f"{origin}: {', '.join(tool.name for tool in own)}; digest {tools_digest(own)}")
 
 
 def plan(
@@ -180,37 +202,114 @@ def doctor(
 
 
 verbs = typer.Typer(help="Measure what a configuration does here.", no_args_is_help=True)
+SHOWN_TASKS = 5
+SHOWN_TEXT = 100
+"""Characters of a node's text in a tree."""
 COLUMNS = ("trainer", "engine", "replay", "mean", "p99", "max", "k3-KL", "ratio", "tokens")
 
 
+class WithCommand(TyperCommand):
+    """A verb that takes a program with its arguments behind ` -- `; they are in the context's `obj`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.obj = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
 def try_(
-    arguments: Annotated[list[str], typer.Argument(help="TOML files and overrides; or: reward NAME.")],
+    context: typer.Context,
+    arguments: Annotated[
+        list[str],
+        typer.Argument(help="TOML files and overrides; or: reward NAME; or: agent FILES -- PROGRAM ARGUMENTS."),
+    ],
     tasks: Annotated[int, typer.Option(help="How many tasks to generate for.")] = 4,
     data: Annotated[
         Path | None, typer.Option(help="For a reward: JSON lines with `response`, or failing-sample.json.")
     ] = None,
     plugin: Annotated[list[Path] | None, typer.Option(help="For a reward: a single-file plugin.")] = None,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show each sample's tokens as branches: what is trained, and why not.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A few rollouts scored and printed; `relax try reward NAME --data FILE` scores alone."""
-    from relax_core.diagnostics.trial import reward_trial, trial
+    """A few rollouts scored and printed; `relax try reward NAME --data FILE` scores alone, and with
+    `relax try agent FILES -- PROGRAM` a program is the agent, whose calls are shown as a tree."""
+    from relax_core.diagnostics.trial import reward_trial, trial, with_agent
 
-    if arguments[0] == "reward":
+    program: list[str] = context.obj or []
+    records: Sequence[dict[str, Any]]
+    of_answers: Iterable[str]
+    if program and arguments[0] != "agent":
+        raise ConfigError("relax try", f"a program behind --: {program[0]}", "write relax try agent FILES -- PROGRAM")
+    if arguments[0] == "agent":
+        sources, overrides = split(arguments[1:])
+        overrides = with_agent(overrides, program) if program else overrides
+        records = asyncio.run(trial(sources, overrides, tasks))
+        tree, of_answers = True, ()
+    elif arguments[0] == "reward":
         reward, *options = arguments[1:] or [""]
         if not reward or data is None:
             raise ConfigError("relax try reward", " ".join(arguments[1:]) or "nothing", "give NAME and --data FILE")
         plugins = [str(path) for path in plugin or ()]
-        records: Sequence[dict[str, Any]] = asyncio.run(reward_trial(reward, options, data, plugins))
+        records = asyncio.run(reward_trial(reward, options, data, plugins))
+        of_answers = ()
     else:
         records = asyncio.run(trial(*split(arguments), tasks))
-    say(json.dumps(records) if as_json else "\n\n".join(_record_text(record) for record in records))
+        of_answers = _verifiable(records)
+    texts = [_record_text(record, tree) for record in records]
+    say(json.dumps(records) if as_json else "\n\n".join([*texts, *of_answers]))
 
 
-def _record_text(record: dict[str, Any]) -> str:
+def _verifiable(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Say in how many tasks the answer that the file gives earns as much as the best sample; nothing where none has any."""
+    earned = {one["group_id"]: one["answer_reward"] for one in records if one.get("answer_reward") is not None}
+    judged = [one for one in records if one["reward"] is not None and one["group_id"] in earned]
+    less = {one["group_id"]: one for one in judged if earned[one["group_id"]] < one["reward"]}
+    if not earned:
+        return
+    yield f"the answer of the task file earns as much as the best sample in {len(earned) - len(less)} of {len(earned)} tasks"
+    if less:
+        names = ", ".join(str(one["task_id"]) for one in list(less.values())[:SHOWN_TASKS])
+        yield f"not so in {names}: is the answer right, and does the reward read it as it stands there?"
+
+
+def _record_text(record: dict[str, Any], tree: bool = False) -> str:
     reward = "no reward" if record["reward"] is None else f"reward {record['reward']:g}"
     named = [(name, record.get(name)) for name in ("prompt", "response", "answer", "error")]
     lines = [f"  {name}: {value}" for name, value in named if value is not None]
-    return "\n".join([f"task {record['task_id']}  {reward}  {record['outcome']}", *lines])
+    told = [*_tree_lines(record["nodes"]), *_agent_lines(record["info"].get("agent", {}))] if tree else []
+    return "\n".join([f"task {record['task_id']}  {reward}  {record['outcome']}", *lines, *told])
+
+
+def _tree_lines(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Draw a sample's tokens: a node a line, below the one that it goes on from; where a node has one successor, it stands at
+    the same depth."""
+    successors = Counter(node["parent"] for node in nodes)
+    depths: list[int] = []
+    yield f"  tokens: {sum(node['trained'] for node in nodes)} trained of {sum(node['tokens'] for node in nodes)}"
+    for node in nodes:
+        parent = node["parent"]
+        depths.append(0 if parent is None else depths[parent] + (successors[parent] > 1))
+        why = f"policy, {node['discarded']}" if node["discarded"] else "policy" if node["sampled"] else "given"
+        trained = f"{node['trained']} of {node['tokens']} trained" if node["sampled"] else f"{node['tokens']} tokens"
+        yield f"  {'  ' * depths[-1]}{'+' if parent is None else '-'} {why}, {trained}: {_shortened(node['text'])}"
+
+
+def _agent_lines(agent: dict[str, Any]) -> Iterator[str]:
+    """Say how the agent's calls came to their branches, as its environment noted it."""
+    if agent:
+        yield f"  calls: {', '.join(f'{count} {reason}' for reason, count in agent['calls'].items()) or 'none'}"
+    for fork in agent.get("forks", ()):
+        yield f"  call {fork['call'] + 1} is {fork['reason']}: {fork['why']}"
+    if ignored := agent.get("overridden"):
+        yield f"  not the client's but the run's own: {', '.join(ignored)}"
+
+
+def _shortened(text: str) -> str:
+    shown = json.dumps(text, ensure_ascii=False)
+    return shown if len(shown) <= SHOWN_TEXT else f"{shown[: SHOWN_TEXT // 2]} ... {shown[-SHOWN_TEXT // 2 :]}"
 
 
 @verbs.callback()

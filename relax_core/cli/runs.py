@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.cli.detached import start_detached
-from relax_core.cli.plan import print_graph
+from relax_core.cli.plan import print_graph, print_tools
 from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, print_json, print_table, say, split
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def train(
     overrides += [UNCHECKED] if anyway else []
     if dry_run:
         print_graph(sources, overrides)
+        print_tools(sources, overrides)
     elif not (supervised or as_json) and _is_watched(sources, overrides):
         attach(str(start_detached("train", as_json)))
     else:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -69,13 +70,14 @@ def annotation_at(model: type[BaseModel], path: Sequence[str]) -> Any:
     """Annotation of the value that a key path leads to; None where it leads to no field."""
     annotation: Any = model
     for key in path:
-        if annotation is Any or annotation is dict:
-            return annotation
-        if get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
+        members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        if loose := [one for one in members if one is Any or one is dict]:
+            return loose[0]
+        if tables := [one for one in members if get_origin(one) is dict]:
+            annotation = get_args(tables[0])[1]
             continue
-        if key.isdecimal() and get_origin(annotation) in (tuple, list):
-            annotation = get_args(annotation)[0]
+        if key.isdecimal() and (lists := [one for one in members if get_origin(one) in (tuple, list)]):
+            annotation = get_args(lists[0])[0]
             continue
         fields = [owner.model_fields[key] for owner in models_in(annotation) if key in owner.model_fields]
         if not fields:

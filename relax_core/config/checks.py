@@ -23,7 +23,7 @@ from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import folder_errors, model_context, vocabulary_size
 from relax_core.config.run_config import EnvironmentKeys, RunConfig
-from relax_core.config.tables import CriticTable, RankPlacement
+from relax_core.config.tables import CriticTable, EngineTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue
 
 Errors: TypeAlias = Iterator[ConfigError]
@@ -31,6 +31,9 @@ TEACHER_COLUMNS = frozenset(
     {"teacher_log_probs", "teacher_top_k_ids", "teacher_top_k_log_probs", "teacher_log_probs_at", "student_top_k_ids"}
 )
 """Columns that nobody fills without a teacher."""
+
+RESERVED_REWARDS = frozenset({"mean", "std", "greedy", "environment"})
+"""Names under which the core logs rewards."""
 
 
 def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
@@ -87,12 +90,12 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
                 if getattr(choice, name) != EnvironmentKeys.model_fields[name].default:
                     fix = f'{choice.name} runs in the rollout\'s own process: leave it out, or set {key}.isolation = "shared"'
                     yield ConfigError(f"{key}.{name}", getattr(choice, name), fix)
-    names = [config.environment.name, *(one.name for one in config.environments)]
+    names = [config.environment.known_as, *(one.known_as for one in config.environments)]
     first = algorithms[config.algorithm.name]
     for at, one in enumerate(config.environments):
-        if one.name in names[: at + 1]:
-            fix = "tasks name theirs, so each is there once: leave it out, or write its options where it is"
-            yield ConfigError(f"environments.{at}.name", repr(one.name), fix)
+        if one.known_as in names[: at + 1]:
+            fix = "tasks name theirs, so each name is there once: give one of them a label of its own, or leave it out"
+            yield ConfigError(f"environments.{at}.{'label' if one.label else 'name'}", repr(one.known_as), fix)
         if one.learner is None:
             continue
         own, fix = algorithms[one.learner.name], ""
@@ -165,6 +168,15 @@ def _pool_errors(config: RunConfig) -> Errors:
     for at, name in enumerate(names):
         if name in names[:at]:
             yield ConfigError(f"engines.{at}.name", name, "pools are found by their names: give each its own")
+    taught = {teacher.engine for teacher in config.teachers}
+    for at, pool in enumerate(config.engines):
+        uses = {"shared": ("turn_requests", "turn_wait_s"), "deferred": ("turn_wait_s",)}.get(pool.devices, ())
+        for key in ("turn_requests", "turn_wait_s"):
+            if getattr(pool, key) != EngineTable.model_fields[key].default and (key not in uses or pool.name in taught):
+                of = "a pool that a teacher asks" if pool.name in taught else f'devices = "{pool.devices}"'
+                yield ConfigError(
+                    f"engines.{at}.{key}", f"{getattr(pool, key)} with {of}", "leave it out: it has no effect"
+                )
     for at, teacher in enumerate(config.teachers):
         key = f"teachers.{at}"
         if not teacher.engine and teacher.path is None:
@@ -225,6 +237,13 @@ def _reward_errors(
         yield ConfigError("rewards", "nothing", fix)
     if config.rewards and all(reward.weight == 0 for reward in config.rewards):
         yield ConfigError("rewards.0.weight", 0.0, "every weight is 0: give one reward another weight")
+    called = [reward.known_as for reward in config.rewards]
+    for at, (reward, name) in enumerate(zip(config.rewards, called, strict=True)):
+        key = f"rewards.{at}.{'label' if reward.label else 'name'}"
+        if name in called[:at]:
+            yield ConfigError(key, f"a second {name!r}", "rewards are logged by their names: give one of them a label")
+        if name in RESERVED_REWARDS:
+            yield ConfigError(key, repr(name), f"reward/{name} is logged for something else: give it another label")
     own = config.eval
     for name, count in Counter(known.name for known in own.sets).items():
         if count > 1:

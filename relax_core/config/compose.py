@@ -44,6 +44,7 @@ from relax_core.config.problems import ConfigProblems, refuse, unknown_key, vali
 from relax_core.config.run_config import (
     COMPONENT_TABLES,
     DEFAULT_NAMES,
+    DEFAULT_SANDBOX,
     DEFAULT_STALENESS,
     RUNNER_BUS,
     Choice,
@@ -151,7 +152,7 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
     for table, kind in BY_TABLE.items():
         choices[table] = () if kind.many else None
         node = tree.get(table)
-        if node is None or (isinstance(node, Leaf) and node.value in ([], {}, ())):
+        if node is None or (isinstance(node, Leaf) and node.value in (([], {}, ()) if kind.many else ({},))):
             continue
         if kind.many != isinstance(node, list):
             shape = f"an array of tables, [[{table}]]" if kind.many else f"one table, [{table}]"
@@ -182,6 +183,9 @@ def _with_defaults(tree: Tree) -> Tree:
             chosen = {}
         if isinstance(chosen, dict) and "name" not in chosen:
             filled[table] = {"name": Leaf(name, DEFAULT), **chosen}
+    sandbox = filled.get("sandbox")  # none stays none: nobody may need one
+    if isinstance(sandbox, dict) and "name" not in sandbox:
+        filled["sandbox"] = {"name": Leaf(DEFAULT_SANDBOX, DEFAULT), **sandbox}
     deterministic = tree.get("deterministic")
     on_policy = isinstance(deterministic, Leaf) and deterministic.value is True
     staleness = 0 if on_policy else DEFAULT_STALENESS.get(text("placement", "mode"), 0)

@@ -24,6 +24,7 @@ from relax_core.config.compose import Composed
 from relax_core.config.problems import unknown_key
 from relax_core.config.run_config import (
     DEFAULT_NAMES,
+    DEFAULT_SANDBOX,
     Core,
     core_tables,
     keys_model,
@@ -88,7 +89,7 @@ def table_docs(name: str, model: type[BaseModel], many: bool = False) -> Iterato
 def component_documentation(table: str) -> TableDoc:
     """Return what the core knows of a component table: the name and the core's own keys."""
     kind = BY_TABLE[table]
-    default = DEFAULT_NAMES.get(table, "")
+    default = DEFAULT_SANDBOX if table == "sandbox" else DEFAULT_NAMES.get(table, "")
     name = FieldDoc("name", "text", literal(default) if default else "", not default, f"Which {kind.name}.")
     text = f"Any number, one {kind.name} each." if kind.many else f"The {kind.name}, by name."
     return TableDoc(table, kind.many, text, (name, *fields_of(keys_model(table))))
@@ -272,7 +273,7 @@ def _page(catalogue: Catalogue | None) -> Iterator[str]:
             except RelaxError as error:
                 yield from ("", f"Its options are not known here: {error}.")
                 continue
-            docs = list(table_docs(name, model))
+            docs = list(table_docs(table, model))
             if text := summary(model):
                 yield from ("", text)
             yield from _rows(docs[0].fields)
@@ -336,7 +337,7 @@ def _schema_component(kind: Kind, name: str, catalogue: Catalogue, definitions: 
     options = _inlined(model, f"{kind.name}.{name}", definitions)
     keys = _inlined(keys_model(kind.table), f"{kind.table}.keys", definitions)
     chosen = {"name": {"const": name, "description": catalogue.find(kind.name, name).component.help}}
-    needed = [] if DEFAULT_NAMES.get(kind.table) == name else ["name"]
+    needed = [] if name in (DEFAULT_NAMES.get(kind.table), DEFAULT_SANDBOX) else ["name"]
     return {
         "type": "object",
         "title": name,

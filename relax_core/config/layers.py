@@ -7,6 +7,7 @@ Tables merge key by key, everything else is replaced whole. Nothing is validated
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from relax_core.config.run_config import OUTLIVE_NAME
 KeyPath: TypeAlias = tuple[str, ...]
 Source: TypeAlias = "Path | str | Mapping[str, Any]"
 COMMAND_LINE = "command line"
+MODULE_AND_NAME = re.compile(r"(?!\w+\.py:)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""Code in an importable module, and not in a file `name.py`."""
 NESTED_COMPONENTS = {"engines": "engine", "environments": "algorithm"}
 """By array of tables, the key in each of its tables that chooses a component."""
 
@@ -154,7 +157,8 @@ def plain(node: Node, annotation: Any = None) -> Any:
     """Strip the origins off, and make paths absolute: each is relative to the file it was written in, those of the command
     line to its directory.
 
-    The annotation says what is a path. Where it allows text too, text with a `{` or a line break is no path.
+    The annotation says what is a path. Where it allows text too, text with a `{` or a line break is no path, nor is the
+    `module:name` of code.
     """
     if isinstance(node, list):
         return [plain(item, annotation) for item in node]
@@ -171,7 +175,8 @@ def plain(node: Node, annotation: Any = None) -> Any:
     if isinstance(text, str):
         if Secret in types_in(annotation) and text.startswith("file:"):
             return f"file:{_absolute(text.removeprefix('file:'), node.origin)}"
-        if holds_path(annotation) and not (str in types_in(annotation) and ("{" in text or "\n" in text)):
+        is_text = "{" in text or "\n" in text or MODULE_AND_NAME.fullmatch(text)
+        if holds_path(annotation) and not (str in types_in(annotation) and is_text):
             return _absolute(text, node.origin)
     return text
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,6 +16,8 @@ from relax_core.config.annotation import annotation_at, holds_secret, models_in
 from relax_core.config.layers import DEFAULT, Node, origin_at
 from relax_core.config.run_config import table_keys
 from relax_core.registry.error_text import did_you_mean, nearest
+
+HIDDEN = "(hidden)"
 
 
 class ConfigProblems(ConfigError):
@@ -81,12 +84,24 @@ def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also:
         return unknown_key(key, [*known, *(also if len(path) == 1 else ())], table_keys())
     if detail["type"] == "missing":
         return ConfigError(key, "nothing", _missing(model, path))
-    got = repr(detail["input"])
-    if detail["type"] == LITERAL or holds_secret(annotation_at(model, path)):
-        got = "a value that is not shown"
-    elif len(got) > 80:
+    annotation = annotation_at(model, path)
+    astray = len(detail["loc"]) - len(path) > 1 and holds_secret(annotation)  # keys below the name of a union's member
+    got = HIDDEN if detail["type"] == LITERAL or astray else shown(detail["input"], annotation)
+    if len(got) > 80:
         got = f"{got[:77]}..."
     return ConfigError(key, got, _uncapped(detail["msg"].removeprefix("Value error, ")))
+
+
+def shown(value: Any, annotation: Any) -> str:
+    """Write a value for people, but for what is a credential in it or may be one, such as a value under an unknown key."""
+    if annotation is not None and not holds_secret(annotation):
+        return repr(value)
+    if isinstance(value, Mapping):
+        items = [f"{key!r}: {shown(one, annotation_at(annotation, [str(key)]))}" for key, one in value.items()]
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(shown(one, annotation_at(annotation, [str(at)])) for at, one in enumerate(value))}]"
+    return HIDDEN
 
 
 def _missing(model: type[BaseModel], path: tuple[str, ...]) -> str:

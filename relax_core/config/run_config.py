@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.component import BY_TABLE, Chosen
 from relax_core.api.options import Options
@@ -54,6 +54,9 @@ class Choice(Options):
         return {"name": self.chosen.name, **keys, **self.chosen.options}
 
 
+LABEL = r"^$|^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
 class BackendKeys(Options):
     """The core's keys of an engine or a trainer."""
 
@@ -64,6 +67,8 @@ class BackendKeys(Options):
 class RewardKeys(Options):
     """The core's keys of a reward."""
 
+    label: str = Field("", pattern=LABEL)
+    """Name under which it is logged, `reward/<label>`; empty: its own. Tells several of one name apart."""
     weight: float = 1.0
     """Factor in the sum of rewards."""
     timeout_s: PositiveFloat = 10.0
@@ -73,8 +78,9 @@ class RewardKeys(Options):
     inherit_env: tuple[str, ...] = ()
     """Environment variables that its process sees besides a short list without credentials, by name, such as
     `OPENAI_API_KEY`; those of `[run] env` it sees in any case."""
-    only: str = Field("", pattern=r"^$|^[^=]+=")
-    """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column."""
+    only: str = Field("", pattern=r"^$|^otherwise$|^[^=]+=")
+    """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column. `otherwise`:
+    those that the `only` of no other reward names."""
 
 
 class MediaKeys(Options):
@@ -111,12 +117,30 @@ class WeightChoice(WeightKeys, Choice):
     """The transport of weights."""
 
 
+class SandboxKeys(Options):
+    """The core's keys of a sandbox."""
+
+    programs: NonNegativeInt = 0
+    """Programs that run at once, over all samples; 0: one for each core. Others wait, which costs them no time."""
+    boxes: PositiveInt = 256
+    """Samples that have a box at once."""
+
+
+class SandboxChoice(SandboxKeys, Choice):
+    """A sandbox."""
+
+
 class BackendChoice(BackendKeys, Choice):
     """An engine or a trainer."""
 
 
 class RewardChoice(RewardKeys, Choice):
     """A reward."""
+
+    @property
+    def known_as(self) -> str:
+        """Name that is its own in the run."""
+        return self.label or self.name
 
 
 class MediaChoice(MediaKeys, Choice):
@@ -126,6 +150,8 @@ class MediaChoice(MediaKeys, Choice):
 class EnvironmentKeys(Options):
     """The core's keys of an environment."""
 
+    label: str = Field("", pattern=LABEL)
+    """Name by which tasks name it; empty: its own. Tells several of one name apart."""
     isolation: Literal["auto", "shared", "sample"] = "auto"
     """`shared`: killable processes, each with many samples at once; `sample`: processes with one sample at a time, so that
     none feels another; `auto`: in the rollout's own process where the class declares that it can't block or crash
@@ -135,6 +161,9 @@ class EnvironmentKeys(Options):
     timeout_s: PositiveFloat = 60.0
     """Longest time of one call of an instance (of `run`: between two turns of the policy); then the outcome of its sample
     is `environment_timeout`."""
+    total_timeout_s: NonNegativeFloat = 0.0
+    """Longest time of all calls of an instance together, without that in which the policy takes its turns; then the outcome
+    of its sample is `environment_timeout` as well. 0: none, the number of turns bounds it."""
     memory_mb: NonNegativeInt = 0
     """Memory limit of each process; 0: none."""
     inherit_env: tuple[str, ...] = ()
@@ -155,6 +184,11 @@ class FurtherEnvironmentKeys(EnvironmentKeys):
 class EnvironmentChoice(EnvironmentKeys, Choice):
     """An environment."""
 
+    @property
+    def known_as(self) -> str:
+        """Name that is its own in the run."""
+        return self.label or self.name
+
 
 class FurtherEnvironmentChoice(FurtherEnvironmentKeys, EnvironmentChoice):
     """An environment for the tasks that name it."""
@@ -174,9 +208,12 @@ COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
     "rewards": (RewardKeys, RewardChoice),
     "media": (MediaKeys, MediaChoice),
     "weights": (WeightKeys, WeightChoice),
+    "sandbox": (SandboxKeys, SandboxChoice),
 }
 """Component tables with keys of the core: the model of these keys, and the resolved form."""
-OUTLIVE_NAME = frozenset({"weight", "only", "memory_mb", *EnvironmentKeys.model_fields, *WeightKeys.model_fields})
+OUTLIVE_NAME = frozenset(
+    {"weight", "only", "memory_mb", *EnvironmentKeys.model_fields, *WeightKeys.model_fields, *SandboxKeys.model_fields}
+)
 """Core keys that say nothing about the component, and so stay when another one is chosen."""
 DEFAULT_NAMES = {
     "engine": "transformers",
@@ -188,6 +225,8 @@ DEFAULT_NAMES = {
     "sampler": "shuffle",
     "weights": "shared-memory",
 }
+DEFAULT_SANDBOX = "bubblewrap"
+"""The sandbox of rewards and environments that need one, where the configuration names none."""
 RUNNER_BUS = {"local": "in-process", "inline": "in-process", "ray": "ray"}
 DEFAULT_STALENESS = {"colocate": 0, "hybrid": 1, "async": 1}
 
@@ -269,6 +308,8 @@ class RunConfig(Core):
     """Transport of published weights."""
     scaling: Choice | None = None
     """Policy for the number of engines."""
+    sandbox: SandboxChoice | None = None
+    """Where rewards and environments run programs that nobody trusts."""
     environments: tuple[FurtherEnvironmentChoice, ...] = ()
     """Further ones, for tasks that name them."""
 
@@ -322,7 +363,7 @@ class RunConfig(Core):
 
     def algorithm_of(self, environment: str) -> int:
         """Index in `algorithms` of the one that learns from tasks that name this environment."""
-        own = next((one.learner for one in self.environments if one.name == environment), None)
+        own = next((one.learner for one in self.environments if one.known_as == environment), None)
         return 0 if own is None else self.algorithms.index(own)
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pydantic_core import PydanticCustomError
 
 from relax_core.api.bus import LateRule
-from relax_core.api.family import RoutingReplay
+from relax_core.api.family import RoutingReplay, ToolCallFormat
 from relax_core.api.options import LITERAL, Options, Secret
 from relax_core.config.annotation import PathOrText
 
@@ -70,6 +70,8 @@ class ModelTable(Options):
     """File that holds a Jinja chat template, or the template itself; empty: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = {}
     """Extra variables of the chat template, such as `enable_thinking = false`."""
+    tool_calls: ToolCallFormat = "auto"
+    """Format in which the policy writes tool calls; `auto`: the one that its chat template shows."""
     lora: Lora | None = None
     """Adapters instead of all weights; absent: all weights are trained."""
     routing_replay: RoutingReplay = "off"
@@ -158,7 +160,16 @@ class EngineTable(Options):
     engine: dict[str, Any] = {}
     """Engine: a name, or a table with a name, `python` and its options. Empty: as `[engine]` says."""
     count: PositiveInt = 1
-    """Engine processes, on devices of their own."""
+    """Engine processes."""
+    devices: Literal["own", "shared", "deferred"] = "own"
+    """Devices of its `own`; or those of the policy's engines, in turns. `shared`: its turn comes when `turn_requests` wait, or
+    when the policy's engines have nothing to do. `deferred`: only when they have nothing to do, at the end of a wave of
+    samples. In both it comes after `turn_wait_s` at the latest. A pool that a teacher asks answers for whole steps."""
+    turn_requests: PositiveInt = 64
+    """Requests that make a `shared` pool take its turn while the policy's engines are at work."""
+    turn_wait_s: PositiveFloat = 300.0
+    """Longest time that a request waits for the pool's turn while the policy's engines have theirs. Waiting for a turn does
+    not count against `timeout_s`, and lasts no longer than `rollout.step_timeout_s`."""
     max_context: NonNegativeInt = 0
     """Most tokens of prompt and completion together; 0: the model's context."""
     dtype: Literal["", Format] = ""
@@ -317,7 +328,20 @@ class EnginePlacement(Options):
     requests_per_engine: PositiveInt = 1024
     """Requests that one engine is given at once; others wait for the first engine that has room."""
     backlog: PositiveInt = 1024
-    """Requests that may wait beyond those that the engines run; while it is full no group is begun, and turns wait."""
+    """Requests that may wait beyond those that the engines run; while it is full turns wait, too. No group is begun while as
+    many wait as run."""
+    sessions: PositiveInt | None = None
+    """Samples that may be in play at once, those that wait for tools included: groups are begun while engines have room and the
+    staleness bound grants more. Absent: as many as it grants, without one two steps' worth."""
+    prelaunch: NonNegativeInt = 0
+    """Samples beyond those in play whose environments are started already, in whole groups, before engines have room for
+    them or the staleness bound grants them: nothing is sampled until it does. Not in deterministic runs."""
+    kv_tokens_per_engine: NonNegativeInt | None = None
+    """Tokens that the KV cache of one engine holds: running requests are given to it while they fit beside each other, and
+    what sessions between two turns left there is kept while others have room. 0: not counted; absent: as the engine says."""
+    kv_reserve: float = Field(0.25, ge=0.0, le=1.0)
+    """Share of the tokens which running requests may still sample that is counted as held. 1: no engine is ever given more than
+    its cache holds; less: more run at once, and where many turns get long an engine computes caches again."""
     silence_s: PositiveFloat = 20.0
     """An engine that does not answer for so long is asked whether it lives; one that does not say so in as long is replaced."""
 

@@ -26,6 +26,7 @@ from relax_core.api.weights import Version
 from relax_core.config.model_folder import WEIGHTS, model_context
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.placement import TEACHER, has_gpus
+from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import open_training
 from relax_core.engines.factories import AUXILIARY_GROUP, auxiliary_spec, engine_spec
 from relax_core.registry.catalogue import Catalogue
@@ -171,7 +172,8 @@ def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
         return max(len(one.tokens) for index in range(min(PROMPTS, len(rows))) for one in rows.examples(index))
     family: Any = catalogue.build(config.family.chosen)
     family.open(config.model.model_dump(mode="json"))
-    tasks, _, _ = open_tasks(cast(RunContext, PlanContext(config, plan, catalogue.build)), family)
+    tools = tools_before_start(config, catalogue)
+    tasks, _, _ = open_tasks(cast(RunContext, PlanContext(config, plan, catalogue.build)), family, tools)
     return max((len(tasks.prompt(index).tokens) for index in range(min(PROMPTS, len(tasks)))), default=1)
 
 

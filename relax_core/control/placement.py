@@ -23,7 +23,7 @@ from relax_core.api.reward import Reward
 from relax_core.api.weights import WeightTransport
 from relax_core.config.checks import no_pool
 from relax_core.config.run_config import Choice, RunConfig
-from relax_core.config.tables import RankPlacement
+from relax_core.config.tables import EngineTable, RankPlacement
 from relax_core.engines.factories import AUXILIARY_GROUP
 from relax_core.registry.catalogue import Catalogue
 
@@ -170,8 +170,9 @@ def worker_groups(
     if (group := groups.pop(TEACHER, None)) is not None:  # several use the same devices one after another
         names = [f"{TEACHER}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
         groups |= {name: replace(group, name=name) for name in (names if len(config.teachers) > 1 else [TEACHER])}
+    groups |= dict(_pool_groups(config, catalogue, users, roles, on_gpus, groups))
     _check_sharing(config, catalogue, groups)
-    return groups | dict(_pool_groups(config, users, roles, on_gpus, groups))
+    return groups
 
 
 def _gpus_per_engine(config: RunConfig, catalogue: Catalogue, on_gpus: bool) -> float:
@@ -194,7 +195,12 @@ def _offloaded_parts(config: RunConfig, catalogue: Catalogue, role: str, on_gpu:
         return ("weights", "optimizer", "gradients") if on_gpu else ("gradients",)
     if role != ROLLOUT:
         return ("weights",) if on_gpu else ()
-    able = engine_class(catalogue, config.engine.chosen.name).capabilities
+    return _engine_parts(catalogue, config.engine.chosen.name, on_gpu)
+
+
+def _engine_parts(catalogue: Catalogue, engine: str, on_gpu: bool) -> tuple[OffloadPart, ...]:
+    """Name the parts of an engine's memory that it gives back."""
+    able = engine_class(catalogue, engine).capabilities
     if not on_gpu and not able.sleeps_on_cpu:
         return ()
     return cast(tuple[OffloadPart, ...], tuple(sorted(able.sleep & ({"weights", "kv"} if on_gpu else {"kv"}))))
@@ -217,6 +223,8 @@ def _check_sharing(config: RunConfig, catalogue: Catalogue, groups: Mapping[str,
         got = f"{config.engine.chosen.name}, which gives no memory back, beside {_listed(neighbours)}"
         use = " or ".join(able) or "another"
         fix = f'use {use}, or give it GPUs of its own: placement = "hybrid" or placement.rollout.share = "own"'
+        if all(name.startswith(AUXILIARY_GROUP) for name in neighbours):
+            fix = f'use {use}, or give the pool devices of its own: devices = "own"'
         raise ConfigError("engine.name", got, fix)
 
 
@@ -236,9 +244,11 @@ def check_spares(config: RunConfig, groups: Mapping[str, WorkerGroup], num_gpus:
 
 
 def _pool_groups(
-    config: RunConfig, users: PoolUsers, roles: Collection[str], on_gpus: bool, taken: Mapping[str, WorkerGroup]
-) -> Iterator[tuple[str, WorkerGroup]]:
-    """Make a worker group for each pool whose user is in the plan, on devices that nobody else has."""
+    config: RunConfig, catalogue: Catalogue, users: PoolUsers, roles: Collection[str], on_gpus: bool,
+    taken: Mapping[str, WorkerGroup],
+) -> Iterator[tuple[str, WorkerGroup]]:  # fmt: skip
+    """Make a worker group for each pool whose user is in the plan, on devices that nobody else has, or on the first of those of
+    the policy's engines."""
     devices = {name for group in taken.values() for name in group.devices}
     free = {kind: 1 + max((int(name[4:]) for name in devices if name.startswith(kind)), default=-1)
             for kind in ("gpu:", "cpu:")}  # fmt: skip
@@ -247,10 +257,41 @@ def _pool_groups(
             continue
         each = float(on_gpus) if pool.gpus_per_engine is None else pool.gpus_per_engine
         num_gpus, name = math.ceil(pool.count * each), AUXILIARY_GROUP + pool.name
+        if pool.devices != "own":
+            engine, rollout = config.backend_of(pool).name, taken.get(ROLLOUT)
+            shared = _shared_devices(pool, engine, rollout, num_gpus)
+            parts = _engine_parts(catalogue, engine, num_gpus > 0)
+            if num_gpus and not parts:
+                fix = 'choose an engine that sleeps, or devices = "own"'
+                raise ConfigError(
+                    f"engines.{pool.name}.devices", f"{pool.devices}, with {engine}, which gives no memory back", fix
+                )
+            threads = pool.threads or THREADS
+            yield name, WorkerGroup(name, pool.count, threads, shared, parts, adoptable=not config.deterministic)
+            continue
         kind = "gpu:" if num_gpus else "cpu:"
         own = frozenset(f"{kind}{free[kind] + number}" for number in range(num_gpus or 1))
         free[kind] += len(own)
         yield name, WorkerGroup(name, pool.count, pool.threads or THREADS, own, adoptable=not config.deterministic)
+
+
+def _shared_devices(pool: EngineTable, engine: str, rollout: WorkerGroup | None, num_gpus: int) -> frozenset[str]:
+    """Name the devices of the policy's engines that a pool lives on. Raises ConfigError where it needs others."""
+    field = f"engines.{pool.name}.devices"
+    if rollout is None:
+        raise ConfigError(field, f"{pool.devices}, in a run without engines of the policy", 'set devices = "own"')
+    theirs = sorted(rollout.devices, key=lambda name: (len(name), name))
+    if not num_gpus:
+        if theirs[0].startswith("gpu:"):
+            fix = 'a pool without GPUs takes turns with nobody: set devices = "own"'
+            raise ConfigError(field, f"{pool.devices}, with gpus_per_engine = 0 beside engines on GPUs", fix)
+        return frozenset(theirs)
+    gpus = [name for name in theirs if name.startswith("gpu:")]
+    if num_gpus > len(gpus):
+        fix = 'lower count or gpus_per_engine, raise placement.rollout.engines, or set devices = "own"'
+        got = f"{pool.devices}: {pool.count} {engine} engines on {num_gpus} GPUs, and the policy's have {len(gpus)}"
+        raise ConfigError(field, got, fix)
+    return frozenset(gpus[:num_gpus])
 
 
 def has_own_devices(config: RunConfig, role: str) -> bool:
@@ -280,7 +321,8 @@ def placement_notes(
         pool = config.pool(name)
         if pool is not None and AUXILIARY_GROUP + name in groups:
             engines = f"{pool.count} {config.backend_of(pool).name} engine{'s' * (pool.count > 1)}"
-            yield f"engine pool {name}: {engines} with {pool.path}, for {' and '.join(user for _, user in asking)}"
+            where = "" if pool.devices == "own" else f"; {_turns(pool, {role for role, _ in asking})}"
+            yield f"engine pool {name}: {engines} with {pool.path}, for {' and '.join(user for _, user in asking)}{where}"
     said: set[frozenset[str]] = set()
     for group in groups.values():
         sharing = [other for other in groups.values() if other.devices & group.devices]
@@ -295,6 +337,17 @@ def placement_notes(
     if 0 < num_gpus < len(planned):
         fix = "placement = colocate takes turns"
         yield f"{len(planned)} GPUs are planned; on this machine {num_gpus} would be shared without turns ({fix})"
+
+
+def _turns(pool: EngineTable, roles: Collection[str]) -> str:
+    """Say when a pool takes its turn on the devices of the policy's engines."""
+    if TEACHER in roles:
+        return "its turn on the rollout's devices comes when a whole step waits for it"
+    enough = f"{pool.turn_requests} requests wait or " if pool.devices == "shared" else ""
+    return (
+        f"its turn on the rollout's devices comes when {enough}the rollout has nothing to do, "
+        f"after {pool.turn_wait_s:g} s at the latest"
+    )
 
 
 def _listed(names: Collection[str]) -> str:

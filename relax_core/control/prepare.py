@@ -39,6 +39,7 @@ from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
 from relax_core.control.supervisor import DriverDeath
+from relax_core.control.tool_check import check_tool_calls
 from relax_core.observe.documents import disk_errors, read_document
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
@@ -49,6 +50,7 @@ from relax_core.observe.run_directory import RunDirectory, refuse_while_written
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
+from relax_core.roles.emergency_checkpoint import take_up_emergency
 from relax_core.runners.launch import KeptWorkers, Launch, Runner
 from relax_core.tensor_files.whole_folder import finish_replacement
 
@@ -248,6 +250,7 @@ def prepare(
         directory.write("provenance", provenance(Path.cwd(), sys.argv))
         for at, stage in enumerate(planned.stages):  # later ones train what the first exports: the shape is the same
             with naming_stage(at if composed.stages else None):
+                check_tool_calls(stage.config, catalogue, stage.plan)
                 check_fits(stage.config, catalogue, stage.plan)
         epoch = RunEpoch.begin(directory.path)
         stages: list[PreparedStage] = []
@@ -372,16 +375,21 @@ def prepare_resume(
         raise
 
 
-def prepare_restart(prepared: Prepared, stage: PreparedStage) -> Prepared:
+def prepare_restart(prepared: Prepared, stage: PreparedStage, recorded: int | None = None) -> Prepared:
     """Continue a run of this process that failed in a stage, as `prepare_resume` would: from its newest whole checkpoint.
 
-    One that has no checkpoint yet begins anew. The run directory stays open, and nothing of the former start works any
-    more. Raises InfrastructureError where no checkpoint or ledger is whole.
+    `recorded`: the last step of the run whose metrics are written down; what the actor's ranks saved when the run failed
+    counts as a checkpoint then, up to it. One that has no checkpoint yet begins anew. The run directory stays open, and
+    nothing of the former start works any more. Raises InfrastructureError where no checkpoint or ledger is whole.
     """
     directory = Path(stage.launch.run_dir)
+    notice = ""
+    if recorded is not None and stage.launch.epoch is not None:
+        notice = take_up_emergency(directory, stage.launch.epoch.number, recorded - stage.first_step)
     point = choose(directory, None, stage.first_step) if complete(directory / "checkpoints") else None
     left = prepared.stages[prepared.stages.index(stage) :]
-    return _begin_start(replace(prepared, stages=left, notices=(), runner=None, position=None), point)
+    notices = (notice,) if notice else ()
+    return _begin_start(replace(prepared, stages=left, notices=notices, runner=None, position=None), point)
 
 
 def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
@@ -405,10 +413,11 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
         ledger = prepare_ledger(directory, place, resume.step, int(resume.state["incarnation"]))
         point.set_aside()  # only where the run can go on: a refusal leaves every checkpoint as it was
         incarnation, notices = ledger.newest_incarnation + 1, (*notices, *((ledger.notice,) if ledger.notice else ()))
-    elif first.directory is not None:
-        first.directory.discard_work()
-    elif has_begun(directory):  # its ledger takes its steps back when it is opened, as in any rollback
-        incarnation = newest_incarnation(directory / LEDGER) + 1
+    else:  # engines that are kept know by a newer incarnation that their weights are abandoned
+        if has_begun(directory):  # its ledger takes its steps back when it is opened, as in any rollback
+            incarnation = newest_incarnation(directory / LEDGER) + 1
+        if first.directory is not None:
+            first.directory.discard_work()
     stages[0] = replace(first, launch=replace(first.launch, resume=resume, incarnation=incarnation))
     return replace(prepared, stages=tuple(stages), notices=notices)
 

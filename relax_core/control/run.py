@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from relax_core.api.errors import Diverged, InfrastructureError, RelaxError
@@ -25,6 +26,7 @@ from relax_core.observe.notifications import Notifier
 from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
+from relax_core.roles.checkpoint import discard_partial
 from relax_core.rpc.waiting import attended
 from relax_core.runners.launch import KeptWorkers, Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
@@ -197,6 +199,8 @@ class RunController:
         finally:
             self._kept = await self._runner.close(keep=failed is not None and self._restarts.in_a_row == 1)
             await asyncio.to_thread(_sweep_weights, stage.launch)
+            if failed is None:
+                await asyncio.to_thread(discard_partial, Path(stage.launch.run_dir))
         if failed is not None:
             return await self._prepare_restart(stage, failed, recorder)
         if not finished:
@@ -278,7 +282,8 @@ class RunController:
             recorder.write(RunFinished("preempted" if self._preempted else "stopped", account))
             return []
         try:
-            self._prepared = await asyncio.to_thread(prepare_restart, self._prepared, stage)
+            recorded = recorder.steps if self._restarts.in_a_row == 1 else None
+            self._prepared = await asyncio.to_thread(prepare_restart, self._prepared, stage, recorded)
         except RelaxError as unable:
             final = InfrastructureError(f"{error}; the run could not restart: {unable}")
             self._fail(final, recorder)

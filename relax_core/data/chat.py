@@ -8,6 +8,7 @@ A bare string gets the beginning-of-sequence token that the model's tokenizer wo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,13 +16,18 @@ from typing import Any, ClassVar
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
-from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.family import UNFINISHED, ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.options import Options
 from relax_core.api.task import Message, ToolCall
 from relax_core.config.model_folder import model_type
-from relax_core.data.chat_template import ChatFiles, ChatTemplate, parse_calls
+from relax_core.data.chat_template import ChatFiles, ChatTemplate
 from relax_core.data.placeholders import PARTS, media_of, reader
+from relax_core.data.tool_calls import FIELD, FORMATS, CallFormat, call_format
+
+HALF = re.compile("[\ud800-\udfff]")
+PROMPT_END = 16
+"""Tokens in which a prompt's last words are looked for: the beginning of a thought, and white space behind it."""
 
 
 class ChatFamily(ModelFamily[Options]):
@@ -38,8 +44,12 @@ class ChatFamily(ModelFamily[Options]):
         }
         variables = {**files.special, **(model.get("chat_template_kwargs") or {})}
         now = datetime.now()
+        shown = files.templates.get("tool_use", files.templates.get("default", ""))
+        self._format = call_format(str(model.get("tool_calls") or "auto"), shown)
+        self._source = files.template_source
+        told = (self._format.call_id, self._has_headers) if self._format else ()
         self._templates = {
-            name: ChatTemplate(text, files.template_source, variables, now) for name, text in files.templates.items()
+            name: ChatTemplate(text, self._source, variables, now, *told) for name, text in files.templates.items()
         }
         self._opening = _opening(files)
         self.placeholders = files.placeholders
@@ -48,6 +58,8 @@ class ChatFamily(ModelFamily[Options]):
         eos = self._tokenizer.token_to_id(files.special.get("eos_token", ""))
         ends = (self._end_of_turn, *files.end_ids, eos)
         self._stop = tuple(dict.fromkeys(number for number in ends if number is not None))
+        marks = self._format.ends if self._format else ()
+        self._turn_ends = {self._end_of_turn, *map(self._tokenizer.token_to_id, marks)}
         self._anchor: tuple[int, str] | None = None
         for number in self._stop:
             token = self._tokenizer.id_to_token(number)
@@ -58,6 +70,8 @@ class ChatFamily(ModelFamily[Options]):
         self._vocab_size = max(ids, default=-1) + 1
 
     def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
+        if tools:
+            self._call_format()  # before a turn is sampled that nobody could read
         if isinstance(prompt, str):
             ids = self.encode(prompt)
             opened = ids[: len(self._opening)] == self._opening
@@ -73,7 +87,7 @@ class ChatFamily(ModelFamily[Options]):
         if last_token is None or last_token in self._stop:
             # Drop the end-of-turn token that the policy sampled itself, with the white space a template puts before.
             at = self._first_special(ids)
-            if at is not None and ids[at] in (last_token, self._end_of_turn):
+            if at is not None and (ids[at] == last_token or ids[at] in self._turn_ends):
                 ids = ids[at + 1 :]
         return Rendered(ids, _media(appended))
 
@@ -98,10 +112,55 @@ class ChatFamily(ModelFamily[Options]):
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        try:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError:  # halves of characters, which the JSON of an agent or the bytes of a tool may have left
+            encoded = self._tokenizer.encode(HALF.sub(UNFINISHED, text), add_special_tokens=False)
+        return tuple(encoded.ids)
 
-    def parse(self, text: str) -> tuple[str, tuple[ToolCall, ...], str]:
-        return parse_calls(text)
+    def parse(
+        self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()
+    ) -> tuple[str, tuple[ToolCall, ...], str]:
+        """In the format that `[model] tool_calls` names, else the template's. Its marks are read where they are special tokens;
+        the text has none of them."""
+        if not tools and not self._has_headers:
+            return self.decode(tokens), (), ""
+        calls_of = self._call_format()
+        said = self._without_stop(tokens)
+        special, read = self._marked(calls_of, said)
+        thinking = self._thinking(calls_of, before)
+        text, calls, error = calls_of.parse(read, tools, thinking) if tools else (read, (), "")
+        if not calls:
+            return (calls_of.words(text, special, thinking) if self._has_headers else self.decode(said)), (), error
+        return calls_of.words(text, special, thinking).rstrip(), calls, error
+
+    def parse_beginning(self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()) -> str:
+        if not tools and not self._has_headers:
+            return super().parse_beginning(tokens)
+        calls_of = self._call_format()
+        special, read = self._marked(calls_of, self._without_stop(tokens))
+        thinking = self._thinking(calls_of, before)
+        # A special token may stand between the bytes of a character.
+        sure = calls_of.beginning(read.partition(UNFINISHED)[0], thinking)
+        return calls_of.words(sure, special, thinking).rstrip()
+
+    @property
+    def _has_headers(self) -> bool:
+        return self._format is not None and self._format.has_headers
+
+    def _without_stop(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens[:-1] if tokens and tokens[-1] in self._stop else tokens
+
+    def _thinking(self, calls_of: CallFormat, before: Sequence[int]) -> bool:
+        """Tell whether the prompt has begun a thought."""
+        return self.decode(before[-PROMPT_END:], skip_special=False).rstrip().endswith(calls_of.thought[0])
+
+    def _marked(self, calls_of: CallFormat, tokens: Sequence[int]) -> tuple[tuple[str, ...], str]:
+        """The marks of calls that are special tokens here, and the text of a turn with no other special tokens."""
+        numbers = {mark: self._tokenizer.token_to_id(mark) for mark in calls_of.all_marks}
+        special = {number: mark for mark, number in numbers.items() if number in self._specials}
+        read = [number for number in tokens if number not in self._specials or number in special]
+        return tuple(special.values()), self.decode(read, skip_special=False)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -119,6 +178,14 @@ class ChatFamily(ModelFamily[Options]):
             fix = "name a file or a template there, or write prompts as plain strings"
             raise ConfigError("model.chat_template", "a conversation for a model without a chat template", fix)
         return template
+
+    def _call_format(self) -> CallFormat:
+        if self._format is None:
+            got = f"auto, and there are tools, but {self._source} shows no way of calling them that is known"
+            raise ConfigError(
+                FIELD, got, f"name the format in which the policy writes calls: {', '.join(sorted(FORMATS))}"
+            )
+        return self._format
 
     def _first_special(self, ids: tuple[int, ...]) -> int | None:
         """Position of a special token with nothing but white space before it."""

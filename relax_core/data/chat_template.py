@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A chat template: messages to text, as `transformers` renders them, and the text that follows a policy's turn.
 
-It knows no tokens. Below it stand the tools of a chat (their JSON schema for the template, and the calls that the policy
-wrote, read back) and the files of a model folder that say how its text is made, read without transformers or torch.
+It knows no tokens. Below it stand the JSON schema of tools, as templates show them, and the files of a model folder that say
+how its text is made, read without transformers or torch.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
@@ -29,6 +31,7 @@ from relax_core.config.model_folder import placeholders
 
 FIELD = "model.chat_template"
 MARK = "RELAXTURN"
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 MAX_IDS = 1 << 31
 """Beyond the ids of any vocabulary."""
 # What template code raises by itself: jinja's errors, and Python's own for wrong types inside an expression.
@@ -47,8 +50,13 @@ class ChatTemplate:
     never used, so a template may strip or rewrite earlier turns as it likes.
     """
 
-    def __init__(self, text: str, name: str, variables: Mapping[str, Any], now: datetime) -> None:
-        self.name = name
+    def __init__(
+        self, text: str, name: str, variables: Mapping[str, Any], now: datetime,
+        call_id: Callable[[ToolCall, int], str] = lambda call, number: call.id, thinking: bool = False,
+    ) -> None:  # fmt: skip
+        """`call_id` gives a call, the number-th of the conversation, an id that the template takes. `thinking`: the template
+        takes the thought of a turn as a field of that name, apart from its words."""
+        self.name, self._call_id, self._thinking = name, call_id, thinking
         self._variables = dict(variables)
         environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
@@ -60,40 +68,125 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), speak: bool = True) -> str:
         """Render the conversation; `speak` ends it where the policy's turn begins."""
-        try:
-            return self._template.render(
-                **self._variables,
-                messages=[message_fields(message) for message in messages],
-                tools=[tool_schema(tool) for tool in tools] or None,
-                documents=None,
-                add_generation_prompt=speak,
-            )
-        except RENDER_ERRORS as error:
-            roles = ", ".join(message.role for message in messages)
-            fix = "change the messages or name a template that takes them"
-            raise ConfigError(FIELD, f"{self.name}, which refused messages of {roles} ({error})", fix) from error
+        return self._render(self._fields(messages), tools, speak)
 
     def after_turn(self, before: Sequence[Message], appended: Sequence[Message], speak: bool = True) -> str:
         """Text from the end of the policy's turn (the last of `before`) to where it speaks next."""
-        earlier = before[:-1] if before and before[-1].role == "assistant" else before
+        spoken = len(before) - 1 if before and before[-1].role == "assistant" else len(before)
+        fields = self._fields((*before, *appended))
+        earlier, later = fields[:spoken], fields[len(before) :]
+        for message in earlier:  # some templates take no more than one call a turn, and refuse the whole conversation
+            if "tool_calls" in message:
+                message["tool_calls"] = message["tool_calls"][:1]
         mark = MARK
-        while any(mark in message.text for message in (*earlier, *appended)):
+        while any(mark in str(message) for message in (*earlier, *later)):
             mark += "X"
-        text = self.render((*earlier, Message("assistant", mark), *appended), speak=speak)
+        try:
+            text = self._render([*earlier, {"role": "assistant", "content": mark}, *later], speak=speak)
+        except ConfigError:
+            if not (before and before[-1].tool_calls and appended and appended[0].role == "tool"):
+                raise
+            return self._after_call(earlier, before[-1].tool_calls, appended[0].name, mark, later, speak)
         if text.count(mark) != 1:
             got = f"{self.name}, which shows an assistant's turn {text.count(mark)} times"
             raise ConfigError(FIELD, got, "name a template that shows every turn once, or use one turn")
         return text.partition(mark)[2]
 
+    def _after_call(
+        self, earlier: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall], answers: str, mark: str,
+        later: Sequence[Mapping[str, Any]], speak: bool,
+    ) -> str:  # fmt: skip
+        """As `after_turn`, of a template that refuses answers of tools behind a turn without a call: the mark stands in the
+        arguments of the call that is answered first."""
+        called = next((call for call in calls if call.name == answers), calls[0])
+        marked = message_fields(Message("assistant", "", (replace(called, arguments={mark: mark}),)), self._call_style)
+        text = self._render([*earlier, marked, *later], speak=speak)
+        _, is_shown, rest = text.rpartition(mark)
+        if not is_shown or not rest.startswith('"}'):
+            got = f"{self.name}, which refuses answers of tools behind words, and writes calls otherwise than as JSON"
+            raise ConfigError(FIELD, got, "name a template that takes answers of tools behind words")
+        return rest.removeprefix('"}')
+
     def turn(self, before: Sequence[Message], message: Message) -> str | None:
         """The text that the policy says where the conversation goes on with `message`; None where the template rewrites what
         came before it."""
         opened, closed = self.render(before), self.render((*before, message), speak=False)
-        return closed.removeprefix(opened) if closed.startswith(opened) else None
+        if not closed.startswith(opened):
+            return None
+        said = closed.removeprefix(opened)
+        if left_out := [call.name for call in message.tool_calls if call.name not in said]:
+            got = f"{self.name}, which leaves out the call of {left_out[0]!r} of an assistant's turn"
+            raise ConfigError(FIELD, got, "name a template that writes tool calls")
+        return said
+
+    def _render(self, fields: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = (), speak: bool = True) -> str:
+        try:
+            return self._template.render(
+                **self._variables,
+                messages=fields,
+                tools=[tool_schema(tool) for tool in tools] or None,
+                documents=None,
+                add_generation_prompt=speak,
+            )
+        except RENDER_ERRORS as error:
+            roles = ", ".join(message["role"] for message in fields)
+            fix = "change the messages or name a template that takes them"
+            raise ConfigError(FIELD, f"{self.name}, which refused messages of {roles} ({error})", fix) from error
+
+    def _fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as templates know them. An answer of a tool has the id of the call that it answers: the first unanswered one
+        of the turn before it, by its name where it has one."""
+        found: list[dict[str, Any]] = []
+        unanswered: list[ToolCall] = []
+        number = 0
+        for message in messages:
+            if message.tool_calls:
+                calls = [
+                    replace(call, id=self._call_id(call, number + at)) for at, call in enumerate(message.tool_calls)
+                ]
+                message, unanswered, number = replace(message, tool_calls=tuple(calls)), calls, number + len(calls)
+            fields = message_fields(message, self._call_style if message.tool_calls else None)
+            thought = THOUGHT.fullmatch(message.text) if self._thinking and message.role == "assistant" else None
+            # Beside words and a call gpt-oss's template takes no thought, and shows the words as one.
+            if thought and not (message.tool_calls and thought[2].strip()):
+                fields |= {"thinking": thought[1], "content": thought[2].strip()}
+            if message.role == "tool":
+                meant = [call for call in unanswered if call.name == message.name] or unanswered[:1]
+                fields["tool_call_id"] = meant[0].id if meant else self._call_id(ToolCall(message.name, {}), number)
+                unanswered = [call for call in unanswered if call is not meant[0]]
+            found.append(fields)
+        return found
+
+    @cached_property
+    def _call_style(self) -> CallStyle:
+        """The way in which the template takes calls, found by trying: most take the first, some join text to text, and some
+        show calls only beside no words at all."""
+        asked = message_fields(Message("user", "x"))
+        call = ToolCall("name", {MARK: MARK})
+        call = replace(call, id=self._call_id(call, 0))
+        for style in (CallStyle(), CallStyle(True), CallStyle(False, None), CallStyle(True, None)):
+            try:
+                said = self._render([asked, message_fields(Message("assistant", "", (call,)), style)], speak=False)
+            except ConfigError:
+                continue
+            if MARK in said and repr(MARK) not in said:  # Python's quotation marks are no JSON
+                return style
+        return CallStyle()
 
 
-def message_fields(message: Message) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """The way in which a template takes tool calls."""
+
+    arguments_are_text: bool = False
+    """Arguments are JSON text, and no object."""
+    no_words: str | None = ""
+    """Content of a turn that only calls."""
+
+
+def message_fields(message: Message, style: CallStyle | None = None) -> dict[str, Any]:
     """A message as templates know it; empty fields are left out because templates test for their presence."""
+    style = style or CallStyle()
     content: Any = message.text
     if not isinstance(message.content, str) and any(part.media for part in message.content):
         content = [
@@ -103,9 +196,12 @@ def message_fields(message: Message) -> dict[str, Any]:
     if message.name:
         fields["name"] = message.name
     if message.tool_calls:
+        fields["content"] = content or style.no_words
+        arguments = [dict(call.arguments) for call in message.tool_calls]
+        written = map(_to_json, arguments) if style.arguments_are_text else arguments
         fields["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-            for call in message.tool_calls
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": one}}
+            for call, one in zip(message.tool_calls, written, strict=True)
         ]
     return fields
 
@@ -148,26 +244,34 @@ def _raise(message: str) -> NoReturn:
 
 # -- tools -----------------------------------------------------------------------------------------------------------
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-THOUGHT_END = "</think>"
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def tool_schema(tool: Tool) -> dict[str, Any]:
-    """The function schema that chat templates expect."""
+    """The function schema that chat templates expect. Parameters whose `type` is the text `object` are a whole JSON schema, for
+    no parameter's type is a text; all others are parameters by name, those that are named `type` or `properties` too."""
     parameters = dict(tool.parameters)
-    if not (parameters.get("type") == "object" and "properties" in parameters):
+    if parameters.get("type") == "object":
+        parameters = {"properties": {}, **parameters}
+        if not all(map(_is_json, parameters.values())):
+            fix = 'its parameters stand in `properties`; one that is named `type` has a type or a schema, {"type": str}'
+            raise TypeError(f"tool {tool.name}: got {tool.parameters}, which is no JSON schema; {fix}")
+    else:
         properties = {name: type_schema(kind) for name, kind in tool.parameters.items()}
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
+def _is_json(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | list | tuple | Mapping)
+
+
 def type_schema(kind: Any) -> dict[str, Any]:
     """JSON schema of a parameter given as a type; a mapping is a schema already."""
     if isinstance(kind, Mapping):
         return dict(kind)
-    if kind in _NAMES:
+    if isinstance(kind, Hashable) and kind in _NAMES:
         return {"type": _NAMES[kind]}
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin is Literal:
@@ -179,41 +283,9 @@ def type_schema(kind: Any) -> dict[str, Any]:
     if origin is dict:
         return {"type": "object"}
     raise TypeError(
-        f"tool parameter type {kind!r} has no JSON schema; name str, int, float, bool, list, dict or a schema"
+        f"tool parameter type {kind!r} has no JSON schema; name str, int, float, bool, list, dict or a schema, "
+        'and write a whole schema with "type": "object"'
     )
-
-
-def parse_calls(text: str) -> tuple[str, tuple[ToolCall, ...], str]:
-    """Read calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes): (text without them, calls, error).
-
-    A call that can't be read is a message for the policy, never an exception. Calls inside a thought are not calls."""
-    thought, mark, said = text.rpartition(THOUGHT_END)
-    head, *blocks = said.split(OPEN)
-    calls: list[ToolCall] = []
-    kept = [head]
-    for block in blocks:
-        body, closed, rest = block.partition(CLOSE)
-        call = _call(body, len(calls)) if closed else f"{OPEN} was not closed with {CLOSE}"
-        if isinstance(call, str):
-            return text, (), call
-        calls.append(call)
-        kept.append(rest)
-    return (thought + mark + "".join(kept).rstrip() if calls else text), tuple(calls), ""
-
-
-def _call(body: str, number: int) -> ToolCall | str:
-    """Read one call, or say what is wrong with it. Ids have nine letters and digits, as strict templates demand."""
-    try:
-        call = json.loads(body)
-        arguments = call.get("arguments", {}) if isinstance(call, dict) else None
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError) as error:
-        return f"tool call is not JSON: {error}"
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return 'tool call must be {"name": ..., "arguments": {...}}'
-    if not isinstance(arguments, dict):
-        return f"arguments of tool call {call['name']} must be an object"
-    return ToolCall(call["name"], arguments, f"call{number:05d}")
 
 
 # -- files of a model folder -----------------------------------------------------------------------------------------

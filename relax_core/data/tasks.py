@@ -34,6 +34,7 @@ from relax_core.media.access import SourceAccess
 from relax_core.media.source import check_source, is_path, shown
 
 HOLD_OUT = "held-out"
+OTHERWISE = "otherwise"
 """The name of the evaluation set that is held out of the training tasks."""
 TOO_LONG = ("skip", "truncate", "error")
 CACHED_PROMPTS = 4096  # a group's samples and the groups in flight share a prompt; a whole epoch need not stay
@@ -279,15 +280,23 @@ def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequen
         raise ConfigError("data.train", fault.partition("; ")[0], fault.partition("; ")[2])
 
 
-def task_set(context: RunContext, family: ModelFamily, key: str, path: str, columns: Any) -> TaskSet:
-    """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read."""
+def task_set(
+    context: RunContext, family: ModelFamily, key: str, path: str, columns: Any, found: Mapping[str, Sequence[Tool]]
+) -> TaskSet:
+    """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read.
+
+    `found`: tools of the environments that find them, by name."""
     run = context.config
     needs = [
-        ColumnNeed(choice.name, type(context.build(choice.chosen, Reward)).needs_columns, partial(applies, choice.only))
+        ColumnNeed(
+            choice.known_as, type(context.build(choice.chosen, Reward)).needs_columns,
+            partial(applies, choice.only, others=tuple(other.only for other in run.rewards)),
+        )
         for choice in run.rewards
-    ]
+    ]  # fmt: skip
     environments: dict[str, type[Environment]] = {
-        choice.name: type(context.build(choice.chosen, Environment)) for choice in (run.environment, *run.environments)
+        choice.known_as: type(context.build(choice.chosen, Environment))
+        for choice in (run.environment, *run.environments)
     }
     for name, environment in environments.items():
         needs.append(ColumnNeed(name, environment.needs_columns, partial(_is_played, run, name)))
@@ -296,11 +305,11 @@ def task_set(context: RunContext, family: ModelFamily, key: str, path: str, colu
         source.open(path, columns)
     except ConfigError as error:
         raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
+    tools = {name: found.get(name, environment.tools) for name, environment in environments.items()}
     limit = run.data.max_prompt_tokens or bounded_context(run.model.path) - run.rollout.max_new_tokens
     tasks = TaskSet(
         source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
-        needs=needs, tools=environments[run.environment.name].tools,
-        tools_of={name: environment.tools for name, environment in environments.items()},
+        needs=needs, tools=tools[run.environment.known_as], tools_of=tools,
         media=[type(context.build(each.chosen, ModalityProcessor)).medium for each in run.media],
         access=source_access(run.data, [Path(path)]),
     )  # fmt: skip
@@ -309,18 +318,29 @@ def task_set(context: RunContext, family: ModelFamily, key: str, path: str, colu
             names = ", ".join(environments)
             fix = f"this run has {names}: add it as [[environments]], or leave such tasks out of data.train"
             raise ConfigError("environments", f"{tasks.where(index)}, which names {name!r}", fix)
+    some = [choice.only for choice in run.rewards]
+    if some and all(only not in ("", OTHERWISE) for only in some):
+        for index in range(len(tasks)):
+            task = tasks[index]
+            played = environments.get(task.environment, environments[run.environment.known_as])
+            if not played.gives_reward and not any(applies(only, task) for only in some):
+                fix = f'add one with only = "{OTHERWISE}", or leave such tasks out of the file'
+                raise ConfigError("rewards", f"{tasks.where(index)}, which none of them judges", fix)
     return tasks
 
 
 def _is_played(run: Any, environment: str, task: Task) -> bool:
     """Tell whether an environment plays a task; where a run has one alone, it plays those of all names."""
-    return not run.environments or (task.environment or run.environment.name) == environment
+    return not run.environments or (task.environment or run.environment.known_as) == environment
 
 
-def applies(only: str, task: Task) -> bool:
-    """Tell whether a reward's `only` selects a task: a dotted path into its columns, `=`, the value as text."""
+def applies(only: str, task: Task, others: Sequence[str] = ()) -> bool:
+    """Tell whether a reward's `only` selects a task: a dotted path into its columns, `=`, the value as text; or `otherwise`,
+    which selects those that none of `others` names."""
     if not only:
         return True
+    if only == OTHERWISE:
+        return not any(applies(other, task) for other in others if other not in ("", OTHERWISE))
     path, _, wanted = only.partition("=")
     first, *keys = path.strip().split(".")
     found: Any = task.column(first)

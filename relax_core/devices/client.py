@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
@@ -132,14 +132,14 @@ class DeviceLeaseClient:
         request = DeviceRequest(lease_id, self._owner, devices, phase, _plain(holders), deadline_s)
         lease = self._leases[lease_id] = HeldDeviceLease(self, request)
         try:
-            await self._answered(lease, request, await self._service.acquire(request))
+            await self._answered(lease, request, self._service.acquire)
             yield lease
         finally:
             del self._leases[lease_id]
             await self._service.release(self._owner, lease_id)
 
     async def change_phase(self, lease: HeldDeviceLease, request: DeviceRequest) -> None:
-        await self._answered(lease, request, await self._service.change_phase(request))
+        await self._answered(lease, request, self._service.change_phase)
 
     async def close(self) -> None:
         """Remove all members: the role ends."""
@@ -150,23 +150,29 @@ class DeviceLeaseClient:
             with contextlib.suppress(RelaxError):  # without a service nobody needs to know
                 await self.leave(name)
 
-    async def _answered(self, lease: HeldDeviceLease, request: DeviceRequest, owed_by: str) -> None:
-        """Wait until the scheduler has granted the request."""
+    async def _answered(
+        self, lease: HeldDeviceLease, request: DeviceRequest, ask: Callable[[DeviceRequest], Awaitable[str]]
+    ) -> None:
+        """Wait until the scheduler has granted the request; ask again who is in the way, for whoever wants to know."""
+        loop, deadline_s = asyncio.get_running_loop(), request.deadline_s
+        owed_by, deadline = await ask(request), loop.time() + deadline_s
         if self._error is not None:
             raise self._error
-        if lease.answer.done() and lease.answer.exception() is None:
-            return
-        deadline_s = request.deadline_s
-        with self._waiting(f"the devices, to {request.phase}", owed_by or SCHEDULER, deadline_s):
-            try:
-                async with asyncio.timeout(deadline_s + GRACE_S):
-                    await lease.answer
-            except _Refused as refused:
-                reason = f"a lease to {request.phase} on shared devices; held by {str(refused) or 'nobody'}"
-                raise DeadlineExceeded(role_of(self._owner), reason, deadline_s) from None
-            except TimeoutError:
-                reason = f"any answer on a lease to {request.phase}"
-                raise DeadlineExceeded(role_of(self._owner), reason, deadline_s + GRACE_S) from None
+        try:
+            async with asyncio.timeout(deadline_s + GRACE_S):
+                while not lease.answer.done():
+                    left_s = max(deadline - loop.time(), 0.0)
+                    with self._waiting(f"the devices, to {request.phase}", owed_by or SCHEDULER, left_s):
+                        await asyncio.wait({lease.answer}, timeout=POLL_S)
+                    if not lease.answer.done() and loop.time() < deadline:  # later it may have been refused
+                        owed_by = await ask(request)
+            lease.answer.result()
+        except _Refused as refused:
+            reason = f"a lease to {request.phase} on shared devices; held by {str(refused) or 'nobody'}"
+            raise DeadlineExceeded(role_of(self._owner), reason, deadline_s) from None
+        except TimeoutError:
+            reason = f"any answer on a lease to {request.phase}"
+            raise DeadlineExceeded(role_of(self._owner), reason, deadline_s + GRACE_S) from None
 
     # -- commands of the scheduler ------------------------------------------------------------------------------
 

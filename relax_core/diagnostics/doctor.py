@@ -29,6 +29,7 @@ from relax_core.api.plan import Plan
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.memory_check import PlanContext
 from relax_core.control.prepare import PlannedRun, plan_run
+from relax_core.control.tool_check import tools_before_start
 from relax_core.observe.run_directory import runs_root
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
@@ -237,7 +238,7 @@ def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[
         family: Any = catalogue.build(config.family.chosen)
         family.open(config.model.model_dump(mode="json"))
         yield Finding("model", f"{config.model.path}: configuration, tokenizer and chat template load")
-        tasks, train, sets = open_tasks(cast(RunContext, context), family)
+        tasks, train, sets = open_tasks(cast(RunContext, context), family, tools_before_start(config, catalogue))
         tasks.prompt(0)
     except RelaxError as error:
         yield from _refused("model" if isinstance(error, ConfigError) and "model" in error.field else "data", error)

@@ -16,6 +16,7 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings, Issue
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
+from relax_core.api.family import ModelFamily
 from relax_core.api.role import SystemClock
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
@@ -32,11 +33,13 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records, sample_record
+from relax_core.sandboxes.pool import SandboxPool
 from relax_core.weights.registry import WeightRegistry
 
 
 async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
-    """Sample and score `num_tasks` groups; give their records as the run directory would hold them."""
+    """Sample and score `num_tasks` groups; give their records as the run directory would hold them, each with what its task's
+    own answer earns (`answer_reward`), where it has one that rewards can judge."""
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
         launch, catalogue = trial_launch(sources, overrides, Path(directory))
         workers = LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())
@@ -46,9 +49,50 @@ async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: 
             issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(size))) for g in range(num_tasks)]
             try:
                 groups = [await worker.make(issue, worker.engines.newest()) for issue in issues]
-                return records(await worker.score(groups))
+                told = records(await worker.score(groups))
+                earned = await _answers_scored(worker.scorer, [group.task for group in groups])
+                played = [trajectory for group in groups for trajectory in group.trajectories]
+                return tuple(
+                    {
+                        **one,
+                        "answer_reward": earned.get(one["group_id"]),
+                        "nodes": nodes(sample, worker.family),
+                        "info": dict(sample.info),
+                    }
+                    for one, sample in zip(told, played, strict=True)
+                )
             finally:
                 await worker.close()
+
+
+def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
+    """Describe a sample's tokens as JSON, a node each: the node it goes on from, its text, and how many tokens are trained."""
+    trained = {id(node) for path in trajectory.paths() for node, is_trained in path if is_trained}
+    return [
+        {"parent": node.parent, "sampled": node.sampled, "text": family.decode(node.tokens), "tokens": len(node.tokens),
+         "trained": len(node.tokens) if id(node) in trained else 0, "discarded": node.discarded}
+        for node in trajectory.forest
+    ]  # fmt: skip
+
+
+def with_agent(overrides: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Overrides that let a program be the agent; other options of an environment `agent` stay as they are configured."""
+    return [*overrides, "environment.name=agent", f"environment.command={json.dumps(program)}", "environment.function="]
+
+
+async def _answers_scored(scorer: RewardScorer, tasks: Sequence[Task]) -> dict[int, float]:
+    """Score the answers of tasks as if they were responses; the reward by the task's place, where there is one."""
+    written = {
+        at: (task, (Trajectory((*_asked(task), Message("assistant", str(task.answer))), str(task.answer), ()),))
+        for at, task in enumerate(tasks)
+        if isinstance(task.answer, str | int | float)
+    }
+    scored = await scorer.score(tuple(written.values()))
+    return {at: one.value for at, (one,) in zip(written, scored, strict=True) if one.outcome.judged}
+
+
+def _asked(task: Task) -> tuple[Message, ...]:
+    return (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
 
 
 def trial_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
@@ -85,13 +129,16 @@ async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: S
     chosen = Chosen("reward", name, {".".join(path): value for path, value in map(parse_override, options)})
     Catalogue.load(plugins).build(chosen)
     workers = LocalWorkers(plugins)
-    scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock())
+    sandboxes = SandboxPool(None, workers)
+    scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock(), sandboxes=sandboxes)
     rows = list(_rows(data))
     try:
         await scorer.start()
+        await sandboxes.start()
         scored = await scorer.score([(task, (trajectory,)) for task, trajectory in rows])
     finally:
         await scorer.stop()
+        await sandboxes.close()
         await workers.close()
     return [sample_record(task, trajectory, one[0]) for (task, trajectory), one in zip(rows, scored, strict=True)]
 

@@ -58,6 +58,8 @@ class Stepper(Protocol):
     dtype: str
     """By torch's name, such as float32."""
     model_type: str
+    kv_tokens: int
+    """Tokens that its KV cache holds, 0 where that is not known."""
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
@@ -261,6 +263,7 @@ class SteppedEngine(ThreadedEngine[StepperThread, OptionsT], Generic[OptionsT]):
         return {
             "vocab_size": model.vocab_size,
             "max_context": model.max_context,
+            "kv_tokens": model.kv_tokens,
             "fingerprint": combined_fingerprint(self._known.values()),
             "parameters": sum(prod(info.shape) for info in self._known.values()),
             "model_type": model.model_type,

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from relax_core.api.engine import Delta
 from relax_core.api.weights import Version
+from relax_core.engines.kv_ledger import KvLedger
 from relax_core.engines.requests import PendingRequest
 from relax_core.rpc.waiting import RestartBudget
 
@@ -66,6 +67,8 @@ class EngineState:
     """When it last said something, or began to run requests."""
     pending_tokens: int = 0
     """Tokens it still may have to sample."""
+    kv: KvLedger = field(default_factory=KvLedger)
+    """Account of its KV cache."""
     running: dict[str, PendingRequest] = field(default_factory=dict)
 
     @property
@@ -79,10 +82,18 @@ class EngineState:
             pending.incarnations.append((len(pending.tokens), self.version.incarnation))
         self.running[pending.request.id] = pending
         self.pending_tokens += pending.tokens_left
+        self.kv.begin(pending)
 
-    def remove(self, pending: PendingRequest) -> None:
+    def sampled(self, count: int) -> None:
+        """Count tokens that a request which is awaited got."""
+        self.pending_tokens -= count
+        self.kv.sampled(count)
+
+    def remove(self, pending: PendingRequest, kept: bool = True) -> None:
+        """`kept`: the tokens stay in its cache for the next turn."""
         del self.running[pending.request.id]
         self.pending_tokens -= pending.tokens_left
+        self.kv.end(pending, kept)
         pending.engine, pending.batch = "", ()  # a batch holds its members: a ring that only the collector would find
 
 
@@ -92,7 +103,8 @@ class PrefixAffinity:
     Invariants:
     - A cache is worth as many tokens of work as it saves: no engine is chosen that has more work than the least busy one
       at or above the floor by more than the request's own tokens so far.
-    - A cache is gone when its engine fails or gets other weights: the `cache_epoch` has changed.
+    - A cache is gone when its engine fails or gets other weights: the `cache_epoch` has changed; that of a session also when
+      the engine's ledger has evicted it.
     """
 
     def __init__(self) -> None:
@@ -114,7 +126,7 @@ class PrefixAffinity:
         for engine in available:
             if engine.pending_tokens > bound or engine.version.step < floor:
                 continue
-            if engine.name == session and engine.cache_epoch == epoch:
+            if engine.name == session and engine.cache_epoch == epoch and engine.kv.holds(pending.session):
                 return engine
             if group.get(engine.name) == engine.cache_epoch and (
                 cached is None or engine.pending_tokens < cached.pending_tokens
@@ -130,6 +142,10 @@ class PrefixAffinity:
             epochs = self._groups.get(pending.group, {})
             epochs[engine.name] = engine.cache_epoch
             _set_newest(self._groups, pending.group, epochs)
+
+    def forget(self, session: Hashable) -> None:
+        """Remember no more of a session: it has ended."""
+        self._sessions.pop(session, None)
 
 
 def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:

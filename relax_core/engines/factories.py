@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from relax_core.api.component import Chosen
@@ -17,7 +18,7 @@ from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Logged, RoleFailed, RoleRecovered, WorkRetried
 from relax_core.api.family import ModelFamily
-from relax_core.api.role import WorkerSpec
+from relax_core.api.role import Phase, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.config.model_folder import bounded_context, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
@@ -32,6 +33,10 @@ from relax_core.rpc.waiting import start_all
 
 AUXILIARY_GROUP = "engines-"
 """Prefix of the name of an auxiliary pool's worker group."""
+LEASE_S = 3600.0
+"""Longest wait for the devices on which a pool is started in turn."""
+PHASES: tuple[Phase, Phase] = ("generate", "answer")
+"""A lease whose phase changes is granted anew when all of its members have done as they were told."""
 LATER_S = 60.0
 """A request's own deadline comes first, so that its error can name the pool."""
 
@@ -47,8 +52,11 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
     limits = (
         RequestLimits(timeout_s)
         if run.deterministic
-        else RequestLimits(timeout_s, placement.requests_per_engine, placement.backlog)
-    )
+        else RequestLimits(
+            timeout_s, placement.requests_per_engine, placement.backlog, kv_tokens=placement.kv_tokens_per_engine,
+            kv_reserve=placement.kv_reserve,
+        )
+    )  # fmt: skip
     return EnginePool(
         slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits,
         group.spares,
@@ -122,8 +130,10 @@ def _engine_slots(
 class AuxiliaryPools:
     """Auxiliary pools of the plan with the clients that ask them: those that teachers score with, or everybody else's."""
 
-    def __init__(self, clients: Mapping[str, PoolModelClient], tables: Sequence[EngineTable]) -> None:
-        self.clients, self._tables = clients, tables
+    def __init__(
+        self, context: RunContext, clients: Mapping[str, PoolModelClient], tables: Sequence[EngineTable]
+    ) -> None:
+        self._context, self.clients, self._tables = context, clients, tables
 
     @classmethod
     def from_context(cls, context: RunContext, report: Report, *, teaching: bool) -> AuxiliaryPools:
@@ -134,18 +144,43 @@ class AuxiliaryPools:
             for table in context.config.engines
             if AUXILIARY_GROUP + table.name in context.plan.groups and (table.name in taught) is teaching
         ]
-        return cls({table.name: _client(context, table, report) for table in tables}, tables)
+        return cls(context, {table.name: _client(context, table, report) for table in tables}, tables)
+
+    @property
+    def taking_turns(self) -> dict[str, PoolModelClient]:
+        """The pools that live on the devices of the policy's engines, by worker group."""
+        return {
+            AUXILIARY_GROUP + table.name: self.clients[table.name] for table in self._tables if table.devices != "own"
+        }
 
     async def start(self) -> None:
-        """Start all; raises ConfigError where an engine holds another model than its folder."""
-        started = await start_all(*(client.pool.start() for client in self.clients.values()))
-        for table, facts in zip(self._tables, started, strict=True):
-            have, want = facts.get("vocab_size"), vocabulary_size(table.path)
-            if have and want and have != want:
-                fix = f"its config.json says {want}: let the engine load that folder, and leave its files alone"
-                raise ConfigError(
-                    f"engines.{table.name}", f"an engine with a vocabulary of {have} for {table.path}", fix
-                )
+        """Start all at once; raises ConfigError where an engine holds another model than its folder."""
+        await start_all(*(self._start(table) for table in self._tables))
+
+    async def start_in_turns(self) -> None:
+        """Start all; those that take turns one after another, each put to sleep before the next: they would not fit together.
+
+        They are paused then, and members of the device leases.
+        """
+        await start_all(*(self._start(table) for table in self._tables if table.devices == "own"))
+        devices, phases = self._context.devices, cycle(PHASES)
+        for table in self._tables:
+            if table.devices == "own":
+                continue
+            group, client = AUXILIARY_GROUP + table.name, self.clients[table.name]
+            own = self._context.plan.groups[group].devices
+            async with devices.acquire(own, next(phases), {}, LEASE_S) as lease:
+                await self._start(table)
+                await client.pause()
+                await devices.join(group, own, client.pool.supervisor)
+                await lease.change_phase(next(phases), {}, LEASE_S)  # returns when it sleeps
+
+    async def _start(self, table: EngineTable) -> None:
+        facts = await self.clients[table.name].pool.start()
+        have, want = facts.get("vocab_size"), vocabulary_size(table.path)
+        if have and want and have != want:
+            fix = f"its config.json says {want}: let the engine load that folder, and leave its files alone"
+            raise ConfigError(f"engines.{table.name}", f"an engine with a vocabulary of {have} for {table.path}", fix)
 
     async def close(self) -> None:
         await asyncio.gather(*(client.pool.close() for client in self.clients.values()))
@@ -162,4 +197,7 @@ def _client(context: RunContext, table: EngineTable, report: Report) -> PoolMode
     slots = _engine_slots(context, group, f"{table.name}-engine", run.backend_of(table), spec, table.silence_s)
     limits = RequestLimits(table.timeout_s + LATER_S, 0 if run.deterministic else table.requests_per_engine)
     pool = EnginePool(slots, context.clock, None, report, deterministic=run.deterministic, limits=limits)
-    return PoolModelClient(table.name, pool, family, context.clock, table.timeout_s, run.deterministic)
+    limit_s = run.rollout.step_timeout_s
+    return PoolModelClient(
+        table.name, pool, family, context.clock, table.timeout_s, run.deterministic, limit_s, table.path.name
+    )

@@ -7,7 +7,8 @@ The pool knows ids only; its client renders and decodes with the pool's own toke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
@@ -19,20 +20,36 @@ from relax_core.api.task import Message
 from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateCall, cut, singly, watch_for
 
+TURN_LIMIT_S = 3600.0
+"""Longest time that a request waits for the pool's turn, where nobody says otherwise."""
+
 
 class PoolModelClient:
-    """`api.ModelClient` on a pool of this process."""
+    """`api.ModelClient` on a pool of this process.
+
+    Invariant: while the pool is paused for others on its devices, the deadlines of requests stand still, and another one runs
+    (`turn_limit_s`), so that nobody waits for a turn for ever.
+    """
 
     def __init__(
         self, name: str, pool: EnginePool, family: ModelFamily, clock: Clock, timeout_s: float,
-        deterministic: bool = False,
+        deterministic: bool = False, turn_limit_s: float = TURN_LIMIT_S,
+        folder: str = "",
     ) -> None:  # fmt: skip
+        """`folder`: name of the model's folder, which is part of every seed: another model draws apart."""
+        self._salt = zlib.crc32(folder.encode()) >> 1
         self.name, self.pool, self._family, self._clock, self._timeout_s = name, pool, family, clock, timeout_s
         # Requests that come together are a batch whose members depend on time: where they must not, each goes alone.
         self._exclusive: AbstractAsyncContextManager[Any] = asyncio.Semaphore(1) if deterministic else nullcontext()
         self._open: dict[int, float] = {}
         """Time at which each open request was made."""
         self._num_requests = 0
+        self._turn_limit_s = turn_limit_s
+        self._deadlines: dict[int, tuple[asyncio.Timeout, float]] = {}
+        """Deadline of each open request, with the time that was left of it when the pool was paused."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when requests come and go; whoever shares the pool's devices sets it."""
+        self.paused = False
 
     async def generate(
         self, prompt: Prompt, max_new_tokens: int = 256, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
@@ -40,7 +57,7 @@ class PoolModelClient:
     ) -> Generated:  # fmt: skip
         stop = tuple(stop)
         call = GenerateCall(
-            self._tokens(prompt), max_new_tokens, seed, tuple(self._family.stop_tokens),
+            self._tokens(prompt), max_new_tokens, seed ^ self._salt, tuple(self._family.stop_tokens),
             watch=watch_for(stop, self._family.decode),
         )  # fmt: skip
         generate = singly(self.pool.generator([SamplingParams(temperature, top_p if temperature else 1.0)]))
@@ -79,10 +96,36 @@ class PoolModelClient:
             except ValueError as error:
                 raise ValueError(f"engine pool {self.name}: {error}") from error
 
+    # -- turns on shared devices --------------------------------------------------------------------------------
+
+    def work(self) -> int:
+        """Count open requests, or else what the pool itself needs its devices for."""
+        return len(self._open) or self.pool.supervisor.work()
+
+    async def pause(self) -> None:
+        """End a turn: engines run nothing, and time stands still for what is asked."""
+        if not self.paused:
+            self.paused, now = True, asyncio.get_running_loop().time()
+            for number, (deadline, _) in self._deadlines.items():
+                self._deadlines[number] = (deadline, max((deadline.when() or now) - now, 0.0))
+                if not deadline.expired():
+                    deadline.reschedule(now + self._turn_limit_s)
+        await self.pool.pause()
+
+    async def resume(self) -> None:
+        """Begin a turn."""
+        await self.pool.supervisor.resume()
+        self.paused, now = False, asyncio.get_running_loop().time()
+        for deadline, left_s in self._deadlines.values():
+            if not deadline.expired():
+                deadline.reschedule(now + left_s)
+
     def facts(self) -> dict[str, Any]:
         """Describe open requests and the engines, for `relax why`."""
         oldest = self._clock.now() - min(self._open.values()) if self._open else 0.0
-        return {"open": len(self._open), "for_s": round(oldest, 3), "engines": self.pool.facts()}
+        return {
+            "open": len(self._open), "for_s": round(oldest, 3), "engines": self.pool.facts(), "paused": self.paused,
+        }  # fmt: skip
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -107,15 +150,26 @@ class PoolModelClient:
         self._num_requests += 1
         number = self._num_requests
         self._open[number] = self._clock.now()
-        deadline = asyncio.timeout(min(timeout_s, self._timeout_s) if timeout_s > 0 else self._timeout_s)
+        left_s = min(timeout_s, self._timeout_s) if timeout_s > 0 else self._timeout_s
+        deadline = asyncio.timeout(self._turn_limit_s if self.paused else left_s)
+        self.on_change()
         try:
-            async with deadline, self._exclusive:
-                yield
+            async with deadline:
+                self._deadlines[number] = (deadline, left_s)
+                async with self._exclusive:
+                    yield
         except TimeoutError as late:
             if not deadline.expired():
                 raise
+            if self.paused:
+                fix = "the devices are others' for longer: give the pool devices of its own, or raise rollout.step_timeout_s"
+                raise DeadlineExceeded(
+                    f"engine pool {self.name}", "its turn on the devices", self._turn_limit_s, fix
+                ) from late
             fix = f"raise timeout_s of the pool {self.name}, or its count"
             who = f"engine pool {self.name}"
             raise DeadlineExceeded(who, f"{what} to be answered", self._timeout_s, fix) from late
         finally:
             del self._open[number]
+            self._deadlines.pop(number, None)
+            self.on_change()

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from relax_core.api.engine import GenerateRequest
-from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
+from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, RelaxError
 from relax_core.api.family import Routing
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import Clock
@@ -155,10 +155,13 @@ class EnginePool:
         self._spawn(self._tick())
         return facts
 
-    @property
-    def full(self) -> bool:
-        """True where a call now has to wait: no time to begin anything new."""
-        return not self._admission.admits(1)
+    def room(self, expected_tokens: int) -> int:
+        """Count the samples that may be begun now, as `Router.room`; none while a call has to wait."""
+        return self._router.room(expected_tokens) if self._admission.admits(1) else 0
+
+    def forget_sessions(self, sessions: Iterable[Hashable]) -> None:
+        """Keep no cache for samples that have ended."""
+        self._router.forget_sessions(sessions)
 
     async def close(self) -> None:
         """End all engines, or leave those that are well to a successor of the role. Whoever has ended ones offloaded meanwhile,
@@ -172,6 +175,13 @@ class EnginePool:
             *(slot.release(engines[name].status is not EngineStatus.OUT) for name, slot in self._slots.items())
         )
 
+    async def pause(self) -> None:
+        """Return when no engine samples or scores any more. Requests keep what they have."""
+        await self.supervisor.pause()
+        while any(self._scored_parts.values()):
+            self._changed.clear()
+            await self._changed.wait()
+
     # -- completions --------------------------------------------------------------------------------------------
 
     def generator(self, params: Sequence[SamplingParams]) -> GenerateAll:
@@ -179,12 +189,11 @@ class EnginePool:
         return partial(self._generate, params=params)
 
     async def _generate(self, calls: Sequence[GenerateCall], params: Sequence[SamplingParams]) -> Sequence[Completion]:
-        if not self._admission.admits(len(calls)):
-            deadline = self._router.active_time(self._clock.now()) + self._router.limits.timeout_s
-            if not await self._admission.wait(len(calls), deadline):
-                return [LATE] * len(calls)
-        if self._failure is not None:
-            raise self._failure
+        asked_at = self._router.active_time(self._clock.now())
+        deadline = asked_at + self._router.limits.timeout_s
+        if not self._admission.admits(len(calls)) and not await self._admission.wait(len(calls), deadline):
+            return [LATE._replace(queued_s=self._router.active_time(self._clock.now()) - asked_at)] * len(calls)
+        self.check()
         batch, now = RequestBatch(calls, asyncio.get_running_loop().create_future()), self._clock.now()
         requests: list[PendingRequest] = []
         for at, (call, own) in enumerate(zip(calls, params, strict=True)):
@@ -195,7 +204,9 @@ class EnginePool:
                 routed_experts=own.routing is not None,
             )  # fmt: skip
             routes = None if own.routing is None else Routes(own.routing)
-            requests.append(PendingRequest(request, call.watch, call.session, call.group, routes=routes))
+            requests.append(
+                PendingRequest(request, call.watch, call.session, call.group, asked_at=asked_at, routes=routes)
+            )
             self._requests[request.id] = batch, at
         self._perform(self._router.submit(requests, now))
         self.supervisor.want_devices()
@@ -216,7 +227,7 @@ class EnginePool:
                     batch, at = self._requests.pop(pending.request.id, (None, 0))
                     if batch is None or batch.future.done():
                         continue  # its caller is gone
-                    batch.completions[at] = pending.completion()
+                    batch.completions[at] = pending.completion(self._router.active_time(self._clock.now()))
                     if (ended := batch.calls[at].ended) is not None:
                         ended()
                     if len(batch.completions) == len(batch.calls):
@@ -228,7 +239,7 @@ class EnginePool:
                 case Quarantine(engine, why, requests, successor):
                     self._spawn(self.supervisor.replace(self._slots[engine], why, requests, successor))
                 case _:
-                    self._fail(InfrastructureError(action.why))
+                    self._fail(PoolFailed(action.why))
         if not self._dispatch_scheduled:
             self._dispatch_scheduled = True
             asyncio.get_running_loop().call_soon(self._dispatch)
@@ -241,6 +252,7 @@ class EnginePool:
                 self._spawn(self._stream(self._slots[dispatch.engine], dispatch))
             self._admission.update(self._router.active_time(now))
             self._changed.set()
+            self.supervisor.on_change()
 
     async def _stream(self, slot: EngineSlot, dispatch: Dispatch) -> None:
         """Have an engine generate a batch, and tell the router what it says."""
@@ -282,8 +294,7 @@ class EnginePool:
     async def _score_part(self, sequences: Sequence[Sequence[int]], temperature: float) -> Sequence[Sequence[float]]:
         engines = self._router.engines
         while True:
-            if self._failure is not None:
-                raise self._failure
+            self.check()
             names = (engine.name for engine in self._router.available())
             free = [name for name in names if self._scored_parts[name] < MAX_SCORED_PARTS]
             if not free:
@@ -344,6 +355,11 @@ class EnginePool:
         self._admission.fail(error)
         self._changed.set()
 
+    def check(self) -> None:
+        """Raise PoolFailed where no engine can be had any more."""
+        if self._failure is not None:
+            raise self._failure
+
     def measures(self) -> dict[str, float]:
         """Count the spares that are ready, for the run's metrics, where there are to be some."""
         engines = self._router.engines.values()
@@ -361,7 +377,8 @@ class EnginePool:
                 "serving": engine.status is EngineStatus.SERVING, "spare": engine.status is EngineStatus.SPARE,
                 "version": str(slot.version),
                 "running": len(engine.running), "loading": slot.loading, "silent_s": silent_s, "paused": slot.paused,
-                "tokens_left": engine.pending_tokens, "restarts": slot.restarts,
+                "tokens_left": engine.pending_tokens, "kv_capacity": engine.kv.capacity,
+                "kv_running": engine.kv.running, "kv_idle": engine.kv.idle_tokens, "restarts": slot.restarts,
                 "pid": slot.worker.pid if slot.worker else 0,
             }  # fmt: skip
         return found

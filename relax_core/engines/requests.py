@@ -63,6 +63,10 @@ class Completion(NamedTuple):
     """Experts that the positions of the branch and of the completion visited, as far as the engine told."""
     incarnations: tuple[tuple[int, int], ...] = ((0, 0),)
     """(place of a token, incarnation of the weights that sampled it and those after it), in their order."""
+    queued_s: float = 0.0
+    """Seconds from when it was asked until an engine had it, without pauses."""
+    generate_s: float = 0.0
+    """Seconds from then to its end, without pauses."""
 
     def newest(self) -> list[tuple[int, int]]:
         """Return (incarnation, newest step that sampled a token) of each run of tokens of one incarnation."""
@@ -94,7 +98,8 @@ def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[i
     end = next(n for n in lengths if any(text in decode(completion.tokens[:n]) for text in stop))
     return Completion(
         completion.tokens[:end], completion.log_probs[:end], completion.versions[:end], completion.oldest_cache[:end],
-        routes=completion.routes, incarnations=completion.incarnations,
+        routes=completion.routes, incarnations=completion.incarnations, queued_s=completion.queued_s,
+        generate_s=completion.generate_s,
     )  # fmt: skip
 
 
@@ -134,6 +139,10 @@ class PendingRequest:
     """Samples that begin alike. None: it is alone."""
     deadline: float = math.inf
     """In the router's active time."""
+    asked_at: float | None = None
+    """When it was asked for, in active time; None: when it is submitted."""
+    began_at: float | None = None
+    """When an engine was first given it; None: none has been."""
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -186,7 +195,8 @@ class PendingRequest:
         """Make the same request without the tokens it got."""
         return PendingRequest(
             self.request, self.watch, self.session, self.group, self.deadline, settled=self.settled,
-            num_aborts=self.num_aborts, routes=None if self.routes is None else Routes(self.routes.routing),
+            num_aborts=self.num_aborts, asked_at=self.asked_at, began_at=self.began_at,
+            routes=None if self.routes is None else Routes(self.routes.routing),
         )  # fmt: skip
 
     @property
@@ -203,12 +213,17 @@ class PendingRequest:
     def complete(self) -> bool:
         return self.tokens_left <= 0
 
-    def completion(self) -> Completion:
+    def completion(self, time: float | None = None) -> Completion:
+        """Make its result; `time`: the router's active time, None where nobody asks how long it took."""
         versions, oldest = tuple(self.versions), tuple(self.oldest_cache)
         kept = oldest if oldest != versions else ()
+        queued_s = generate_s = 0.0
+        if time is not None and self.asked_at is not None:
+            began_at = time if self.began_at is None else self.began_at
+            queued_s, generate_s = began_at - self.asked_at, time - began_at
         return Completion(
             tuple(self.tokens), tuple(self.log_probs), versions, kept, self.finish, self.error, self.routes,
-            tuple(self.incarnations),
+            tuple(self.incarnations), queued_s, generate_s,
         )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -54,6 +55,10 @@ class GiveUp(NamedTuple):
 
 Action: TypeAlias = Dispatch | AbortRequest | CompleteRequest | Quarantine | GiveUp
 
+MEAN_OF = 64
+"""Requests over which their mean size is taken."""
+UNBOUNDED = 1 << 30
+"""More requests than there ever are."""
 MAX_ABORTS = 8
 """Times that engines may end a request unasked before that is its result."""
 
@@ -70,6 +75,10 @@ class RequestLimits:
     """Requests that may be open beyond those."""
     silence_s: float = 180.0
     """An engine that says nothing for so long while it should is stuck, whatever else it answers."""
+    kv_tokens: int | None = 0
+    """Tokens that the cache of one engine holds; 0: not counted, None: as the engine says."""
+    kv_reserve: float = 1.0
+    """Share of the tokens that a running request may still sample for which room is kept."""
 
 
 class Router:
@@ -81,7 +90,9 @@ class Router:
     Invariants:
     - An open request is in exactly one place: waiting, in a batch to be restarted, or running on one engine.
     - It gets one `CompleteRequest`, at its deadline at the latest, and never tokens of weights older than its floor.
-    - Nothing is dispatched to an engine that is out, spare, held or full, nor while the pool is paused.
+    - Nothing is dispatched to an engine that is out, spare, held or full, nor while the pool is paused. An engine is full
+      by the number of its requests, or by its `KvLedger`; a request that is larger than a cache runs there alone.
+    - A request for which no cache has room has an engine drained for it: those behind it go to others, so that none starves.
     - At most `num_serving` engines serve, and none is spare while fewer do.
     - Nothing is dispatched to an engine with weights of an earlier incarnation than the newest that was published: a
       rollback may have given them up, and their steps say nothing of it. Floors are compared within one incarnation only.
@@ -98,9 +109,14 @@ class Router:
         num_spares: int = 0,
     ) -> None:
         """`num_spares`: engines, of those that are named, beyond the ones that serve."""
-        self.engines = {name: EngineState(name) for name in names}
-        self.num_serving = len(self.engines) - num_spares
         self.limits, self.whole_batches = limits, whole_batches
+        self.engines = {name: EngineState(name) for name in names}
+        for name, engine in self.engines.items():
+            engine.kv.reserve = limits.kv_reserve
+            self.set_kv_tokens(name, 0)
+        self.num_serving = len(self.engines) - num_spares
+        self._mean_tokens = 0.0
+        """Of the tokens that a request may come to hold, over the newest ones."""
         self._open: dict[str, PendingRequest] = {}
         """Awaited, in the order in which they were submitted, which is that of their deadlines."""
         self._waiting: list[PendingRequest] = []
@@ -117,9 +133,9 @@ class Router:
     # -- from callers -------------------------------------------------------------------------------------------
 
     @property
-    def has_open(self) -> bool:
-        """True where somebody awaits something."""
-        return bool(self._open)
+    def num_open(self) -> int:
+        """Requests that somebody awaits."""
+        return len(self._open)
 
     def has_capacity(self, count: int) -> bool:
         """Tell whether so many may be submitted together now; more than fit at all may when nothing else is open."""
@@ -128,10 +144,40 @@ class Router:
             return True
         return len(self._open) + count <= limits.backlog + limits.per_engine * self.num_serving
 
+    def room(self, expected_tokens: int) -> int:
+        """Count the requests of new samples that engines have room for, with as many waiting as are running: engines find
+        work when one ends, and where they are what everybody waits for nothing new is begun.
+
+        `expected_tokens`: those that a request may come to hold, before any was submitted.
+        """
+        limits, tokens = self.limits, math.ceil(self._mean_tokens) or expected_tokens
+        if not limits.per_engine or self.whole_batches:
+            return UNBOUNDED
+        free = running = 0
+        for engine in self.engines.values():
+            if engine.status is EngineStatus.SERVING:
+                running += len(engine.running)
+                places = limits.per_engine - len(engine.running)
+                free += min(places, engine.kv.places(tokens)) if engine.kv.capacity else places
+        return free + min(limits.backlog, running) - len(self._waiting)
+
+    def set_kv_tokens(self, name: str, told: int) -> None:
+        """Bound an engine by its KV cache: by the limits, else by what it has `told` of itself."""
+        counted, limit = not self.whole_batches, self.limits.kv_tokens
+        self.engines[name].kv.capacity = (told if limit is None else limit) if counted else 0
+        self._counts_kv = any(engine.kv.capacity for engine in self.engines.values())
+
+    def forget_sessions(self, sessions: Iterable[Hashable]) -> None:
+        """Keep nothing for samples that take no more turns."""
+        for session in sessions:
+            self._affinity.forget(session)
+            for engine in self.engines.values():
+                engine.kv.forget(session)
+
     def submit(self, submitted: Sequence[PendingRequest], now: float) -> list[Action]:
         """Take requests; those that no engine could run are answered at once."""
         actions: list[Action] = []
-        deadline, checked, bad_ids = self.active_time(now) + self.limits.timeout_s, None, ""
+        time, checked, bad_ids = self.active_time(now), None, ""
         for pending in submitted:
             tokens, new = pending.request.tokens, pending.request.max_new_tokens
             if tokens is not checked:  # all of a group have the same prompt
@@ -143,7 +189,10 @@ class Router:
             if error:
                 actions.append(self._complete(pending, "error", error))
                 continue
-            pending.deadline = deadline
+            pending.deadline = time + self.limits.timeout_s
+            pending.asked_at = time if pending.asked_at is None else pending.asked_at
+            tokens_needed = len(tokens) + math.ceil(self.limits.kv_reserve * new)
+            self._mean_tokens += (tokens_needed - self._mean_tokens) / (MEAN_OF if self._mean_tokens else 1)
             self._waiting.append(pending)
         return actions
 
@@ -168,7 +217,7 @@ class Router:
         """Give what waits to the engines that may run it; the requests of one engine go together."""
         if self._paused_at is not None or not (self._waiting or self._restarting):
             return []
-        available = self.available()
+        available, time = self.available(), self.active_time(now)
         chosen: list[tuple[EngineState, tuple[PendingRequest, ...]]] = []
         for again in self._restarting[:]:
             engine = self._affinity.choose(available, again[0], max(pending.floor for pending in again))
@@ -186,7 +235,10 @@ class Router:
             if not available:
                 waiting += self._waiting[at:]
                 break
-            engine = self._affinity.choose(available, pending, pending.floor)
+            able, full = self._with_room(available, pending)
+            if full is not None:  # nobody passes it there, so that it has room one day
+                available.remove(full)
+            engine = self._affinity.choose(able, pending, pending.floor)
             if engine is None:
                 waiting.append(pending)
                 continue
@@ -195,6 +247,8 @@ class Router:
             if not engine.running:
                 engine.last_heard = now
             engine.add(pending)
+            if pending.began_at is None:
+                pending.began_at = time
             if pending.dispatch_alone:
                 chosen.append((engine, (pending,)))
             else:
@@ -207,6 +261,19 @@ class Router:
             for pending in members:
                 pending.batch = members
         return [Dispatch(engine.name, engine.incarnation, members) for engine, members in chosen]
+
+    def _with_room(
+        self, available: list[EngineState], pending: PendingRequest
+    ) -> tuple[list[EngineState], EngineState | None]:
+        """Return the engines whose caches have room for a request: of these the ones that need not evict a session for it, if
+        there are any. Where none has room also return the one that has most: it is to be drained for the request."""
+        if not self._counts_kv:
+            return available, None
+        able = [engine for engine in available if engine.version.step >= pending.floor]
+        fitting = [engine for engine in able if engine.kv.fits(pending)]
+        if able and not fitting:
+            return [], min(able, key=lambda engine: engine.kv.running)
+        return [engine for engine in fitting if engine.kv.fits_beside_idle(pending)] or fitting, None
 
     def available(self) -> list[EngineState]:
         """Return the engines that may be given requests now."""
@@ -252,13 +319,13 @@ class Router:
             if not pending.settled:
                 if fault := response_fault(delta, pending, engine.max_step, vocab_size):
                     return [*actions, *self._fail(engine, f"{name} gave {fault}")]
-                engine.pending_tokens -= len(delta.tokens)
+                engine.sampled(len(delta.tokens))
                 pending.add(delta)
                 if pending.finish == "stop" and not delta.finish:
                     stopped.append(delta.id)
                     actions.append(self._complete(pending, "stop"))
             if delta.finish:
-                engine.remove(pending)
+                engine.remove(pending, kept=delta.finish != "error")
                 if delta.finish != "error":
                     engine.failures.refill()
                 if not pending.settled:
@@ -299,7 +366,7 @@ class Router:
             return []
         actions: list[Action] = []
         for pending in [one for one in batch if one.batch is batch]:
-            engine.remove(pending)
+            engine.remove(pending, kept=False)
             if pending.settled:
                 continue
             if len(batch) == 1:
@@ -329,6 +396,7 @@ class Router:
         engine.running.clear()
         engine.holds.clear()
         engine.pending_tokens = 0
+        engine.kv.clear()
         awaited = [pending for pending in running if not pending.settled]
         batches = {id(pending.batch): pending.batch for pending in awaited}
         for pending in running:
@@ -380,6 +448,7 @@ class Router:
         same = version.incarnation == engine.version.incarnation
         engine.max_step = max(engine.max_step, version.step) if same else version.step
         engine.cache_epoch += 1
+        engine.kv.drop_idle()
         engine.version, engine.last_heard = version, now
         engine.loading = False
         if engine.status is EngineStatus.SPARE:

@@ -72,7 +72,8 @@ class EngineSlot:
         self.pause_lock = asyncio.Lock()
         """One pause, resume or offload at a time."""
         self.offloaded: frozenset[OffloadPart] = frozenset()
-        self.restarts = 0
+        self.restarts = self.starts = 0
+        """Times that it failed, and times that a worker of it was started: what was asked of one says nothing of the next."""
         self.loading = ""
         """The version it is asked to load now."""
 
@@ -80,6 +81,7 @@ class EngineSlot:
         """Start a fresh engine with the weights of the model folder, or go on with that of the role's predecessor."""
         self.paused, self.version, self.folder_version = False, self.spec.version, self.spec.version
         self._started, self.adopted, self.offloaded = False, False, frozenset()
+        self.starts += 1
         facts: dict[str, Any]
         with self._track.span("overhead", "starting"):
             (self.worker,) = await self._workers.start([self._worker_spec], START_S)

@@ -122,7 +122,8 @@ class EngineSupervisor:
         self._slots, self._router, self._offload, self._clock = slots, router, OffloadState(offload_parts), clock
         self._updates, self._report, self._perform = updates, report, perform
         self._serve_at_start = serve_at_start
-        self._devices_wanted = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when there is more or less work for the engines; whoever shares their devices sets it."""
         self._facts: Mapping[str, Any] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
         self._update_locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in slots}
@@ -131,8 +132,9 @@ class EngineSupervisor:
         """Start all engines; the first one's facts after checking that all hold the same model."""
         found = await start_all(*(self._start(slot) for slot in self._slots.values()))
         self._facts = found[0]
-        for facts in found:
+        for slot, facts in zip(self._slots.values(), found, strict=True):
             self._check_model(facts)
+            self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
         self._router.vocab_size = int(self._facts.get("vocab_size", 0))
         self._router.max_context = int(self._facts.get("max_context", 0))
         for slot in self._slots.values():
@@ -205,11 +207,14 @@ class EngineSupervisor:
                     self._perform(())
                 else:
                     self._router.hold(slot.name, "paused")
+                    if self._router.whole_batches:  # held, they would go on without the caches that are offloaded
+                        await self._preempt(slot)
                     if not await slot.pause():
                         await self._preempt(slot)
 
     async def _preempt(self, slot: EngineSlot) -> None:
-        """Take an engine's requests back with the tokens they have; one that can't abort runs them to their end.
+        """Take an engine's requests back with the tokens they have; one that can't abort, or of a deterministic pool, runs them
+        to their end.
 
         It is asked again and again: a request may still be on its way to the engine when it is told to abort.
         """
@@ -241,14 +246,12 @@ class EngineSupervisor:
             return await slot.offload(self._offload.offloaded)
 
     def want_devices(self) -> None:
-        """Wake `devices_wanted`: requests came, or an engine is to be started or to load weights."""
-        self._devices_wanted.set()
+        """Tell that requests came, or an engine is to be started or to load weights."""
+        self.on_change()
 
-    async def devices_wanted(self) -> None:
-        """Return when there is work for the engines: requests, or weights to load that are offloaded."""
-        while not (self._router.has_open or self._offload.num_waiting):
-            self._devices_wanted.clear()
-            await self._devices_wanted.wait()
+    def work(self) -> int:
+        """Count what needs the devices: open requests, and engines that wait to be started or to load weights."""
+        return self._router.num_open + self._offload.num_waiting
 
     # -- weights ------------------------------------------------------------------------------------------------
 
@@ -359,7 +362,8 @@ class EngineSupervisor:
             await slot.stop()
             self.want_devices()
             async with self._offload.weights_in_use():
-                self._check_model(await slot.start())
+                self._check_model(facts := await slot.start())
+                self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
                 await self._offload_as_planned(slot)
             await self._load_newest(slot)
             while slot.paused != self._router.paused:
@@ -383,7 +387,8 @@ class WeightUpdater:
     """Brings engines to the newest weights. For each version: `route -> load -> prove -> receipt -> slot.version`.
 
     Invariants:
-    - An engine has a version only when every proof that the run asks for was accepted.
+    - An engine has a version only when every proof that the run asks for was accepted, and was given since it was started
+      last: what one that is replaced has proved says nothing of the next.
     - Whatever goes wrong on the way is an `InfrastructureError` about that engine alone, within the deadline.
     """
 
@@ -421,7 +426,7 @@ class WeightUpdater:
     async def _load(self, slot: EngineSlot, manifest: Manifest, transport: Chosen, deadline: float) -> Receipt | None:
         """Load and prove one version; None where a live one was missed and the engine is as it was, or where the version was
         abandoned while it was loaded: another route leads on from there."""
-        version = manifest.version
+        version, starts = manifest.version, slot.starts
         left = self._time_left(slot, str(version), deadline)
         try:
             receipt = await slot.update(manifest, transport, left)
@@ -440,7 +445,10 @@ class WeightUpdater:
             )
         if LEVELS.index(receipt.level) < LEVELS.index(wanted):
             raise InfrastructureError(f"{slot.name}: {version} proved at level {receipt.level}, want {wanted}")
-        counts = await self._weights.receipt(receipt)
+        counts = slot.starts == starts and await self._weights.receipt(receipt)
+        if slot.starts != starts:
+            await self.forget(slot)
+            raise InfrastructureError(f"{slot.name}: it was replaced while it took {version}")
         slot.version = version
         return receipt if counts else None
 

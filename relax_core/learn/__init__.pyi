@@ -4,7 +4,8 @@
 # fmt: off
 # isort: skip_file
 from .advantages import (
-    STD_EPS as STD_EPS, at_last_token as at_last_token, beyond_baseline as beyond_baseline, gae as gae, group_mean
+    STD_EPS as STD_EPS, at_last_token as at_last_token, beyond_baseline as beyond_baseline,
+    context_credit as context_credit, gae as gae, group_mean
     as group_mean, group_mean_relative as group_mean_relative, group_mean_std as group_mean_std, informative as
     informative, leave_one_out as leave_one_out, length_weighted_baseline as length_weighted_baseline, of_turns as
     of_turns, overlong_penalty as overlong_penalty, per_reward as per_reward, reward_to_go as reward_to_go,
@@ -25,7 +26,8 @@ from .off_policy import (
 from .packed import Outputs as Outputs, PackedBatch as PackedBatch, prepared_columns as prepared_columns
 from .plan import SCHEDULES as SCHEDULES, lr_factor as lr_factor, plan_micro_batches as plan_micro_batches
 from .policy_gradient import (
-    PolicyGradient as PolicyGradient, PolicyGradientOptions as PolicyGradientOptions, Surrogate as Surrogate,
+    ClippedOptions as ClippedOptions, PolicyGradient as PolicyGradient, PolicyGradientOptions as PolicyGradientOptions,
+    Surrogate as Surrogate, clipped_ratio as clipped_ratio,
 )
 from .losses import (
     binary_divergence as binary_divergence, clipped as clipped, clipped_surrogate as clipped_surrogate,

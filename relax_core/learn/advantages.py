@@ -120,6 +120,30 @@ def step_credit(returns: Tensor, states: Tensor, valid: Tensor, std: bool = True
     return (returns * 0.0).masked_scatter(there, credit)
 
 
+def context_credit(
+    step_rewards: Tensor, contexts: Tensor, valid: Tensor, std: bool = True, eps: float = STD_EPS
+) -> Tensor:
+    """Credit of each context of a sample: the reward of its turns, less the mean of what contexts of that name earned in the
+    group's samples, by their standard deviation or not. [groups, samples, turns], one value for all turns of a context.
+
+    0 where no other sample has a context of that name, or all earned the same; NaN stays NaN."""
+    there = valid[..., None] & ~torch.isnan(step_rewards)
+    groups, samples, _ = torch.nonzero(there, as_tuple=True)
+    members, member = torch.unique(torch.stack([groups, contexts[there], samples], dim=1), dim=0, return_inverse=True)
+    earned = step_rewards.new_zeros(len(members)).index_add(0, member, step_rewards[there])
+    _, name, sizes = torch.unique(members[:, :2], dim=0, return_inverse=True, return_counts=True)
+
+    def over(values: Tensor, how: str) -> Tensor:
+        """Reduce the values of the contexts of a name, and give the result to each of them."""
+        return values.new_zeros(len(sizes)).scatter_reduce(0, name, values, how, include_self=False)[name]
+
+    apart = over(earned, "amax") > over(earned, "amin")
+    credit = torch.where(apart, earned - over(earned, "mean"), 0.0)
+    if std:
+        credit = credit / ((over(credit.square(), "sum") / (sizes[name] - 1).clamp(min=1)).sqrt() + eps)
+    return (step_rewards * 0.0).masked_scatter(there, credit[member])
+
+
 def of_turns(values: Tensor, groups: Groups) -> Tensor:
     """[groups, samples, turns] -> [tokens]: what its turn has, for each token that the policy sampled, else 0."""
     if groups.row_sample is None or groups.row_lengths is None or "turns" not in groups.token_columns:

@@ -58,7 +58,7 @@ class Grouping:
         valid = (rectangle(float(sealed.outcome.judged) for sealed in seals) == 1) & torch.isfinite(rewards)
         parts = {
             name: torch.where(valid, rectangle(sealed.parts.get(name, 0.0) for sealed in seals), 0.0)
-            for name in sorted({name for sealed in seals for name in sealed.parts})
+            for name in sorted({name for sealed in seals for name in sealed.parts if name.count("/") < 2})
         }
         greedy = {attempt.group: sealed for attempt, sealed in samples.items() if sealed.baseline}
         baseline = torch.full((self._shape[0],), torch.nan, dtype=torch.float64) if greedy else None
@@ -81,6 +81,7 @@ class Grouping:
             baseline=baseline,
             step_rewards=self._turns(ordered, asked, "step_rewards", np.nan),
             states=self._turns(ordered, asked, "states", 0),
+            contexts=self._turns(ordered, asked, "contexts", 0),
         )
 
     def _turns(self, ordered: RowBatch, asked: tuple[str, ...], name: str, missing: float) -> Tensor | None:
@@ -97,24 +98,25 @@ class Grouping:
         return torch.from_numpy(of_turn.reshape(*self._shape, most))
 
     def columns(self, advantages: Advantages) -> dict[str, Ragged]:
-        """Return `advantages` (and `returns`) as token columns in the order of the rows given; 0 on tokens not trained."""
+        """Return `advantages` (and `returns`) as token columns in the order of the rows given; 0 on tokens not trained, and
+        no advantage for samples that are not valid."""
         values, valid = advantages.values, self.groups.valid
         if values.shape == valid.shape:
-            of_row = torch.where(valid, values, 0.0).reshape(-1)[self._row_sample]
-            values = torch.repeat_interleave(of_row, self._row_lengths)
-        columns = {"advantages": self._column(values, "advantages")}
+            values = torch.repeat_interleave(values.reshape(-1)[self._row_sample], self._row_lengths)
+        judged = torch.repeat_interleave(valid.reshape(-1)[self._row_sample], self._row_lengths)
+        columns = {"advantages": self._column(values, "advantages", judged)}
         if advantages.returns is not None:
-            columns["returns"] = self._column(advantages.returns, "returns")
+            columns["returns"] = self._column(advantages.returns, "returns", torch.ones_like(judged))
         return columns
 
-    def _column(self, values: Tensor, name: str) -> Ragged:
+    def _column(self, values: Tensor, name: str, counted: Tensor) -> Ragged:
         tokens = int(self._row_lengths.sum())
         if values.shape != (tokens,):
             raise ValueError(
                 f"{name}: got shape {tuple(values.shape)}; give {self._shape} (groups, samples) or ({tokens},) (tokens)"
             )
         trained = torch.from_numpy(self._mask.values.astype(bool))
-        values = torch.where(trained, values, 0.0).to(torch.float32)
+        values = torch.where(trained & counted, values, 0.0).to(torch.float32)
         if not bool(torch.isfinite(values).all()):
             raise ValueError(f"{name}: got NaN or Inf on a trained token; finite rewards must give finite values")
         back = np.argsort(np.asarray(self._order, dtype=np.int64), kind="stable")

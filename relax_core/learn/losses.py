@@ -36,9 +36,10 @@ def clipped_surrogate(
     return -objective
 
 
-def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """[tokens] bool: where the bound is active, so that the token has no gradient."""
-    return ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))
+def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0) -> Tensor:
+    """[tokens] bool: where a bound of `clipped_surrogate` is active, so that the token has no gradient."""
+    outside = ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))
+    return outside | ((ratio > dual_clip) & (advantages < 0)) if dual_clip else outside
 
 
 def clipped_weight(log_probs: Tensor, ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:

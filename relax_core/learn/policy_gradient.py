@@ -13,8 +13,9 @@ everywhere. It needs no torch until it computes, and whoever wants none of it de
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -34,7 +35,19 @@ from relax_core.api.algorithm import (
     Source,
     Term,
 )
-from relax_core.api.batch import ADVANTAGES, OLD_LOG_PROBS, REF_LOG_PROBS, ROLLOUT_LOG_PROBS, Column
+from relax_core.api.batch import (
+    ADVANTAGES,
+    CONTEXTS,
+    OLD_LOG_PROBS,
+    REF_LOG_PROBS,
+    ROLLOUT_LOG_PROBS,
+    STATES,
+    STEP_REWARDS,
+    TURNS,
+    Column,
+)
+from relax_core.api.errors import ConfigError
+from relax_core.api.files import load_function
 from relax_core.api.options import Options
 from relax_core.learn.counts import DENOMINATOR, Aggregation
 
@@ -49,6 +62,10 @@ Sums = dict[str, tuple["Tensor", "Tensor"]]
 class PolicyGradientOptions(Options):
     """Options that mean the same in every algorithm; each sets its paper's values."""
 
+    advantages: str | Path = ""
+    """A function of your own that credits in the algorithm's place, as `file.py:name` or `module:name`: it is given
+    `relax_core.api.Groups` with all that is known of turns and contexts, and gives an advantage for each sample [groups,
+    samples] or for each token [tokens]."""
     aggregation: Aggregation = "token"
     """Mean over all tokens (`token`); over each sequence, then over sequences (`sequence`); the sum over each sequence, mean
     over sequences (`sum`), or that by `fixed_length` tokens (`fixed`); over the tokens of a sample's rows together
@@ -70,8 +87,9 @@ class PolicyGradientOptions(Options):
     """Leave out sequences with a negative advantage whose mean log of behaviour over policy is above this; 0: none."""
     kl_coef: float = Field(0.0, ge=0.0)
     """Weight of the divergence from the reference model in the loss; 0 needs no reference."""
-    kl_estimator: Literal["k2", "k3", "unbiased"] = "k3"
-    """Of that divergence: (log p/q)^2 / 2; q/p - log(q/p) - 1; or k3 times the ratio, whose gradient is unbiased."""
+    kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
+    """Of that divergence: log p/q, whose gradient is 0 on average; (log p/q)^2 / 2; q/p - log(q/p) - 1; or k3 times the ratio,
+    whose gradient is unbiased."""
     reward_kl_coef: float = Field(0.0, ge=0.0)
     """Weight of the divergence from the reference model (k1) in the reward instead; contradicts `kl_coef`."""
     entropy_coef: float = Field(0.0, ge=0.0)
@@ -104,6 +122,24 @@ class PolicyGradientOptions(Options):
         return self
 
 
+class ClippedOptions(PolicyGradientOptions):
+    """Options of algorithms that clip the ratio."""
+
+    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
+    """Lower bound of the ratio is 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0.0)
+    """Upper bound of the ratio is 1 + clip_high."""
+    dual_clip: float = Field(0.0, ge=0.0)
+    """Upper bound of the ratio where the advantage is negative, which `clip_high` leaves free: above 1, 3 as a rule (Ye et al.,
+    arXiv 1912.09729); 0: none."""
+
+    @model_validator(mode="after")
+    def _dual_clip_bounds_what_grows(self) -> Self:
+        if 0 < self.dual_clip <= 1:
+            raise ValueError(f"dual_clip: got {self.dual_clip}; a ratio begins at 1, so set it above 1, or 0 for none")
+        return self
+
+
 PolicyGradientOptionsT = TypeVar("PolicyGradientOptionsT", bound=PolicyGradientOptions)
 
 
@@ -118,6 +154,13 @@ class Surrogate:
     metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
+def clipped_ratio(options: ClippedOptions, ratio: Tensor, advantages: Tensor) -> Surrogate:
+    """Make the clipped surrogate of each token from its ratio [tokens], or its sequence's."""
+    bounds = options.clip_low, options.clip_high, options.dual_clip
+    values = learn.clipped_surrogate(ratio, advantages, *bounds)
+    return Surrogate(values, learn.clipped(ratio.detach(), advantages, *bounds))
+
+
 class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOptionsT]):
     """A weighted surrogate, less what is asked for in divergence and entropy."""
 
@@ -127,6 +170,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
 
     def __init__(self, options: PolicyGradientOptionsT | None = None) -> None:
         super().__init__(options)
+        self._own_credit = self._load_credit()
         self.zero_advantage_skips = self.options.kl_coef == 0 and self.options.entropy_coef == 0
         self.denominators = frozenset({DENOMINATOR[self.options.aggregation]})
 
@@ -140,7 +184,8 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return frozenset(columns | ({REF_LOG_PROBS} if options.kl_coef else set()))
 
     def advantage_columns(self) -> frozenset[Column]:
-        return frozenset({ROLLOUT_LOG_PROBS, REF_LOG_PROBS} if self.options.reward_kl_coef else set())
+        asked = {ROLLOUT_LOG_PROBS, REF_LOG_PROBS} if self.options.reward_kl_coef else set()
+        return frozenset(asked | ({TURNS, STATES, CONTEXTS, STEP_REWARDS} if self.options.advantages else set()))
 
     def outputs(self) -> frozenset[Output]:
         return frozenset({LOG_PROBS} | ({ENTROPY} if self.options.entropy_coef else set()))
@@ -160,12 +205,26 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
     # -- what they share -----------------------------------------------------------------------------------------
 
     def advantages(self, groups: Groups) -> Advantages:
-        """Call `credit` with rewards from which the divergence is taken where `reward_kl_coef` says so."""
+        """Call `credit`, or the user's function, with rewards from which the divergence is taken where `reward_kl_coef` says
+        so."""
         if self.options.reward_kl_coef:
             rewards = learn.less_divergence(groups, self.options.reward_kl_coef)
             groups = replace(groups, rewards=rewards)
-        values = self.credit(groups)
+        values = self.credit(groups) if self._own_credit is None else self._own_credit(groups)
+        if not hasattr(values, "shape"):
+            got = type(values).__name__
+            raise TypeError(
+                f"algorithm.advantages: the function gave a {got}; give a tensor [groups, samples] or [tokens]"
+            )
         return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
+
+    def _load_credit(self) -> Callable[[Groups], Tensor] | None:
+        """Import the function that the option `advantages` names; None where it names none."""
+        place = str(self.options.advantages or "")
+        if place and type(self).advantages is not PolicyGradient.advantages:
+            fix = f"{type(self).__name__} is its way to credit: take another algorithm, or leave the function out"
+            raise ConfigError("algorithm.advantages", place, fix)
+        return load_function("algorithm.advantages", place) if place else None
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
         options, mask = self.options, batch.loss_mask
@@ -202,8 +261,8 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
             if self._unbiased:
                 divergence = learn.kl_unbiased(policy.log_probs, reference, batch.column("old_log_probs"))
             else:
-                estimate = learn.kl_k2 if self.options.kl_estimator == "k2" else learn.kl_k3
-                divergence = estimate(policy.log_probs, reference)
+                estimates = {"k1": learn.kl_k1, "k2": learn.kl_k2, "k3": learn.kl_k3}
+                divergence = estimates[self.options.kl_estimator](policy.log_probs, reference)
             terms["kl"] = self._term(batch, divergence, self.options.kl_coef)
         if self.options.entropy_coef:
             terms["entropy"] = self._term(batch, policy.output("entropy"), -self.options.entropy_coef)

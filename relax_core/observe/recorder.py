@@ -128,6 +128,11 @@ class Recorder:
         finally:
             self.close()
 
+    @property
+    def steps(self) -> int:
+        """The last step of the run whose metrics are written down."""
+        return self._totals.steps
+
     # -- what happens
 
     def handle(self, number: int, event: Event) -> None:

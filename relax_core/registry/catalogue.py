@@ -214,6 +214,11 @@ _POLICY_GRADIENT = (
     "reinforce-plus-plus", "reinforce-plus-plus-baseline", "remax", "rloo", "sapo",
 )  # fmt: skip
 
+_REWARDS = (
+    "code", "dapo", "deepscaler", "exact", "f1", "geo3k", "gpqa", "instructions", "judge", "maths", "multiple-choice",
+    "openr1mm", "random", "remote",
+)  # fmt: skip
+
 KNOWN: dict[str, dict[str, str]] = {
     "algorithm": {
         **dict.fromkeys(_POLICY_GRADIENT, "relax-plugin-policy-gradient"),
@@ -222,7 +227,20 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "filter": dict.fromkeys(("zero-variance", "reward-band", "truncated"), "relax-plugin-selection"),
     "sampler": dict.fromkeys(("curriculum", "mixture", "success-rate"), "relax-plugin-selection"),
-    "reward": dict.fromkeys(("exact", "judge", "maths"), "relax-plugin-rewards"),
+    "reward": {
+        **dict.fromkeys(_REWARDS, "relax-plugin-rewards"),
+        "reasoning-gym": "relax-plugin-reasoning-gym",
+    },
+    "task-source": {"reasoning-gym": "relax-plugin-reasoning-gym"},
+    "environment": {
+        **dict.fromkeys(("agent", "verifiers"), "relax-plugin-agents"),
+        "gymnasium": "relax-plugin-gymnasium",
+        "mcp": "relax-plugin-mcp",
+        "openenv": "relax-plugin-openenv",
+        "search": "relax-plugin-search",
+        **dict.fromkeys(("textarena", "textarena-team"), "relax-plugin-textarena"),
+        "zoom": "relax-plugin-omni",
+    },
     "modality-processor": dict.fromkeys(("image", "video", "audio"), "relax-plugin-omni"),
     "engine": {
         "transformers": "relax-plugin-transformers",
@@ -231,6 +249,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "trainer": {"torch": "relax-plugin-torch", "megatron": "relax-plugin-megatron"},
     "sink": {"tensorboard": "relax-plugin-tensorboard"},
+    "sandbox": dict.fromkeys(("bubblewrap", "landlock", "process"), "relax-plugin-sandboxes"),
     "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),
     "bus": {"transferqueue": "relax-plugin-transferqueue"},
 }

@@ -9,12 +9,10 @@ one broken plugin abort all.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -32,6 +30,7 @@ import pluggy
 from relax_core.api import events, hooks
 from relax_core.api.component import BY_HOOK, KINDS, Component, Configurable, Kind
 from relax_core.api.errors import ConfigError, PluginError
+from relax_core.api.files import import_file, module_name
 from relax_core.registry.error_text import did_you_mean, plugin_frames, said
 from relax_core.registry.handshake import Offered, PluginState, Record, api_range, refusal
 
@@ -181,11 +180,9 @@ def load_file(loader: Loader, path: str) -> Record:
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
         raise ConfigError("plugins", repr(path), "name an existing .py file")
-    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    name = f"relax_file_{re.sub(r'[^A-Za-z0-9]+', '_', file.stem)}_{digest}"
-    record = Record(file.name, file.name, "", name, str(file), file=True)
+    record = Record(file.name, file.name, "", module_name(file), str(file), file=True)
     try:
-        module = _import(record.module, file)
+        module = import_file(record.module, file)
         loaded = loader.adopt(record, module)
     except (Exception, SystemExit) as error:
         message = f"the plugin can't be loaded: {said(error)}; correct the file, or take it out of `plugins`"
@@ -196,21 +193,6 @@ def load_file(loader: Loader, path: str) -> Record:
             str(file), "it defines neither a component class nor a hook; subclass a base of relax_core.api"
         )
     return loaded
-
-
-def _import(name: str, file: Path) -> ModuleType:
-    """Import under a name of its own; registered first, because dataclasses and pydantic look their module up."""
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _classes(module: ModuleType, file: Path, loaded: Record) -> Iterator[Offered]:

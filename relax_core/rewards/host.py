@@ -8,6 +8,7 @@ configuration; only the reward's own process ever loads and calls it.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import traceback
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError
-from relax_core.api.reward import BatchReward, GroupReward, Reward, Score
+from relax_core.api.reward import BatchReward, GroupReward, Reward, Score, Unreadable
+from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import DONE, IsolatedHost
+from relax_core.sandboxes.pool import SandboxRpcClient
 
 FUNCTION = "reward-function"
 """Component kind of a function passed from Python; its options hold the cloudpickle, read from the parent's pipe."""
@@ -69,9 +72,9 @@ def pack_units(units: Sequence[Unit]) -> Any:
 class RewardHost(IsolatedHost):
     """Scores units with one reward. Errors of the author become results in here, where their frames are."""
 
-    def open(self) -> tuple[str, str, tuple[str, ...]]:
-        """Build the reward; return its form (sample, batch or group), the place of its method, and the engine pools that
-        it asks."""
+    def open(self) -> tuple[str, str, tuple[str, ...], SandboxLimits | None]:
+        """Build the reward; return its form (sample, batch or group), the place of its method, the engine pools that it asks
+        and the sandbox that it needs."""
         if self.component.kind == FUNCTION:
             import cloudpickle
 
@@ -79,6 +82,8 @@ class RewardHost(IsolatedHost):
         else:
             reward = self.build(self.component)
         self._score: Callable[..., Any]
+        self._close: Callable[[], Any] = reward.close
+        self.ends = type(reward).close is not Reward.close
         if isinstance(reward, GroupReward):
             self._form, self._score = "group", reward.score_group
         elif isinstance(reward, BatchReward):
@@ -86,13 +91,21 @@ class RewardHost(IsolatedHost):
         else:
             self._form, self._score = "sample", reward.score
         self.concurrent = inspect.iscoroutinefunction(self._score)
-        needs = tuple(reward.needs_engines)
+        needs, limits = tuple(reward.needs_engines), reward.needs_sandbox
+        if (needs or limits) and not self.concurrent:
+            fix = f"it asks {'an engine pool' if needs else 'a sandbox'}, which takes time: write it as `async def`"
+            raise PluginError(f"reward {self.component.name}", f"{where(self._score)} is no coroutine; {fix}")
         if needs:
-            if not self.concurrent:
-                fix = "it asks an engine pool, which takes time: write it as `async def`"
-                raise PluginError(f"reward {self.component.name}", f"{where(self._score)} is no coroutine; {fix}")
             reward.engines = {name: ModelRpcClient(self.parent, name) for name in needs}
-        return self._form, where(self._score), needs
+        if limits is not None:
+            reward.sandbox = SandboxRpcClient(self.parent)
+        return self._form, where(self._score), needs, limits
+
+    async def end(self) -> None:
+        loop = asyncio.get_running_loop()
+        released = self._close() if self.concurrent else await loop.run_in_executor(self._thread, self._close)
+        if inspect.isawaitable(released):
+            await released
 
     def unpack(self, payload: Any) -> list[Unit]:
         tasks, units, trajectories = payload
@@ -133,12 +146,12 @@ class RewardHost(IsolatedHost):
 
 
 ENGINE_OUTCOMES = (Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT)
-"""Outcomes of a reward that asked an engine: nothing that its author could mend."""
+"""Outcomes of a reward that asked an engine or a sandbox: nothing that its author could mend."""
 
 
 def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResult:
-    """Describe an exception: REWARD_ERROR with the frames inside the author's code, the innermost as its place; an engine that
-    could not be asked is an outcome of its own."""
+    """Describe an exception: REWARD_ERROR with the frames inside the author's code, the innermost as its place; an engine or
+    a sandbox that could not be asked is an outcome of its own."""
     if isinstance(error, InfrastructureError):
         outcome = Outcome.ENGINE_TIMEOUT if isinstance(error, DeadlineExceeded) else Outcome.ENGINE_ERROR
         return RewardResult(outcome=outcome, error=str(error), kind=type(error).__name__, place=where(author))
@@ -149,9 +162,12 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
     place = f"{own[-1].filename}:{own[-1].lineno}" if own else where(author)
     frames = "".join([*traceback.format_list(trace), *traceback.format_exception_only(error)])
     kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
-    return RewardResult(
+    failed = RewardResult(
         outcome=Outcome.REWARD_ERROR, error=f"{kind}: {error} ({place})", kind=kind, place=place, frames=frames
     )
+    if isinstance(error, Unreadable):
+        return replace(failed, outcome=Outcome.REWARD_UNREADABLE, error=str(error), parts=error.parts)
+    return failed
 
 
 def where(author: Callable[..., Any]) -> str:

@@ -20,6 +20,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.role import Clock, Workers
+from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.tasks import applies
@@ -27,6 +28,7 @@ from relax_core.engines.model_rpc import model_handlers
 from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, pack_units
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report
 from relax_core.rpc.waiting import start_all
+from relax_core.sandboxes.pool import SandboxPool
 
 ENVIRONMENT = "environment"
 """The part under which the environment's own reward is logged."""
@@ -54,6 +56,8 @@ class RewardSettings:
     """Environment variables that its process sees besides those of the pool's list."""
     function: bytes | None = None
     """cloudpickle of a `fn(task, trajectory) -> float` passed from Python."""
+    label: str = ""
+    """Name that is its own among the run's rewards; empty: that of the component."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class ScoredSample:
     value: float
     """Environment reward and weighted rewards; NaN unless the outcome is judged."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Each reward's own value by name, before its weight, and what their scores name themselves."""
+    """Each reward's own value by name, before its weight, and parts of their scores as `<reward>/<part>`."""
     steps: tuple[float, ...] = ()
     """[turns, as far as any was given] credit of single turns, where environment or rewards give it."""
     outcome: Outcome = Outcome.FINISHED
@@ -73,22 +77,22 @@ class ScoredSample:
 
 
 class RewardScorer:
-    """All rewards of a run. `models`: engine pools that rewards may ask."""
+    """All rewards of a run. `models`: engine pools that rewards may ask; `sandboxes`: where they run programs."""
 
     def __init__(
         self, rewards: Sequence[RewardSettings], workers: Workers, clock: Clock, num_workers: int = 1,
         models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report,
+        sandboxes: SandboxPool | None = None,
     ) -> None:  # fmt: skip
         self._clock = clock
         self._started_at: list[float] = []
         """When the calls of `score` that still wait began."""
         self._rewards: list[RewardPool] = []
-        seen: Counter[str] = Counter()
+        only_of_all = [one.only for one in rewards]
         for settings in rewards:
-            name = settings.chosen.name
-            seen[name] += 1
-            unique = name if seen[name] == 1 else f"{name}-{seen[name]}"
-            self._rewards.append(RewardPool(settings, unique, workers, num_workers, models or {}, replaced))
+            name = settings.label or settings.chosen.name
+            pool = RewardPool(settings, name, workers, num_workers, models or {}, replaced, sandboxes, only_of_all)
+            self._rewards.append(pool)
 
     async def start(self) -> None:
         await asyncio.gather(*(reward.start() for reward in self._rewards))
@@ -134,6 +138,7 @@ class RewardScorer:
         if failed := next((one for one in results if not one[1].outcome.judged), None):
             reward, result = failed
             parts: dict[str, float] = {other.name: own.value for other, own in results if own.outcome.judged}
+            parts = {**{f"{reward.name}/{name}": part for name, part in result.parts.items()}, **parts}
             return ScoredSample(
                 math.nan, parts, (), result.outcome, f"reward {reward.name}: {result.error}", result.frames
             )
@@ -142,7 +147,8 @@ class RewardScorer:
         for reward, result in results:
             weight = reward.settings.weight
             value += weight * result.value
-            parts = {**result.parts, **parts, reward.name: result.value}
+            parts = {**parts, **{f"{reward.name}/{name}": part for name, part in result.parts.items()}}
+            parts[reward.name] = result.value
             if result.steps:
                 steps = tuple(a + weight * b for a, b in zip_longest(steps, result.steps, fillvalue=0.0))
         if not math.isfinite(value):
@@ -162,9 +168,12 @@ class RewardPool:
 
     def __init__(
         self, settings: RewardSettings, name: str, workers: Workers, num_workers: int,
-        models: Mapping[str, ModelClient], replaced: Replaced,
+        models: Mapping[str, ModelClient], replaced: Replaced, sandboxes: SandboxPool | None,
+        only_of_all: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.settings, self.name, self._models = settings, name, models
+        self._only_of_all = tuple(only_of_all)
+        self._sandboxes = sandboxes or SandboxPool(None, workers)
         self.owed = 0
         """Samples without a result."""
         self._form = self._place = ""
@@ -187,7 +196,7 @@ class RewardPool:
         found: list[list[RewardResult | None]] = [[None] * len(trajectories) for _, trajectories in groups]
         members = [
             [(at, place) for place, trajectory in enumerate(trajectories) if trajectory.outcome.judged]
-            for at, (task, trajectories) in enumerate(groups) if applies(self.settings.only, task)
+            for at, (task, trajectories) in enumerate(groups) if applies(self.settings.only, task, self._only_of_all)
         ]  # fmt: skip
         if self._form != "group":
             together = [member for own in members for member in own]
@@ -203,9 +212,9 @@ class RewardPool:
     async def stop(self) -> None:
         await self._pool.stop(RelaxError(f"reward {self.name} was stopped"))
 
-    def _opened(self, opened: tuple[str, str, tuple[str, ...]]) -> Mapping[str, Handler]:
-        self._form, self._place, needs = opened
-        return model_handlers(self._models, f"reward {self.name}", needs)
+    def _opened(self, opened: tuple[str, str, tuple[str, ...], SandboxLimits | None]) -> Mapping[str, Handler]:
+        self._form, self._place, needs, limits = opened
+        return {**model_handlers(self._models, f"reward {self.name}", needs), **self._sandboxes.handlers(limits)}
 
     async def _score(
         self, members: list[tuple[int, int]], groups: Sequence[Group], found: list[list[RewardResult | None]]
@@ -234,8 +243,9 @@ class RewardPool:
                 if result.outcome in ENGINE_OUTCOMES:
                     opened = InfrastructureError(f"reward {self.name} got no answer on {seen}: {result.error}")
                 else:
-                    sample = failing_sample(self.name, task, trajectory, result)
-                    opened = CircuitOpen(self.name, result, seen, sample)
+                    name = self.settings.chosen.name  # by which it can be tried
+                    sample = failing_sample(name, task, trajectory, result)
+                    opened = CircuitOpen(name, result, seen, sample)
                 self._pool.fail(opened)
                 raise opened
             found[at][place] = result

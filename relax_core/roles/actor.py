@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.divergence import DivergenceGuards
+from relax_core.roles.emergency_checkpoint import save_in_emergency
 from relax_core.roles.micro_checkpoint import MicroCheckpoints
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
@@ -48,6 +50,7 @@ class Actor(Role):
     - A step that a guard undoes, or holds until a person goes on, is neither committed nor published before. No checkpoint
       is made of a step that is evidence for such a guard, so that there is one from before it to go back to.
     - Published weights are those of the newest commit, and live ones are served only before the next update.
+    - Where the run is going to start again as a whole, ranks that are well save first what they have.
     - When ranks or the role's process are lost, a loss says so, or a lease is lost that weights have changed under, all goes
       back to the last checkpoint, or to a later micro-checkpoint; rollout goes on up to its bound. Failures on the way back,
       in the last save and in the export count too. A guard goes back to a checkpoint on disk.
@@ -78,10 +81,30 @@ class Actor(Role):
         self._held_out = await HeldOutEval.open(context)
         try:
             await self._train()
+        except (asyncio.CancelledError, InfrastructureError) as error:
+            await self._save_in_emergency(error)
+            raise
         finally:
             await self._checkpoints.give_up()
             await self._trainer.stop()
             self._micro.close()
+
+    async def _save_in_emergency(self, error: BaseException) -> None:
+        """Save what the ranks have where they are well and the run is going to start again as a whole.
+
+        Whoever ends the role meanwhile waits for it: it has a deadline of its own.
+        """
+        context, version = self._context, self._step_trainer.held
+        restarts = context.run_restarts
+        if isinstance(error, InfrastructureError) and not isinstance(error, DamagedCheckpoint | DiskFull):
+            restarts = context.config.recovery.restarts > 0 and not context.stopping
+        if version is None or not restarts or self._trainer.lost or self._guards.suspects or context.plan.fit_columns:
+            return
+        saving = asyncio.create_task(save_in_emergency(context, self._trainer, version))
+        while not saving.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(saving)
+        saving.result()
 
     def _take_up(self) -> None:
         """Work with the ranks that were just started."""
@@ -143,8 +166,15 @@ class Actor(Role):
         return version
 
     async def _train_from(self, version: Version) -> None:
-        """Train the steps that are left, save the last of them, and export the model where it was the run's last."""
-        context, saved, due = self._context, version.step, False
+        """Train the steps that are left, save the last of them, and export the model where it was the run's last.
+
+        Steps that were kept in memory alone are none that were saved: a checkpoint that was due at one is due at the next.
+        """
+        context = self._context
+        self._step_trainer.held = version
+        found = complete(Path(context.run_dir) / "checkpoints")
+        saved = max(context.resume.step if context.resume else 0, step_of(found[-1]) if found else 0)
+        due = any(map(self._checkpoints.due, range(saved + 1, version.step + 1)))
         while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
             trained = await self._step(version)

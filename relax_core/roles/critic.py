@@ -15,6 +15,7 @@ from relax_core.api.role import Role
 from relax_core.api.trainer import UpdateOutcome
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
+from relax_core.observe.documents import disk_errors
 from relax_core.roles.checkpoint import CheckpointPart, complete, step_of
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, forward_lease
 from relax_core.roles.micro_checkpoint import PART, MicroCheckpoints
@@ -94,7 +95,8 @@ class Critic(Role):
             if part.wanted:
                 async with self.busy, self._devices:
                     await self._devices.train()
-                    await self.trainer.call("save", str(part.directory))
+                    with disk_errors(part.directory):
+                        await self.trainer.call("save", str(part.directory))
                 part.finish()
                 continue
             with context.waiting(f"step {self.version.step} of the actor", "actor", POLL_S):

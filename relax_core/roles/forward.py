@@ -59,8 +59,8 @@ class ForwardModel(Protocol):
 
 
 def forward_lease(context: RunContext, group: str) -> AbstractAsyncContextManager[DeviceLease]:
-    """Lease the devices of a worker group whose model is only read."""
-    return context.devices.acquire(context.plan.groups[group].devices, "forward", {group: ("weights",)}, LEASE_S)
+    """Lease the devices of a worker group whose model is only read; engines need their caches too."""
+    return context.devices.acquire(context.plan.groups[group].devices, "forward", {group: ("weights", "kv")}, LEASE_S)
 
 
 class ForwardLoop:

@@ -15,21 +15,25 @@ from relax_core.api.bus import Issue
 from relax_core.api.component import Chosen
 from relax_core.api.events import RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.family import ROUTES
-from relax_core.api.plan import OffloadPart, Operation, Reads
-from relax_core.api.role import Role
+from relax_core.api.plan import Operation, Reads
+from relax_core.api.role import DeviceLease, Role
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.config.run_config import RunContext
-from relax_core.engines.factories import engine_events
+from relax_core.devices.turns import POLICY, EngineTurns, SharedEngines, TurnMember, TurnRule
+from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
 from relax_core.roles.rank_group import LEASE_S
 from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch, with_row_column, with_teacher
 
 POLL_S = 1.0
-ENGINE: tuple[OffloadPart, ...] = ("weights", "kv")
+ROOM_S = 0.1
+"""Between two looks whether engines have room: samples that leave them for their tools end no group."""
 DELIVERIES = 8
 """Batches of finished groups that are judged and put at once: a slow reward holds back only its own."""
+WAITING_DELIVERIES = 4096
+"""Batches that may wait for the turn of a pool that judges them: the more wait together, the fewer turns it takes."""
 MAX_FINISH_ITERATIONS = 3
 """Iterations of the event loop that the finisher waits for more groups of the same engine batch."""
 
@@ -47,7 +51,8 @@ class Rollout(Role):
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
         always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"}
-        produced = frozenset(always | TURN_COLUMNS | {"teacher_index", "algorithm_index", "media", *ROUTES})
+        turns = {column.name for column in TURN_COLUMNS}
+        produced = frozenset(always | turns | {"teacher_index", "algorithm_index", "media", *ROUTES})
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
     async def run(self, context: RunContext) -> None:
@@ -66,12 +71,12 @@ class Rollout(Role):
         """Versions on their way to engines; more than one where an engine is slow."""
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._worker = worker = await RolloutWorker.open(context, engine_events(context))
+        self._worker = worker = await RolloutWorker.open(context, engine_events(context), in_turns=True)
         if state := await context.bus.kept("sampler"):
             worker.selection.sampler.load(state)
         context.doing("ready", engines=worker.pool.facts, held=lambda: len(self._held), judging=worker.scorer.owing,
                       under_way=lambda: oldest(worker.inflight.values(), context.clock.now()),
-                      pools=worker.auxiliary_pools.facts)  # fmt: skip
+                      pools=worker.auxiliary_pools.facts, scheduling=worker.scheduling)  # fmt: skip
         self._evaluating = asyncio.Lock()
         work = (self._admit(), self._finish(), self._attend(), self._lease_devices(), self._follow())
         loops = [asyncio.create_task(loop) for loop in work]
@@ -99,7 +104,8 @@ class Rollout(Role):
     async def _lease_devices(self) -> None:
         """Generate until somebody wants the devices, pause, go on after; do nothing where the engines have their own.
 
-        Samples that are under way at a pause keep their tokens.
+        Samples that are under way at a pause keep their tokens. Pools on the same devices take turns with the engines
+        within the lease, also in an evaluation, which waits for its judges.
         """
         context, engines = self._context, self._worker.engines
         if not context.plan.neighbours("rollout"):
@@ -107,14 +113,42 @@ class Rollout(Role):
         await engines.pause()
         devices = context.plan.groups["rollout"].devices
         await context.devices.join("rollout", devices, engines)
+        shared = self._share_devices()
         while True:
-            await engines.devices_wanted()
-            async with context.devices.acquire(devices, "generate", {"rollout": ENGINE}, LEASE_S) as lease:
+            await shared.wanted()
+            async with context.devices.acquire(devices, "generate", shared.holders(), LEASE_S) as lease:
                 context.doing("generating", freed_bytes=lease.freed_bytes)
-                await engines.resume()
-                await lease.wanted()
-                async with self._evaluating:
-                    await engines.pause()
+                leaving = asyncio.create_task(self._leave(lease))
+                try:
+                    await shared.run(lease, leaving, LEASE_S)
+                    await leaving  # where the scheduler is lost, the devices are nobody's
+                finally:
+                    leaving.cancel()
+                    await asyncio.wait([leaving])
+                    if not leaving.cancelled() and leaving.exception() is None:
+                        self._evaluating.release()
+
+    def _share_devices(self) -> SharedEngines:
+        """Give the policy's engines, and the pools on their devices, one lease to take turns in."""
+        context, pools = self._context, self._worker.auxiliary_pools.taking_turns
+        tables = {AUXILIARY_GROUP + table.name: table for table in context.config.engines}
+        rules = {
+            name: TurnRule(
+                tables[name].turn_requests if tables[name].devices == "shared" else 0, tables[name].turn_wait_s
+            )
+            for name in pools
+        }
+        members: dict[str, TurnMember] = {POLICY: self._worker.engines, **pools}
+        shared = SharedEngines(members, EngineTurns(rules, context.clock.now()), context.clock)
+        self._worker.engines.on_change = shared.on_change
+        for client in pools.values():
+            client.on_change = client.pool.supervisor.on_change = shared.on_change
+        return shared
+
+    async def _leave(self, lease: DeviceLease) -> None:
+        """Return when somebody wants the devices and no evaluation runs; none begins until the lock is released."""
+        await lease.wanted()
+        await self._evaluating.acquire()
 
     # -- admit --------------------------------------------------------------------------------------------------
 
@@ -122,14 +156,16 @@ class Rollout(Role):
         context, engines = self._context, self._worker.engines
         while not self._trained.is_set() and not context.stopping:
             await context.pause_point()
-            version, room = engines.newest(), self._worker.room(len(self._issues))
+            version, room = engines.newest(), self._worker.room()
             done = version.step >= context.config.steps  # nobody would train what is begun now
+            if not done and version.step + (context.plan.max_staleness or 0) + 1 < context.config.steps:
+                self._worker.prelaunch()  # later groups may still be granted
             if done or room <= 0:
-                await self._group_or_poll()
+                await self._group_or_poll(POLL_S if done else ROOM_S)
                 continue
             if not engines.serving:
                 with context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
-                    await self._group_or_poll()
+                    await self._group_or_poll(POLL_S)
                 continue
             with context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
                 issues = await context.bus.admit("rollout", version, room, POLL_S)
@@ -143,8 +179,10 @@ class Rollout(Role):
                 task.add_done_callback(self._issues.pop)
                 task.add_done_callback(self._note_failure)
 
-    async def _group_or_poll(self) -> None:
-        await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=FIRST_COMPLETED)
+            await asyncio.sleep(0)  # they are begun: the next look at the room counts them
+
+    async def _group_or_poll(self, timeout_s: float) -> None:
+        await asyncio.wait([*self._issues, self._failed], timeout=timeout_s, return_when=FIRST_COMPLETED)
 
     async def _generate(self, issue: Issue, version: Version) -> None:
         with self._context.working("generating"):
@@ -155,7 +193,8 @@ class Rollout(Role):
 
     async def _finish(self) -> None:
         """Hand finished groups on, several batches at once; one after another where order must not depend on time."""
-        room = asyncio.Semaphore(1 if self._context.config.deterministic else DELIVERIES)
+        most = len(self._worker.auxiliary_pools.taking_turns) * WAITING_DELIVERIES or DELIVERIES
+        room = asyncio.Semaphore(1 if self._context.config.deterministic else most)
         while True:
             await room.acquire()
             groups = [await self._finished.get()]
@@ -202,9 +241,10 @@ class Rollout(Role):
         await context.run_status.emit(RolloutMeasured(step, {**measures(judged), **worker.pool.measures()}))
 
     async def _attend(self) -> None:
-        """Audit also while nothing finishes: what still runs may be what nobody waits for."""
+        """Audit also while nothing finishes: what still runs may be what nobody waits for. Fail with the engines."""
         while True:
             await self._context.clock.sleep(POLL_S)
+            self._worker.pool.check()
             await self._audit()
             if self._context.config.media:
                 self._worker.media.release_below((await self._context.bus.statistics())["oldest_group"])

@@ -7,7 +7,7 @@ claim brings all groups, and each part is a whole update.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,10 +178,15 @@ def learning_metrics(step: TrainingStep) -> dict[str, float]:
     rows, results = step.rows, step.results
     metrics: dict[str, float] = {}
     if "weight_versions" in rows.columns:  # rows that nobody sampled have neither rewards nor lag
-        judged = [seal for claim in step.claims for seal in claim.samples.values() if seal.outcome.judged]
+        every = [seal for claim in step.claims for seal in claim.samples.values()]
+        judged = [seal for seal in every if seal.outcome.judged]
         seals = [seal for seal in judged if not seal.baseline]
-        for name in sorted({name for seal in seals for name in seal.parts}):
-            metrics[f"reward/{name}"] = float(np.mean([seal.parts[name] for seal in seals if name in seal.parts]))
+        parts: dict[str, list[float]] = defaultdict(list)
+        for seal in every:
+            for name, part in seal.parts.items():  # figures about a judgement count also where it failed
+                if not seal.baseline and (seal.outcome.judged or name.count("/") > 1):
+                    parts[name].append(part)
+        metrics |= {f"reward/{name}": float(np.mean(parts[name])) for name in sorted(parts)}
         if greedy := [seal.reward for seal in judged if seal.baseline]:
             metrics["reward/greedy"] = float(np.mean(greedy))
         rewards = np.array([seal.reward for seal in seals] or [0.0])

@@ -30,9 +30,15 @@ class PoolTeacher:
         self._client, self._temperature = client, float(context.config.rollout.temperature)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
-        """Return `log_probs`, in the order of the rows."""
-        tokens = rows.columns["tokens"]
-        scores = await self._client.score_rows([row.tolist() for row in tokens.rows()], self._temperature)
+        """Return `log_probs`, in the order of the rows. A pool that takes turns is awake for these rows alone."""
+        tokens, asleep = rows.columns["tokens"], self._client.paused
+        if asleep:
+            await self._client.resume()
+        try:
+            scores = await self._client.score_rows([row.tolist() for row in tokens.rows()], self._temperature)
+        finally:
+            if asleep:
+                await self._client.pause()
         values = np.concatenate([np.asarray(one, np.float32) for one in scores])
         return {"log_probs": Ragged(values, tokens.lengths)}
 
@@ -58,7 +64,7 @@ class Teacher(Role):
         trainers: list[RankGroup] = []
         pools = AuxiliaryPools.from_context(context, engine_events(context), teaching=True)
         try:
-            await pools.start()
+            await pools.start_in_turns()
             for number, teacher in enumerate(teachers):
                 if teacher.engine:
                     pool = PoolTeacher(context, pools.clients[teacher.engine])

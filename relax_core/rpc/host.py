@@ -20,6 +20,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Any, Protocol, TypeAlias
 
 from relax_core.api import errors
@@ -49,6 +50,7 @@ PARENT_SILENCE_S = 90.0
 SILENCE_CHECKS = 6
 """A loop that stood still misses one check at most, and then hears what the parent said meanwhile."""
 DONE, FAILED, LATE = "done", "failed", "late"
+PORTS = range(20_000, 32_768)
 HAND_OVER = "hand over"
 """A call that every host answers, by a name that no method has."""
 REFUSALS = (NotImplementedError, ValueError, ConfigError, RetryLater)
@@ -170,7 +172,14 @@ class Host:
 
 
 def free_port(address: str) -> int:
-    """Find a free port of this machine at one of its addresses; another process may be quicker to take it."""
+    """Find a free port of this machine at one of its addresses; another listener may be quicker to take it.
+
+    It is none of those from which Linux takes the ports of outgoing connections, which would be quicker now and then.
+    """
+    for port in SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((address, port))
+            return port
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
@@ -227,6 +236,8 @@ class IsolatedHost:
     """Set before the first call, like `build`."""
     build: Callable[[Chosen], Any]
     concurrent = False
+    ends = False
+    """There is something to do in `end`."""
 
     def __init__(self) -> None:
         self.parent = ParentChannel()
@@ -238,6 +249,9 @@ class IsolatedHost:
     def open(self, *args: Any) -> Any:
         """Build the component; the result goes to the parent. It may be a coroutine function."""
         raise NotImplementedError
+
+    async def end(self) -> None:
+        """Release what `open` took, where the process ends in order."""
 
     def unpack(self, payload: Any) -> Sequence[Any]:
         """Return the items that the parent's `pack` put on the wire."""
@@ -257,13 +271,20 @@ class IsolatedHost:
 
     # -- for the parent -------------------------------------------------------------------------------------------
 
-    async def start(self, *args: Any) -> tuple[bool, Any]:
-        """Open the component; return whether items run side by side, and what `open` returned."""
+    async def start(self, *args: Any) -> tuple[bool, bool, Any]:
+        """Open the component; return whether items run side by side, whether it `ends`, and what `open` returned."""
         if inspect.iscoroutinefunction(self.open):
             opened = await self.open(*args)
         else:
             opened = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self.open(*args))
-        return self.concurrent, opened
+        return self.concurrent, self.ends, opened
+
+    async def finish(self) -> None:
+        """Do what is to do before the process ends; what goes wrong with that is only told in its log."""
+        try:
+            await self.end()
+        except Exception:
+            traceback.print_exc()
 
     async def run_items(self, payload: Any, timeout_s: float, alone: bool) -> AsyncIterator[Results]:
         """Run items and yield results as they come; `alone`: each is answered before the next begins."""

@@ -24,6 +24,8 @@ from relax_core.rpc.host import DONE, HEARTBEAT_S, LATE, Failure, describe, rais
 from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
+END_S = 5.0
+"""For a component to release what it took when its process ends."""
 GRACE_S = 2.0
 """Added to an item's or call's own deadline before silence of the process counts: the way there and back."""
 ANSWER_S = 60.0
@@ -162,7 +164,7 @@ class IsolatedPool:
             finally:
                 process.sessions -= 1
                 if alone:
-                    await process.kill()
+                    await process.end()
 
     def fail(self, error: Exception) -> None:
         """Answer all that wait, and whoever comes later, with this error."""
@@ -176,7 +178,7 @@ class IsolatedPool:
         for serving in self._serving:
             serving.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        await asyncio.gather(*(process.kill() for process in (*self._processes, *self._spare)))
+        await asyncio.gather(*(process.end() for process in (*self._processes, *self._spare)))
 
     # -- items ----------------------------------------------------------------------------------------------------
 
@@ -275,6 +277,7 @@ class IsolatedProcess:
         """Numbers of all sessions that the present worker ever had."""
         self.width = 1
         self.places = asyncio.Semaphore(1)
+        self._ends = False
         self._started = 0
         self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that process, not one each
         self._clearing = asyncio.Lock()
@@ -288,7 +291,7 @@ class IsolatedProcess:
                 self._started += 1
                 (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
                 try:
-                    concurrent, opened = await worker.call("start", *self._open_args, timeout_s=START_S)
+                    concurrent, self._ends, opened = await worker.call("start", *self._open_args, timeout_s=START_S)
                     handlers = self._opened(opened)
                 except BaseException:
                     await worker.kill()
@@ -328,9 +331,13 @@ class IsolatedProcess:
             await asyncio.gather(requests, return_exceptions=True)
         return True
 
-    async def kill(self) -> None:
-        if self.worker is not None:
-            await self.discard(self.worker, "")
+    async def end(self) -> None:
+        """End the process, after what its component does at its end. The wait for that is bounded."""
+        if (worker := self.worker) is not None:
+            if self._ends:
+                with suppress(DeadlineExceeded, WorkerDied):
+                    await worker.call("finish", timeout_s=END_S)
+            await self.discard(worker, "")
 
 
 class IsolatedSession:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire format between processes: msgpack of plain data, numpy arrays and the dataclasses of `api`.
 
+Whatever a field of a registered type holds arrives as it was, lists as lists and tuples as tuples, however deep in
+mappings. Sequences that are no field, such as a call's arguments, arrive as tuples; `PlainData` keeps those.
 Decoding builds only registered types, so nothing that arrives can run code. Both sides state `PROTOCOL` at the
 first call and refuse another. Pickle is never used.
 """
@@ -16,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-PROTOCOL = 4
+PROTOCOL = 5
 LARGE_BYTES = 1 << 14
 """From here on an array travels beside its message, where the carrier takes arrays."""
 MAX_LARGE = 4096
@@ -26,7 +28,9 @@ MAX_DEPTH = 64
 KEPT_BYTES = 1 << 20
 """A buffer that a larger message has made is not kept."""
 
-_TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED = range(1, 9)
+_TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED, _EXACT, _TUPLE = range(1, 11)
+_FLAT = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of values that msgpack tells by itself."""
 _registry: dict[str, Any] = {}
 _fields: dict[type, tuple[str, ...]] = {}
 """Attributes that a value is made of again, of every registered type but those of `_packed`."""
@@ -54,6 +58,14 @@ def register(cls: T) -> T:
     return cls
 
 
+@register
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlainData:
+    """Holds data that is no field of its own, so that its lists arrive as lists."""
+
+    value: Any
+
+
 def encode(value: Any, large: list[Any] | None = None) -> bytes:
     """Return plain data, arrays and registered types as bytes; TypeError names what can't travel.
 
@@ -62,11 +74,15 @@ def encode(value: Any, large: list[Any] | None = None) -> bytes:
     _register_api()
     if type(value) is list and _alike(value):
         value = _table(value, large)
+    return _encoded(_field(value, large) if type(value) is dict else value, large)
+
+
+def _encoded(value: Any, large: list[Any] | None, exact: bool = False) -> bytes:
     try:
         encoder = _idle.pop()
     except IndexError:
         encoder = _Encoder()
-    encoder.large = large
+    encoder.large, encoder.exact = large, exact
     body = encoder.pack(value)
     encoder.large = None
     if len(body) <= KEPT_BYTES:
@@ -75,12 +91,16 @@ def encode(value: Any, large: list[Any] | None = None) -> bytes:
 
 
 def decode(data: bytes | memoryview, large: Sequence[Any] = (), depth: int = 0) -> Any:
-    """Return the value; sequences come back as tuples. ValueError for an unknown type."""
+    """Return the value; sequences that are no field of a type come back as tuples. ValueError for an unknown type."""
+    return _decoded(data, large, depth, exact=False)
+
+
+def _decoded(data: bytes | memoryview, large: Sequence[Any], depth: int, exact: bool) -> Any:
     if depth > MAX_DEPTH:
         raise ValueError(f"wire: values are nested in more than {MAX_DEPTH} others")
     _register_api()
     hook = partial(_decode, large, depth + 1)
-    return msgpack.unpackb(data, ext_hook=hook, use_list=False, strict_map_key=False, raw=False)
+    return msgpack.unpackb(data, ext_hook=hook, use_list=exact, strict_map_key=False, raw=False)
 
 
 def decode_hello(data: bytes | memoryview) -> tuple[int, str]:
@@ -93,17 +113,19 @@ def decode_hello(data: bytes | memoryview) -> tuple[int, str]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same to whoever gets them: sequences arrive as tuples."""
+    """Tell whether two values are the same to whoever gets them."""
     return encode(one) == encode(other)
 
 
 class _Encoder:
     """A packer of one message at a time, kept for the next one: making its buffer costs more than a small message."""
 
-    __slots__ = ("large", "pack")
+    __slots__ = ("exact", "large", "pack")
 
     def __init__(self) -> None:
         self.large: list[Any] | None = None
+        self.exact = False
+        """Lists are told from tuples."""
         packer = msgpack.Packer(default=self._encode, strict_types=True, use_bin_type=True, buf_size=1 << 12)
         self.pack: Callable[[Any], bytes] = packer.pack
 
@@ -111,19 +133,20 @@ class _Encoder:
         """Turn what msgpack does not know into what it knows."""
         cls, large = type(value), self.large
         if cls is tuple:  # the most frequent
+            if self.exact:
+                return msgpack.ExtType(_TUPLE, _encoded(list(value), large, True))
             return _table(value, large) if _alike(value) else list(value)
-        if cls in _fields:  # tuples as lists: each that msgpack has to ask about is a call of this
-            values = [getattr(value, name) for name in _fields[cls]]
-            plain = [list(each) if type(each) is tuple else each for each in values]
+        if cls in _fields:
+            plain = [_field(getattr(value, name), large) for name in _fields[cls]]
             return msgpack.ExtType(_TYPE, encode([cls.__name__, plain], large))
         if cls in _packed:
             return msgpack.ExtType(_PACKED, encode([cls.__name__, value.pack()], large))
         if isinstance(value, tuple) and not hasattr(cls, "_fields"):
-            return _table(value, large) if _alike(value) else list(value)
+            return self._encode(tuple(value))
         if isinstance(value, (set, frozenset)):
             return msgpack.ExtType(_SET, encode(list(value)))
         if isinstance(value, dict) or hasattr(value, "keys"):
-            return dict(value)
+            return dict(value) if self.exact else _field(dict(value), large)
         if isinstance(value, int) and not isinstance(value, Enum):
             return msgpack.ExtType(_BIG, str(int(value)).encode())
         return _encode_array(large, value)
@@ -131,6 +154,16 @@ class _Encoder:
 
 _idle: list[_Encoder] = []
 """Encoders that no message uses: a message within a message needs one of its own, and so does another thread."""
+
+
+def _field(value: Any, large: list[Any] | None) -> Any:
+    """Encode what a field holds, so far as msgpack alone would not tell it from something else."""
+    kind = type(value)
+    if kind is tuple:  # as a list: each that msgpack has to ask about is a call
+        return list(value) if _FLAT.issuperset(map(type, value)) else [_field(each, large) for each in value]
+    if kind is list or (kind is dict and not _FLAT.issuperset(map(type, value.values()))):
+        return msgpack.ExtType(_EXACT, _encoded(value, large, True))
+    return value
 
 
 def _alike(values: Sequence[Any]) -> bool:
@@ -145,11 +178,11 @@ def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
     rows = map(attrgetter(*names), values)
     plain: list[Any] = []
     for column in zip(*rows, strict=True) if len(names) > 1 else [tuple(rows)]:
-        kind = type(column[0])
-        if kind is tuple:
-            plain.append([list(each) if type(each) is tuple else each for each in column])
+        kinds = set(map(type, column))
+        if not kinds.isdisjoint((tuple, list, dict)):
+            plain.append([_field(each, large) for each in column])
         else:
-            plain.append(_table(column, large) if kind in _fields and _alike(column) else list(column))
+            plain.append(_table(column, large) if _alike(column) else list(column))
     return msgpack.ExtType(_TABLE, encode([cls.__name__, plain], large))
 
 
@@ -173,6 +206,10 @@ def _encode_array(large: list[Any] | None, value: Any) -> Any:
 def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
     if code in (_ARRAY, _LARGE, _OBJECTS):
         return _decode_array(large, depth, code, data)
+    if code == _EXACT:
+        return _decoded(data, large, depth, exact=True)
+    if code == _TUPLE:
+        return tuple(_decoded(data, large, depth, exact=True))
     if code == _SET:
         return frozenset(decode(data, (), depth))
     if code == _BIG:
@@ -215,7 +252,7 @@ def _register_all() -> None:
     import importlib
 
     for module_name in (
-        "batch", "bus", "component", "engine", "environment", "events", "plan", "reward", "role", "source", "task",
+        "batch", "bus", "component", "engine", "environment", "events", "plan", "reward", "role", "sandbox", "source", "task",
         "trainer", "trajectory", "weights",
     ):  # fmt: skip
         module = importlib.import_module(f"relax_core.api.{module_name}")

@@ -31,7 +31,8 @@ class RunStatusService:
     - A heartbeat never waits; the time that it brings is dropped, and counted, where nobody reads.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, controlled: bool = False) -> None:
+        """`controlled`: a controller reads the events, also where roles are done with steps before it first asks."""
         self._clock = clock
         self._clocks = ClockOffsets()
         self._heartbeats: dict[str, Heartbeat] = {}
@@ -40,8 +41,8 @@ class RunStatusService:
         """Beside the others: every heartbeat brings one, which pushes no other out and wakes no reader: it goes along."""
         self._dropped: tuple[int, EventsDropped] | None = None
         """Number of the last dropped event, and how many were since a reader was told."""
-        self._read, self._has_reader = 0, False
-        """Number of the last event that a reader has seen; whether one has ever asked."""
+        self._read, self._has_reader = 0, controlled
+        """Number of the last event that a reader has seen; whether there is one."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
         self._changes = TimedCondition(clock)

@@ -10,22 +10,24 @@ shows itself, so that no sample has the outcome of another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from itertools import count
 from typing import Any
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
-from relax_core.api.environment import Action, Environment, Observation
-from relax_core.api.errors import RelaxError
+from relax_core.api.environment import Action, Environment, Observation, Tool
+from relax_core.api.errors import PluginError, RelaxError
 from relax_core.api.role import Workers
+from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
 from relax_core.rpc.host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import (
+    END_S,
     Handler,
     IsolatedPool,
     IsolatedSession,
@@ -35,6 +37,7 @@ from relax_core.rpc.isolated_pool import (
     SessionLost,
     no_report,
 )
+from relax_core.rpc.messages import PlainData
 from relax_core.sampling.episode import (
     EnvironmentFailed,
     EnvironmentHandle,
@@ -48,7 +51,8 @@ from relax_core.sampling.episode import (
     reset,
     step,
 )
-from relax_core.sampling.session import Branch, SessionEnded, state_of
+from relax_core.sampling.session import Branch, SessionEnded, Told, state_of
+from relax_core.sandboxes.pool import SandboxPool, SandboxRpcClient
 
 SESSION = "session"
 """The parent's handler of what driving environments ask of their samples."""
@@ -66,7 +70,7 @@ Retried = Callable[[str, str], Awaitable[None]]
 
 
 class EnvironmentPool:
-    """Environments of one run. `models`: engine pools that they may ask.
+    """Environments of one run. `models`: engine pools that they may ask; `sandboxes`: where they run programs.
 
     Invariants:
     - A handle is closed when its sample ends, whatever happened.
@@ -77,20 +81,28 @@ class EnvironmentPool:
     def __init__(
         self, choice: EnvironmentChoice, workers: Workers, *, build: Callable[[Chosen], Any],
         models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report, retried: Retried | None = None,
+        sandboxes: SandboxPool | None = None, tools: tuple[Tool, ...] | None = None,
     ) -> None:  # fmt: skip
-        self._retried = retried
-        self._name, self._timeout_s, self._retries, self._models = (
-            choice.name, choice.timeout_s, choice.retries, models or {},
-        )  # fmt: skip
+        """`tools`: those of the run, None: those of the class."""
+        self._retried, self._sandboxes = retried, sandboxes or SandboxPool(None, workers)
+        self._name, self._retries, self._models = choice.known_as, choice.retries, models or {}
+        self._timeouts = choice.timeout_s, choice.total_timeout_s
         self._prototype: Environment = build(choice.chosen)
+        if tools is not None:
+            self._prototype.tools = tools
         self._in_process = self._prototype.in_process and choice.isolation == "auto"
+        if self._in_process and self._prototype.needs_sandbox is not None:
+            fix = "what waits for programs is no code that can't block: drop `in_process` from its class"
+            raise PluginError(f"environment {choice.name}", f"it is in_process and needs a sandbox; {fix}")
         self._shared: object = None
+        self._opened = False
+        """The shared set-up of this process is open."""
         self._driven: dict[int, _DrivenSample] = {}
-        names = [f"environment-{choice.name}-{number}" for number in range(choice.workers)]
+        names = [f"environment-{choice.known_as}-{number}" for number in range(choice.workers)]
         self._processes = IsolatedPool(
             [] if self._in_process else names, choice.chosen, "relax_core.sampling.environments:EnvironmentHost",
             workers, timeout_s=choice.timeout_s, opened=self._handlers, memory_mb=choice.memory_mb,
-            inherit_env=choice.inherit_env, one_session_each=choice.isolation == "sample",
+            inherit_env=choice.inherit_env, open_args=(tools,), one_session_each=choice.isolation == "sample",
             replaced=replaced,
         )  # fmt: skip
 
@@ -103,10 +115,16 @@ class EnvironmentPool:
         """Run the shared set-up of every process; an error of the author's `open` comes out here."""
         if self._in_process:
             self._shared = await type(self._prototype).open(self._prototype.options)
+            self._opened = True
         await self._processes.start()
 
     async def stop(self) -> None:
+        """End every process, after its shared set-up was shut."""
         await self._processes.stop()
+        if self._opened:
+            self._opened = False
+            with suppress(EnvironmentFailed):
+                await guarded(type(self._prototype).shut(self._shared), END_S, "shut")
 
     async def play(self, episode: Callable[[EnvironmentHandle], Awaitable[Trajectory]]) -> Trajectory:
         """Play one sample in an instance of its own; from the start again where that lost its process, in the end alone in a
@@ -130,17 +148,19 @@ class EnvironmentPool:
             handle: EnvironmentHandle
             if self._in_process:
                 instance = type(self._prototype)(self._prototype.options)
-                instance.shared = self._shared
+                instance.shared, instance.tools = self._shared, self._prototype.tools
                 instance.engines = {name: self._models[name] for name in instance.needs_engines}
-                handle = InProcess(instance, 0.0 if getattr(instance, "never_waits", False) else self._timeout_s)
+                handle = InProcess(instance, *((0.0,) if getattr(instance, "never_waits", False) else self._timeouts))
             else:
                 session = await stack.enter_async_context(self._processes.session(alone))
-                handle = RemoteEnvironment(session, self._prototype, self._timeout_s, self._driven)
+                handle = RemoteEnvironment(session, self._prototype, self._timeouts, self._driven)
             stack.push_async_callback(handle.close)
             yield handle
 
-    def _handlers(self, needs: Sequence[str]) -> dict[str, Handler]:
+    def _handlers(self, opened: tuple[tuple[str, ...], SandboxLimits | None]) -> dict[str, Handler]:
+        needs, limits = opened
         handlers = model_handlers(self._models, f"environment {self._name}", needs)
+        handlers |= self._sandboxes.handlers(limits, self._waiting)
         return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
 
     async def _request(self, number: int, request: str, branch: int, *args: Any) -> Any:
@@ -148,14 +168,23 @@ class EnvironmentPool:
         sample = self._driven.get(number)
         return None if sample is None else await sample.do(request, branch, *args)
 
+    def _waiting(self, number: int) -> AbstractContextManager[None]:
+        """Let the own time of a sample that is driven stand still."""
+        sample = self._driven.get(number)
+        return nullcontext() if sample is None else sample.paused()
+
 
 class RemoteEnvironment(EnvironmentHandle):
     """An instance in a process of its pool."""
 
     def __init__(
-        self, session: IsolatedSession, prototype: Environment, timeout_s: float, driven: dict[int, _DrivenSample]
+        self,
+        session: IsolatedSession,
+        prototype: Environment,
+        timeouts: tuple[float, float],
+        driven: dict[int, _DrivenSample],
     ) -> None:
-        super().__init__(prototype, timeout_s)
+        super().__init__(prototype, *timeouts)
         self._session, self._driven = session, driven
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
@@ -224,9 +253,14 @@ class _DrivenSample:
 
     def __init__(self, session: Branch) -> None:
         self._branches = {0: session}
+        self._partial: dict[int, _PartialTurn] = {}
+        """By branch, the turns that are listened to."""
         self._turns: set[asyncio.Task[Any] | None] = set()
         self.failure: Exception | None = None
         """The first request that could not be done, such as a restart from something that is no prompt."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        return self._branches[0].sample.paused()
 
     async def do(self, request: str, number: int, *args: Any) -> Action | None:
         """Do one request; give the action of a turn, None where the sample has ended."""
@@ -234,21 +268,31 @@ class _DrivenSample:
             turn = asyncio.current_task()
             self._turns.add(turn)
             try:
-                max_new_tokens, stop = args
-                return await self._branches[number].generate(max_new_tokens, tuple(stop))
+                max_new_tokens, stop, is_told = args
+                told = self._partial.setdefault(number, _PartialTurn()).tell if is_told else None
+                return await self._branches[number].generate(max_new_tokens, tuple(stop), told)
             except Exception:  # ended, or broken: the sample knows, the instance only has to stop waiting
                 return None
             finally:
                 self._turns.discard(turn)
+                if number in self._partial:
+                    self._partial.pop(number).end()
+        if request == "listen":
+            partial = self._partial.get(number)
+            return None if partial is None else await partial.after(args[0])
         try:
             if request == "observe":
                 self._branches[number].append(*args)
             elif request == "fork":
-                self._branches[args[0]] = self._branches[number].fork()
+                self._branches[args[0]] = self._branches[number].fork(*args[1:])
             elif request == "restart":
-                self._branches[args[0]] = self._branches[number].restart(args[1])
+                self._branches[args[0]] = self._branches[number].restart(*args[1:])
             elif request == "reward":
                 self._branches[number].reward(args[0])
+            elif request == "discard":
+                self._branches[number].discard(args[0])
+            elif request == "note":
+                self._branches[number].note(args[0].value)
         except Exception as error:
             self.failure = self.failure or error
         return None
@@ -261,19 +305,52 @@ class _DrivenSample:
         await asyncio.gather(*turns, return_exceptions=True)
 
 
+class _PartialTurn:
+    """One turn while it is sampled, for whoever listens to it: told ... -> ended."""
+
+    def __init__(self) -> None:
+        self._newest: Action | None = None
+        self._ended, self._changed = False, asyncio.Event()
+
+    def tell(self, partial: Action) -> None:
+        self._newest = partial
+        self._changed.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    async def after(self, known: int) -> Action | None:
+        """Wait for more than the first `known` characters; None where the turn has ended, which has a deadline of its own."""
+        while not self._ended:
+            if self._newest is not None and len(self._newest.text) > known:
+                return self._newest
+            self._changed.clear()
+            await self._changed.wait()
+        return None
+
+
 # -- in the killable process ------------------------------------------------------------------------------------------
 
 
 class EnvironmentHost(IsolatedHost):
     """Holds the instances. Each is made by `reset` or `run`, and gone after `close`."""
 
-    async def open(self) -> tuple[str, ...]:
-        """Build the options and run the author's shared set-up, once a process; return the engine pools that it asks."""
+    async def open(self, tools: tuple[Tool, ...] | None) -> tuple[tuple[str, ...], SandboxLimits | None]:
+        """Build the options and run the author's shared set-up, once a process; return the engine pools that it asks and the
+        sandbox that it needs. `tools`: those of the run, None: those of the class."""
         self._prototype: Environment = self.build(self.component)
+        if tools is not None:
+            self._prototype.tools = tuple(tools)
+        self._sandbox = SandboxRpcClient(self.parent)
         self._shared: object = await type(self._prototype).open(self._prototype.options)
+        self.ends = self._prototype.shuts()
         self._instances: dict[int, Environment] = {}
         self._running: dict[int, asyncio.Task[Any]] = {}
-        return tuple(self._prototype.needs_engines)
+        return tuple(self._prototype.needs_engines), self._prototype.needs_sandbox
+
+    async def end(self) -> None:
+        await type(self._prototype).shut(self._shared)
 
     async def reset(self, number: int, task: Task, seed: int, timeout_s: float) -> list[Any]:
         try:
@@ -321,8 +398,10 @@ class EnvironmentHost(IsolatedHost):
 
     def _make(self, number: int) -> Environment:
         instance = type(self._prototype)(self._prototype.options)
-        instance.shared = self._shared
+        instance.shared, instance.tools = self._shared, self._prototype.tools
         instance.engines = {name: ModelRpcClient(self.parent, name) for name in instance.needs_engines}
+        if instance.needs_sandbox is not None:
+            instance.sandbox = self._sandbox.of(number)
         self._instances[number] = instance
         return instance
 
@@ -335,25 +414,53 @@ class RemoteSession:
         self._branch = 0
         self._branches = count(1)
 
-    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
-        action: Action | None = await self._parent.call(
-            SESSION, self._number, "generate", self._branch, max_new_tokens, stop
-        )
+    async def generate(
+        self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
+    ) -> Action:
+        asked = (SESSION, self._number, "generate", self._branch, max_new_tokens, stop, told is not None)
+        if told is None:
+            action: Action | None = await self._parent.call(*asked)
+        else:
+            turn, listening = asyncio.ensure_future(self._parent.call(*asked)), asyncio.create_task(self._listen(told))
+            try:
+                action = await turn
+            finally:
+                turn.cancel()
+                listening.cancel()
+                await asyncio.gather(turn, listening, return_exceptions=True)
         if action is None:
             raise SessionEnded("the sample has ended")
         return action
 
+    async def _listen(self, told: Told) -> None:
+        known = 0
+        while (partial := await self._parent.call(SESSION, self._number, "listen", self._branch, known)) is not None:
+            known = len(partial.text)
+            told(partial)
+
     def observe(self, observation: Observation | str) -> None:
         self._notify("observe", self._environment.format_observation(observation), state_of(observation))
 
-    def fork(self) -> RemoteSession:
-        return self._branch_off("fork")
+    def fork(self, name: str = "") -> RemoteSession:
+        return self._branch_off("fork", name)
 
-    def restart(self, prompt: str | tuple[Message, ...]) -> RemoteSession:
-        return self._branch_off("restart", prompt)
+    def restart(
+        self,
+        prompt: str | tuple[Message, ...],
+        tools: tuple[Tool, ...] | None = None,
+        name: str = "",
+        context: str | None = None,
+    ) -> RemoteSession:
+        return self._branch_off("restart", prompt, tools, name, context)
+
+    def discard(self, reason: str) -> None:
+        self._notify("discard", reason)
 
     def reward(self, value: float) -> None:
         self._notify("reward", float(value))
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        self._notify("note", PlainData(dict(info)))
 
     def _branch_off(self, request: str, *args: Any) -> RemoteSession:
         other = RemoteSession(self._parent, self._number, self._environment)

@@ -8,6 +8,7 @@ environment's `close` runs whatever happens.
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -15,6 +16,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from relax_core.api.environment import Action, Environment, Observation, Step
+from relax_core.api.errors import PoolFailed
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
@@ -39,7 +41,10 @@ async def run_episode(
 ) -> Trajectory:  # fmt: skip
     """Play one sample. `prompt` is the task's prompt rendered with the environment's tools, once for all its samples."""
     sample = Sample(family, generate, limits, environment.format_observation, environment.tools, media, media_owner)
-    session = Branch(sample, task.prompt, prompt, seed)
+    sample.is_driven = environment.drives
+    session, now = Branch(sample, task.prompt, prompt, seed), asyncio.get_running_loop().time
+    began = sample.began = now()
+    sample.total_s = environment.total_timeout_s or math.inf
     try:
         if environment.drives:
             await environment.run(task, seed, session)
@@ -53,6 +58,7 @@ async def run_episode(
         left = await environment.close()
         if left:
             sample.info["close_error"] = left
+        sample.environment_s = now() - began - sample.waited_s
     if sample.broken is not None:
         raise sample.broken
     return sample.trajectory()
@@ -74,6 +80,8 @@ async def run_answers(
             asked.append((branch, branch.begin()._replace(ended=ended)))
     try:
         completions = await generate([call for _, call in asked]) if asked else ()
+    except PoolFailed:
+        raise
     except ENGINE_FAILS as error:
         for branch, _ in asked:
             branch.sample.engine_failed(error)
@@ -101,6 +109,8 @@ async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, ses
             sample.info.update(step.info)
         if step.done:
             return
+        if sample.time_left_s <= 0:
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, total_text(sample.total_s))
 
 
 # -- the environment of one sample ------------------------------------------------------------------------------------
@@ -120,10 +130,11 @@ class EnvironmentHandle(ABC):
     `environment` is the instance, or the prototype that it is made of. Its methods raise EnvironmentFailed.
     """
 
-    def __init__(self, environment: Environment, timeout_s: float) -> None:
+    def __init__(self, environment: Environment, timeout_s: float, total_timeout_s: float = 0.0) -> None:
         self.tools, self.drives = tuple(environment.tools), environment.drives()
         self.format_observation = environment.format_observation
         self._environment, self._timeout_s, self._closed = environment, timeout_s, False
+        self.total_timeout_s = total_timeout_s
         self.lost: SessionLost | None = None
         """Set where what failed may not be this sample's: its process broke."""
 
@@ -203,7 +214,7 @@ async def guarded(work: Awaitable[T], timeout_s: float, method: str, session: Br
     waits. Raises EnvironmentFailed; lets `SessionEnded` pass."""
     if not timeout_s and session is None:
         return await work
-    deadline = asyncio.timeout(timeout_s)
+    deadline = asyncio.timeout(timeout_s if session is None else min(timeout_s, session.sample.time_left_s))
     try:
         async with deadline:
             with session.sample.watched(deadline, timeout_s) if session is not None else nullcontext():
@@ -212,12 +223,18 @@ async def guarded(work: Awaitable[T], timeout_s: float, method: str, session: Br
         raise
     except Exception as error:
         if deadline.expired():
-            raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, timeout_s)) from error
+            in_all = session is not None and session.sample.time_left_s <= 0
+            text = total_text(session.sample.total_s) if session and in_all else late_text(method, timeout_s)
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, text) from error
         raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, error_text(method, error)) from error
 
 
 def late_text(method: str, timeout_s: float) -> str:
     return f"{method} did not return within {timeout_s:g} s of the environment's own time"
+
+
+def total_text(total_s: float) -> str:
+    return f"all calls together took more than the {total_s:g} s of the environment's `total_timeout_s`"
 
 
 def error_text(method: str, error: BaseException) -> str:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relax_core.api.environment import Tool
 from relax_core.api.events import EvalFinished
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Task
@@ -65,16 +67,16 @@ class Evaluation:
     async def _one(self, one: EvalSet, step: int) -> EvalFinished:
         groups = await asyncio.gather(*(self._group(one, index, step) for index in one.indices))
         scored_groups = await self._scorer.score(groups)
-        values = [scored.value for group in scored_groups for scored in group if scored.outcome.judged]
+        judged = [[scored.value for scored in group if scored.outcome.judged] for group in scored_groups]
+        values = [value for group in judged for value in group]
         mean = statistics.fmean(values) if values else 0.0
         failed = sum(map(len, scored_groups)) - len(values)
-        spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
         records = tuple(
             sample_record(task, trajectory, scored)
             for (task, trajectories), scores in zip(groups[:SHOWN], scored_groups, strict=False)
             for trajectory, scored in zip(trajectories, scores, strict=True)
         )
-        metrics = {"standard_error": spread, "failed": float(failed)}
+        metrics = {"standard_error": standard_error(judged), "failed": float(failed), **best_of(judged)}
         return EvalFinished(step, one.name, mean, len(values), one.sampling.temperature, metrics, records)
 
     async def _group(self, one: EvalSet, index: int, step: int) -> tuple[Task, tuple[Trajectory, ...]]:
@@ -97,6 +99,38 @@ class Evaluation:
         return task, tuple(await self._samples(task, prompt, seeds, generator, lambda: None))
 
 
+def standard_error(groups: Sequence[Sequence[float]]) -> float:
+    """Return the standard error of the mean of all values, where those of one group (samples of a task) belong together.
+
+    It is robust to any dependence within groups (Liang and Zeger 1986, with G / (G - 1) for few groups), and the usual one
+    where each group has one value; 0 where fewer than two have any.
+    """
+    groups = [group for group in groups if group]
+    count = sum(map(len, groups))
+    if len(groups) < 2:
+        return 0.0
+    mean = sum(map(sum, groups)) / count
+    apart = sum((sum(group) - len(group) * mean) ** 2 for group in groups)
+    return math.sqrt(apart * len(groups) / (len(groups) - 1)) / count
+
+
+def best_of(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return `best_of_<k>` for k = 2, 4, ... and all: the best value among k of a group's, on average over which they are, and
+    over groups.
+
+    For values of 0 and 1 it is pass@k as Chen et al. (arXiv 2107.03374, eq. 1) estimate it, without bias. A group with fewer
+    than k values counts for no such k.
+    """
+    most = max(map(len, groups), default=0)
+    found = {}
+    for k in sorted({2**power for power in range(1, most.bit_length())} | ({most} if most > 1 else set())):
+        large = [sorted(group) for group in groups if len(group) >= k]
+        expected = [sum(value * math.comb(below, k - 1) for below, value in enumerate(group)) / math.comb(len(group), k)
+                    for group in large]  # fmt: skip
+        found[f"best_of_{k}"] = statistics.fmean(expected)
+    return found
+
+
 def is_due(run: Any, step: int) -> bool:
     """Tell whether `[eval]` wants this version of the weights evaluated."""
     every: int = run.eval.every
@@ -105,10 +139,13 @@ def is_due(run: Any, step: int) -> bool:
     return bool(run.eval.at_start) if step == 0 else step % every == 0 or step == run.steps
 
 
-def open_tasks(context: RunContext, family: ModelFamily) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
-    """Open the training tasks and the evaluation sets; also give the numbers of the tasks that may be issued."""
+def open_tasks(
+    context: RunContext, family: ModelFamily, tools: Mapping[str, Sequence[Tool]]
+) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
+    """Open the training tasks and the evaluation sets; also give the numbers of the tasks that may be issued. `tools`: what
+    `found_tools` found."""
     run = context.config
-    tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns)
+    tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns, tools)
     if "teacher" in context.plan.roles:
         check_taught(tasks, range(len(tasks)), run.teachers)
     if not run.eval.every:
@@ -117,7 +154,7 @@ def open_tasks(context: RunContext, family: ModelFamily) -> tuple[TaskSet, Seque
         sets = []
         for at, table in enumerate(run.eval.sets):
             columns = table.columns or run.data.columns
-            own = task_set(context, family, f"eval.sets.{at}.path", str(table.path), columns)
+            own = task_set(context, family, f"eval.sets.{at}.path", str(table.path), columns, tools)
             size, sampling = min(table.size or len(own), len(own)), eval_sampling(run, table.temperature)
             sets.append(EvalSet(table.name, own, range(size), table.samples or run.eval.samples, sampling))
         return tasks, range(len(tasks)), sets

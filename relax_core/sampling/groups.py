@@ -56,6 +56,8 @@ class InflightGroup:
     trajectories: tuple[Trajectory, ...] = ()
     seconds: float = 0.0
     """Time that its samples took."""
+    reward_s: float = 0.0
+    """Time until the rewards had judged it with those that were judged together."""
     unfit: str = ""
     """Why it was not generated, where its task can't be trained on: it is replaced like one that a filter rejects."""
     scoring: bool = False
@@ -108,6 +110,17 @@ class InflightGroup:
             return completions
 
         return counted
+
+    @property
+    def num_in_play(self) -> int:
+        """Samples that are begun and have not ended."""
+        return 0 if self.trajectories else len(self.issue.attempts) - self.num_ended
+
+    @property
+    def num_starting(self) -> int:
+        """Samples in play that engines were not yet asked for: their environments start."""
+        asked = sum(1 for turns in self._turns.values() if turns)
+        return 0 if self.trajectories else max(0, len(self.issue.attempts) - max(asked, self.num_ended))
 
     def sample_ended(self) -> None:
         self.num_ended += 1

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from relax_core.api.bus import Issue
+from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Logged, WorkRetried
 from relax_core.api.family import ModelFamily, Rendered
@@ -35,12 +37,13 @@ from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
 from relax_core.sampling.evaluation import Evaluation, open_tasks
 from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions
+from relax_core.sampling.prelaunch import Generator, PrelaunchedGroup
 from relax_core.sampling.session import Limits, sample_seed
+from relax_core.sampling.tools import found_tools, keep_tools
+from relax_core.sandboxes.pool import SandboxPool
 
-Generator = Callable[[Sequence[int]], GenerateAll]
-"""Function that gives a `generate` for the samples at these places of a group."""
 STEPS_AHEAD = 2
-"""Groups under way at once, in steps: what keeps engines full; the staleness gate is the real bound."""
+"""Groups under way at once, in steps, where `placement.rollout.sessions` bounds none: the staleness gate is the real bound."""
 
 
 class RolloutWorker:
@@ -49,17 +52,28 @@ class RolloutWorker:
     Invariants:
     - A group is in `inflight` from its beginning until it is scored, or its making ended with an error.
     - Media that a group needs stay in the store until the bus needs the group no more.
+    - Environments of `_prelaunched` groups, those that are issued next, have started; engines know nothing of them.
     """
 
-    def __init__(self, context: RunContext, report: Report, version: Version) -> None:
-        """Make everything; nothing is started yet. `version`: the weights that the run is at."""
+    def __init__(
+        self, context: RunContext, report: Report, version: Version, tools: Mapping[str, tuple[Tool, ...]]
+    ) -> None:
+        """Make everything; nothing is started yet. `version`: the weights that the run is at; `tools`: what
+        `found_tools` found."""
         run, build, children = context.config, context.build, context.children
-        self._context, self._family = context, build(run.family.chosen, ModelFamily)
-        self._family.open(run.model.model_dump(mode="json"))
-        self._tasks, self._train, sets = open_tasks(context, self._family)
+        self._context, self.family = context, build(run.family.chosen, ModelFamily)
+        self.family.open(run.model.model_dump(mode="json"))
+        self._tasks, self._train, sets = open_tasks(context, self.family, tools)
         rewards = [
             RewardSettings(
-                r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, r.inherit_env, context.functions.get(r.name)
+                r.chosen,
+                r.weight,
+                r.timeout_s,
+                r.memory_mb,
+                r.only,
+                r.inherit_env,
+                context.functions.get(r.name),
+                r.label,
             )
             for r in run.rewards
         ]
@@ -69,17 +83,27 @@ class RolloutWorker:
         async def retried(name: str, why: str) -> None:
             await context.run_status.emit(WorkRetried(name, "samples", 1, why))
 
-        self.scorer = RewardScorer(rewards, children, context.clock, models=pools.clients, replaced=replaced)
+        self._sandboxes = sandboxes = SandboxPool(run.sandbox, children)
+        self.scorer = RewardScorer(
+            rewards, children, context.clock, models=pools.clients, replaced=replaced, sandboxes=sandboxes
+        )
         self._environments = {
-            choice.name: EnvironmentPool(
-                choice, children, build=build, models=pools.clients, replaced=replaced, retried=retried
+            choice.known_as: EnvironmentPool(
+                choice,
+                children,
+                build=build,
+                models=pools.clients,
+                replaced=replaced,
+                retried=retried,
+                sandboxes=sandboxes,
+                tools=tools.get(choice.known_as),
             )
             for choice in (run.environment, *run.environments)
         }
-        self._default_environments = self._environments[run.environment.name]
-        self.pool = make_pool(context, version, report, tuple(self._family.placeholders.values()))
+        self._default_environments = self._environments[run.environment.known_as]
+        self.pool = make_pool(context, version, report, tuple(self.family.placeholders.values()))
         self.engines = self.pool.supervisor
-        self.media = make_media_pipeline(context, self._family, run.rollout.media_store_mb << 20)
+        self.media = make_media_pipeline(context, self.family, run.rollout.media_store_mb << 20)
         sampler = build(run.sampler.chosen, Sampler) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
         filters = {choice.name: build(choice.chosen, Filter) for choice in run.filters}
         refill_limit = run.rollout.refill_limit * run.rollout.prompts_per_step
@@ -91,21 +115,39 @@ class RolloutWorker:
         self._limits = Limits(0)  # of the engine, once it has started
         self.inflight: dict[Issue, InflightGroup] = {}
         """Groups that are begun and not yet scored."""
+        self._prelaunched: dict[int, PrelaunchedGroup] = {}
+        """By group number."""
+        self._next_group = 0
+        """Number of the group that is issued next, unless an earlier one is issued again."""
+        self._held_by = ""
+        """What kept a group from being begun when that was asked last; empty: nothing."""
+        self._cancelling: set[asyncio.Task[None]] = set()
         self.evaluation = Evaluation(sets, run, self.samples, self.scorer, self.pool)
 
     @classmethod
-    async def open(cls, context: RunContext, report: Report) -> Self:
-        """Make and start everything; what was started is closed again when a later part fails."""
-        run, made = context.config, cls(context, report, await context.bus.version())
+    async def open(cls, context: RunContext, report: Report, *, in_turns: bool = False) -> Self:
+        """Make and start everything; what was started is closed again when a later part fails.
+
+        `in_turns`: whoever opens it gives engine pools their turns on shared devices; else all are awake.
+        """
+        run, tools = context.config, await found_tools(context.config, context.build, context.children)
+        await keep_tools(context.bus, tools)
+        made = cls(context, report, await context.bus.version(), tools)
         for remark in made._tasks.remarks(made._train):
             await context.run_status.emit(Logged("info", "rollout", remark))
         try:
-            issued: int = (await context.bus.statistics())["next_group"] if run.media else 0
+            asks = run.media or run.placement.rollout.prelaunch
+            issued: int = (await context.bus.statistics())["next_group"] if asks else 0
+            made._next_group = issued
             starts = (one.start() for one in made._environments.values())
             pool, scorer, media, pools = made.pool, made.scorer, made.media, made.auxiliary_pools
             facts: Any
-            facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), pools.start())
-            check_vocabulary(made._family, facts)
+            if in_turns:
+                await pools.start_in_turns()
+            others = () if in_turns else (pools.start(),)
+            facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
+            await made._sandboxes.start()  # by now it knows whether anybody needs it
+            check_vocabulary(made.family, facts)
             max_context, rollout = int(facts["max_context"]), run.rollout
             if rollout.max_new_tokens >= max_context:
                 fix = f"the model's context is {max_context}"
@@ -119,17 +161,67 @@ class RolloutWorker:
         return made
 
     async def close(self) -> None:
+        launched = (one.cancel() for one in self._prelaunched.values())
+        await asyncio.gather(*launched, *self._cancelling, return_exceptions=True)
         stops = (one.stop() for one in self._environments.values())
         await asyncio.gather(self.pool.close(), self.scorer.stop(), *stops, self.media.stop())
         await self.auxiliary_pools.close()
+        await self._sandboxes.close()
 
-    def room(self, under_way: int) -> int:
-        """Groups that may be started now: none while the engines have more than they can take."""
-        if self.pool.full:
-            return 0
-        staleness: int = self._context.plan.max_staleness or 0
-        wanted: int = self._context.config.rollout.prompts_per_step * max(STEPS_AHEAD, staleness + 1)
-        return wanted - under_way
+    def room(self) -> int:
+        """Count the groups that may be begun now: as many as engines and `placement.rollout.sessions` have room for.
+
+        Samples that wait for tools are no work of the engines: while they wait others may begin. One group may always be,
+        where nothing is in play."""
+        run, size = self._context.config, self._context.plan.group_size
+        playing = [group for group in self.inflight.values() if group.num_in_play]
+        in_play, starting = sum(one.num_in_play for one in playing), sum(one.num_starting for one in playing)
+        free = self.pool.room(run.rollout.max_new_tokens) - starting
+        bounds = {"engines": -(-free // size)}  # a group that has only part of its room keeps engines from being idle
+        if sessions := run.placement.rollout.sessions:
+            bounds["placement.rollout.sessions"] = (sessions - in_play) // size
+        else:
+            steps = max(STEPS_AHEAD, (self._context.plan.max_staleness or 0) + 1)
+            bounds["steps ahead"] = run.rollout.prompts_per_step * steps - len(playing)
+        least = min(bounds, key=lambda name: bounds[name])
+        groups = max(bounds[least], int(not in_play))
+        self._held_by = "" if groups > 0 else least
+        return groups
+
+    def prelaunch(self) -> None:
+        """Start the environments of groups that are issued next, up to `placement.rollout.prelaunch` samples."""
+        run, size = self._context.config, self._context.plan.group_size
+        if run.deterministic:
+            return
+        for number in range(self._next_group, self._next_group + run.placement.rollout.prelaunch // size):
+            if number not in self._prelaunched:
+                task, prompt = self._tasks.rendered(self.selection.task(number))
+                if not self._environments.get(task.environment, self._default_environments).answers_once:
+                    seeds = [sample_seed(run.seed, number, place) for place in range(size)]
+                    play = partial(self.samples, task, prompt, seeds, group=number)
+                    self._prelaunched[number] = PrelaunchedGroup(size, play)
+
+    def scheduling(self) -> dict[str, Any]:
+        """Describe what is in play and what holds back more, for people."""
+        groups = self.inflight.values()
+        return {
+            "in_play": sum(one.num_in_play for one in groups), "at_engines": sum(one.at_engines for one in groups),
+            "prelaunched": sum(one.size for one in self._prelaunched.values()), "held_by": self._held_by,
+        }  # fmt: skip
+
+    def _take_prelaunched(self, issue: Issue) -> PrelaunchedGroup | None:
+        """Give what was begun of an issue; groups that were expected before it never come, and are cancelled."""
+        self._next_group = max(self._next_group, issue.group + 1)
+        own = self._prelaunched.pop(issue.group, None)
+        missed = [number for number in self._prelaunched if number < self._next_group]
+        wrong = [self._prelaunched.pop(number) for number in missed]
+        if own is not None and not own.fits(issue):
+            wrong, own = [*wrong, own], None
+        for one in wrong:
+            cancelling = asyncio.create_task(one.cancel())
+            self._cancelling.add(cancelling)
+            cancelling.add_done_callback(self._cancelling.discard)
+        return own
 
     async def make(self, issue: Issue, version: Version) -> InflightGroup:
         """Generate the samples of an issue. A group that is cancelled is forgotten; the others wait for their scores."""
@@ -145,13 +237,18 @@ class RolloutWorker:
             samplings = [self._greedy if attempt.sample == greedy else self._sampling for attempt in attempts]
             return group.generator(attempts, self.pool.generator(samplings))
 
+        launched = self._take_prelaunched(issue)
         try:
-            group.trajectories = tuple(
-                await self.samples(task, prompt, seeds, generator, group.sample_ended, issue.group)
-            )
+            if launched is not None:
+                played = await launched.go_on(group, generator)
+            else:
+                played = await self.samples(task, prompt, seeds, generator, group.sample_ended, issue.group)
+            group.trajectories = tuple(played)
         except BaseException:
             del self.inflight[issue]
             raise
+        finally:
+            self.pool.forget_sessions(issue.attempts)
         group.seconds = clock.now() - group.since
         if group.trajectories and all(one.outcome is Outcome.INVALID_TASK for one in group.trajectories):
             group.unfit = str(group.trajectories[0].info.get("error", ""))
@@ -179,13 +276,13 @@ class RolloutWorker:
             environments = self._environments.get(task.environment, self._default_environments)
             if environments.answers_once:
                 generate = generator(range(len(seeds)))
-                return await run_answers(task, prompt, seeds, self._family, generate, self._limits, ended)
+                return await run_answers(task, prompt, seeds, self.family, generate, self._limits, ended)
 
             async def episode(place: int, seed: int) -> Trajectory:
                 def begin(environment: EnvironmentHandle) -> Awaitable[Trajectory]:
                     generate = singly(generator([place]))
                     return run_episode(
-                        task, prompt, seed, environment, self._family, generate, self._limits, self.media, owner
+                        task, prompt, seed, environment, self.family, generate, self._limits, self.media, owner
                     )
 
                 trajectory = await environments.play(begin)
@@ -214,6 +311,7 @@ class RolloutWorker:
         """Score and filter groups. Raises CircuitOpen after saving one failing sample for `relax try`."""
         for group in groups:
             group.scoring = True
+        began = self._context.clock.now()
         try:
             found = await self.scorer.score([(group.task, group.trajectories) for group in groups])
         except CircuitOpen as tripped:
@@ -224,7 +322,7 @@ class RolloutWorker:
             for group in groups:
                 self.inflight.pop(group.issue, None)
         for group, scores in zip(groups, found, strict=True):
-            group.scores = tuple(scores)
+            group.scores, group.reward_s = tuple(scores), self._context.clock.now() - began
         self.selection.take(groups)
         return groups
 

@@ -14,11 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from relax_core.api.batch import STATES, STEP_REWARDS, TEACHER_INDEX, TURNS, AttemptId, Column, Ragged, RowBatch, RowId
+from relax_core.api.batch import (
+    CONTEXTS,
+    STATES,
+    STEP_REWARDS,
+    TEACHER_INDEX,
+    TURNS,
+    AttemptId,
+    Column,
+    Ragged,
+    RowBatch,
+    RowId,
+)
 from relax_core.api.bus import Sealed
 from relax_core.api.family import Routing
 from relax_core.api.task import Message, Task
-from relax_core.api.trajectory import Path, Trajectory
+from relax_core.api.trajectory import Path, Trajectory, context_key
 from relax_core.config.tables import TeacherTable
 from relax_core.data.placeholders import media_of
 from relax_core.data.tasks import teachers_of
@@ -28,9 +39,9 @@ from relax_core.media.store import key_bytes
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.groups import InflightGroup
 
-TURN_COLUMNS = frozenset({TURNS.name, STATES.name, STEP_REWARDS.name})
-GIVEN = (-1, 0, 0.0)
-"""Turn, state and reward of tokens that nobody sampled."""
+TURN_COLUMNS = (TURNS, STATES, CONTEXTS, STEP_REWARDS)
+GIVEN = (-1, 0, 0, 0.0)
+"""Turn, state, context and reward of tokens that nobody sampled."""
 
 
 def turn_columns(
@@ -38,26 +49,29 @@ def turn_columns(
 ) -> dict[str, Ragged]:
     """Make the columns of turns for the rows of these samples, in order; `lengths` are the rows' tokens.
 
-    Each token gets the turn of its sample that it is of, the state in which that began, and the reward that it earned."""
-    told: list[tuple[int, int, float]] = []
+    Each token gets the turn of its sample that it is of, the state and the context in which that began, and the reward that
+    it earned."""
+    told: list[tuple[int, int, int, float]] = []
     widths: list[int] = []
     for paths, trajectory, scored in samples:
         earned = _earned(trajectory, scored) if paths else {}
+        contexts = [context_key(name) for name in trajectory.contexts] or [0] * len(trajectory.states)
         for node in (node for path in paths for node, _ in path):
             widths.append(len(node.tokens))
             known = node.turn in earned
-            told.append((node.turn, trajectory.states[node.turn], earned[node.turn]) if known else GIVEN)
-    columns = zip(*told, strict=True) if told else ((), (), ())
+            turn = node.turn
+            told.append((turn, trajectory.states[turn], contexts[turn], earned[turn]) if known else GIVEN)
+    columns = zip(*told, strict=True) if told else ((), (), (), ())
     return {
         column.name: Ragged(np.repeat(np.array(values, column.dtype), widths), lengths)
-        for column, values in zip((TURNS, STATES, STEP_REWARDS), columns, strict=True)
+        for column, values in zip(TURN_COLUMNS, columns, strict=True)
     }
 
 
 def _earned(trajectory: Trajectory, scored: ScoredSample) -> dict[int, float]:
     """Rewards by turn. A turn of no tokens has no place in a row: its reward is earned by the one before it. Reward that no
     turn was credited with is earned by the last one, so that the turns of a sample together earn its reward."""
-    turns = sorted({node.turn for node in trajectory.forest if node.sampled and node.tokens and node.turn >= 0})
+    turns = sorted({n.turn for n in trajectory.forest if n.sampled and not n.discarded and n.tokens and n.turn >= 0})
     earned = dict.fromkeys(turns, 0.0)
     for turn, reward in enumerate(scored.steps) if turns else ():
         earned[turns[max(0, bisect_right(turns, turn) - 1)]] += reward
@@ -84,7 +98,7 @@ def row_batch(
         rewards += [scored.value] * len(own)
         owned.append(own)
     columns = _columns([*chain.from_iterable(owned)], rewards)
-    if not TURN_COLUMNS.isdisjoint(asked):
+    if any(column.name in asked for column in TURN_COLUMNS):
         told = [(paths, trajectory, judged) for paths, (_, trajectory, judged) in zip(owned, samples, strict=True)]
         made = turn_columns(told, columns["tokens"].lengths)
         columns |= {name: column for name, column in made.items() if name in asked}
@@ -176,7 +190,8 @@ def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> d
         record["rewards"] = dict(scored.parts)
     if scored.error:
         record["error"] = scored.error
-    if len(trajectory.messages) > 2:
+    asked = [("user", task.prompt)] if isinstance(task.prompt, str) else [(one.role, one.text) for one in prompt]
+    if len(trajectory.messages) > 2 or [(one.role, one.text) for one in trajectory.messages[: len(asked)]] != asked:
         record["messages"] = _messages(trajectory.messages, keys)
     return record
 
@@ -200,12 +215,30 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
     for one in groups:
         if one.rejected_by:
             filtered[f"samples/filtered/{one.rejected_by}"] += len(one.scores)
+    discarded = Counter[str]()
+    for trajectory in trajectories:
+        discarded.update({f"tokens/discarded/{reason}": count for reason, count in trajectory.num_discarded.items()})
     return {
         **filtered,
+        **discarded,
         "samples/scored": float(len(trajectories)),
         "tokens/generated": float(sum(trajectory.num_sampled for trajectory in trajectories)),
         "length/truncated": truncated / max(1, len(trajectories)),
         "time/rollout_s": sum(one.seconds for one in groups) / max(1, len(groups)),
+        **_times(groups),
+    }
+
+
+def _times(groups: Sequence[InflightGroup]) -> dict[str, float]:
+    """Mean and longest time that a sample spent in each part of the rollout."""
+    spent: dict[str, list[float]] = {"reward": [one.reward_s for one in groups for _ in one.trajectories]}
+    for part in ("queue", "generate", "environment"):
+        spent[part] = [trajectory.times.get(part, 0.0) for one in groups for trajectory in one.trajectories]
+    return {
+        f"time/sample/{part}_{name}": value
+        for part, values in spent.items()
+        if values
+        for name, value in (("s", sum(values) / len(values)), ("max_s", max(values)))
     }
 
 
@@ -225,5 +258,9 @@ def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str
                 content[-1]["view"] = list(part.media.view)
             if key := next(left, ""):
                 content[-1]["key"] = key
-        told.append({"role": message.role, "content": content or message.text})
+        calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+        told.append({
+            "role": message.role, "content": content or message.text,
+            **({"name": message.name} if message.name else {}), **({"tool_calls": calls} if calls else {}),
+        })  # fmt: skip
     return told

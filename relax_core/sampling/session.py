@@ -8,8 +8,9 @@ end of the file.
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -17,12 +18,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from relax_core.api.environment import Action, Observation, Tool
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed
 from relax_core.api.family import ModelFamily, Rendered
-from relax_core.api.task import Message, ToolCall
+from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.data.placeholders import MediaRefused, media_of
-from relax_core.engines.requests import Completion, Generate, GenerateCall, Routes, cut, filled, watch_for
+from relax_core.engines.requests import Completion, Generate, GenerateCall, Routes, Watch, cut, filled, watch_for
 
 if TYPE_CHECKING:  # environments in processes of their own have no use for the pipeline
     from relax_core.data.media_pipeline import MediaPipeline
@@ -30,6 +31,9 @@ if TYPE_CHECKING:  # environments in processes of their own have no use for the 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """Errors that `generate` raises where an engine fails, or refuses."""
 Format = Callable[[Observation | str], tuple[Message, ...]]
+Told = Callable[[Action], None]
+TOLD_SHARE = 64
+"""Part of a turn by which it has grown when it is told again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Sample:
     response: str = ""
     states: list[int] = field(default_factory=list)
     """Keys of the states in which turns began, in that order [turns]."""
+    contexts: list[str] = field(default_factory=list)
+    """Names of the contexts in which they were taken [turns]."""
     num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
     step_turns: list[int] = field(default_factory=list)
@@ -91,11 +97,25 @@ class Sample:
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[Rendered, int] = field(default_factory=dict)
     """Branches that start with the same tokens share their root."""
+    is_driven: bool = False
+    """Its environment says what prompts and which roles there are: what a template refuses of them is its fault."""
     broken: Exception | None = None
     """A fault that is neither the sample's nor its environment's, even when it passed through the author's code."""
-    generating: int = 0
+    waits: int = 0
+    """Reasons for which the own time of its environment stands still now."""
     deadline: asyncio.Timeout | None = None
     own_time_s: float = 0.0
+    """Time until then that its environment has from the end of each turn."""
+    began: float = 0.0
+    total_s: float = math.inf
+    """Longest own time of its environment in all."""
+    queued_s: float = 0.0
+    generate_s: float = 0.0
+    environment_s: float = 0.0
+    """Time of the environment, without `waited_s`."""
+    waited_s: float = 0.0
+    """Time in which that of the environment stood still."""
+    _waits_since: float = 0.0
 
     def end(self, outcome: Outcome, error: str) -> SessionEnded:
         """Note why the sample is over, unless something worse was noted before."""
@@ -104,18 +124,39 @@ class Sample:
         return SessionEnded(error)
 
     async def ask(self, call: GenerateCall) -> Completion:
-        """Ask for one turn of the policy; an engine that fails ends the sample. The environment's own time stands still."""
-        self.generating += 1
+        """Ask for one turn of the policy; an engine that fails ends the sample. The environment's own time stands still.
+
+        Raises PoolFailed where no engine is left, which is not the sample's outcome: another start may have some."""
+        with self.paused():
+            try:
+                return await self.generate(call)
+            except PoolFailed:
+                raise
+            except ENGINE_FAILS as error:
+                raise self.engine_failed(error) from error
+
+    @property
+    def time_left_s(self) -> float:
+        """Own time that its environment has left in all; of no meaning while that stands still."""
+        return self.total_s - (asyncio.get_running_loop().time() - self.began - self.waited_s)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the own time of the environment that drives stand still, while others work for it or it waits for a place."""
+        now = asyncio.get_running_loop().time
+        if not self.waits:
+            self._waits_since = now()
+        self.waits += 1
         if self.deadline is not None:
             self.deadline.reschedule(None)
         try:
-            return await self.generate(call)
-        except ENGINE_FAILS as error:
-            raise self.engine_failed(error) from error
+            yield
         finally:
-            self.generating -= 1
-            if self.deadline is not None and not self.generating and not self.deadline.expired():
-                self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
+            self.waits -= 1
+            if not self.waits:
+                self.waited_s += now() - self._waits_since
+            if self.deadline is not None and not self.waits and not self.deadline.expired():
+                self.deadline.reschedule(now() + min(self.own_time_s, self.time_left_s))
 
     async def prepare(self, messages: Sequence[Message]) -> None:
         """Have the media of messages processed; one that can't be read ends the sample."""
@@ -150,12 +191,15 @@ class Sample:
 
     def trajectory(self) -> Trajectory:
         """Give the sample, which is over."""
-        messages = tuple(message for branch in self.branches for message in branch.messages[branch.shared :])
+        # A prompt that nothing went on from was not shown: an environment that drives began with one of its own.
+        shown = [branch for branch in self.branches if branch.used] or self.branches[:1]
+        messages = tuple(message for branch in shown for message in branch.messages[branch.shared :])
         self.branches.clear()  # each holds its sample: a ring that only the collector would find
         info = {**self.info, "error": self.error} if self.error else self.info
         return Trajectory(
             messages, self.response, tuple(self.forest), self.outcome, tuple(self.step_rewards), info, self.newest,
-            tuple(self.step_turns), tuple(self.states),
+            tuple(self.step_turns), tuple(self.states), tuple(self.contexts) if any(self.contexts) else (),
+            {"queue": self.queued_s, "generate": self.generate_s, "environment": self.environment_s},
         )  # fmt: skip
 
 
@@ -177,23 +221,37 @@ class Branch:
         self.messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
         self.shared = 0
         """Number of messages that it shares with the branch it was forked from."""
+        self.used = False
+        """A turn has begun on it, or another branch was forked from it."""
         self._num_rendered = len(self.messages)
         self._tokens: tuple[int, ...] = ()
         self._media: tuple[str, ...] = ()
         self._leaf: int | None = None
         self._turn = self._forks = 0
+        self._tools = sample.tools
+        self._context = ""
+        """Name under which its turns may be credited apart."""
         self._state = ""
         """The environment's name for the state that the next turn begins in."""
         self._newest_turn = 0
         """Place of the newest turn among all turns of the sample; before the first, that of the branch it came from."""
         sample.branches.append(self)
 
-    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
+    async def generate(
+        self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
+    ) -> Action:
         """Let the policy take a turn. Raises SessionEnded when it can't."""
         try:
             known = self._leaf is not None or self._rendered is not None
             await self.sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
-            call = self.begin(max_new_tokens, stop)
+            try:
+                call = self.begin(max_new_tokens, stop)
+            except ConfigError as error:  # the template refuses what was said
+                if not self.sample.is_driven:
+                    raise
+                raise self.sample.end(Outcome.ENVIRONMENT_ERROR, str(error)) from error
+            if told is not None:
+                call = call._replace(watch=self._telling(told, call))
             return self.take(call, await self.sample.ask(call), max_new_tokens)
         except SessionEnded:
             raise
@@ -208,6 +266,7 @@ class Branch:
             raise SessionEnded(sample.error)
         if limits.max_turns and len(sample.states) >= limits.max_turns:
             raise sample.end(Outcome.TRUNCATED, "")
+        self.used = True
         said = self.messages[self._num_rendered :]
         state = state_key(self._state, said if self._leaf is not None else self.messages, self._tokens)
         added = Rendered(())
@@ -231,6 +290,7 @@ class Branch:
         self._num_rendered = len(self.messages)
         self._newest_turn, self._state = len(sample.states), ""
         sample.states.append(state)
+        sample.contexts.append(self._context)
         self._turn += 1
         seed = turn_seed(self._seed, self._turn - 1)
         stops = stop or limits.stop
@@ -240,6 +300,8 @@ class Branch:
     def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
         """Add the turn that `begin` asked for. Raises SessionEnded where the engine failed in it."""
         sample, family = self.sample, self.sample.family
+        sample.queued_s += completion.queued_s
+        sample.generate_s += completion.generate_s
         if completion.finish in ("error", "abort", "deadline"):
             outcome = Outcome.ENGINE_TIMEOUT if completion.finish == "deadline" else Outcome.ENGINE_ERROR
             raise sample.end(outcome, completion.error or f"generation ended with {completion.finish}")
@@ -256,18 +318,15 @@ class Branch:
             self._grow(Node(self._leaf, tokens, True, completion.log_probs, versions, self._newest_turn))
         if completion.routes is not None:
             self._visit(completion.routes)
-        text, error = family.decode(tokens), ""
-        calls: tuple[ToolCall, ...] = ()
-        if sample.tools:
-            text, calls, error = family.parse(text)
-            known = {tool.name for tool in sample.tools}
-            if wrong := [call.name for call in calls if call.name not in known]:
-                error = error or f"there is no tool {wrong[0]!r}; there are {', '.join(sorted(known))}"
+        text, calls, error = family.parse(tokens, self._tools, call.tokens)
+        known = {tool.name for tool in self._tools}
+        if wrong := [call.name for call in calls if call.name not in known]:
+            error = error or f"there is no tool {wrong[0]!r}; there are {', '.join(sorted(known))}"
         sample.response = text
         # An environment that drives may have said something while the turn was sampled: that comes after the turn.
         self.messages.insert(self._num_rendered, Message("assistant", text, calls))
         self._num_rendered += 1
-        return Action(text, tokens, calls, error)
+        return Action(text, tokens, calls, error, completion.finish == "length", len(call.tokens))
 
     def observe(self, observation: Observation | str) -> None:
         self.append(self.sample.format(observation), state_of(observation))
@@ -277,24 +336,60 @@ class Branch:
         self.messages += messages
         self._state = state or self._state
 
-    def fork(self) -> Branch:
-        self._forks += 1
-        branch = Branch(self.sample, self._prompt, self._rendered, branch_seed(self._seed, self._turn, self._forks))
+    def fork(self, name: str = "") -> Branch:
+        branch = Branch(self.sample, self._prompt, self._rendered, self._other_seed(name))
+        branch._tools, branch._context, self.used = self._tools, self._context, True
         branch.messages, branch._num_rendered = list(self.messages), self._num_rendered
         branch.shared = len(self.messages)
         branch._tokens, branch._media, branch._leaf = self._tokens, self._media, self._leaf
         branch._newest_turn, branch._state = self._newest_turn, self._state
         return branch
 
-    def restart(self, prompt: str | tuple[Message, ...]) -> Branch:
-        self._forks += 1
-        branch = Branch(self.sample, prompt, None, branch_seed(self._seed, self._turn, self._forks))
+    def restart(
+        self,
+        prompt: str | tuple[Message, ...],
+        tools: tuple[Tool, ...] | None = None,
+        name: str = "",
+        context: str | None = None,
+    ) -> Branch:
+        branch = Branch(self.sample, prompt, None, self._other_seed(name))
         branch._newest_turn = self._newest_turn
+        branch._tools = self._tools if tools is None else tools
+        branch._context = self._context if context is None else context
         return branch
+
+    def discard(self, reason: str) -> None:
+        forest, at = self.sample.forest, self._leaf
+        if at is not None and forest[at].sampled:
+            forest[at] = replace(forest[at], discarded=reason)
 
     def reward(self, value: float) -> None:
         self.sample.step_rewards.append(float(value))
         self.sample.step_turns.append(self._newest_turn)
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        self.sample.info.update(info)
+
+    def _telling(self, told: Told, call: GenerateCall) -> Watch:
+        """A watch that also tells how far the turn is. Its text is made anew each time, so long turns are told more rarely."""
+        family, known = self.sample.family, 0
+
+        def watch(tokens: Sequence[int]) -> bool:
+            nonlocal known
+            if call.watch is not None and call.watch(tokens):
+                return True
+            if len(tokens) - known > known // TOLD_SHARE:
+                known = len(tokens)
+                text = family.parse_beginning(tuple(tokens), self._tools, call.tokens)
+                told(Action(text, (), prompt_tokens=len(call.tokens)))
+            return False
+
+        return watch
+
+    def _other_seed(self, name: str) -> int:
+        """Give the seed of another branch: by its name, else by the number of those before it."""
+        self._forks += not name
+        return branch_seed(self._seed, self._turn, _digest("branch", name) if name else self._forks)
 
     def _start(self, raw_text: str, more: bool) -> None:
         """Render the first prompt, with the messages before the policy's first turn, and find or make its root.
@@ -304,7 +399,7 @@ class Branch:
         sample, family, rendered = self.sample, self.sample.family, self._rendered
         if rendered is None or (more and not self._raw):
             prompt = self._prompt if self._raw else tuple(self.messages)
-            rendered = sample.fill_placeholders(family.start(prompt, sample.tools), () if self._raw else self.messages)
+            rendered = sample.fill_placeholders(family.start(prompt, self._tools), () if self._raw else self.messages)
         tokens = rendered.tokens + (family.encode(raw_text) if raw_text else ())
         root = Rendered(tokens, rendered.media)
         if root in sample.roots:

@@ -32,6 +32,8 @@ SAFETENSORS = {numpy: name for name, numpy in NUMPY.items()}
 """The plain names, by numpy's: what has only its bits in numpy comes first in `NUMPY`."""
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that the format allows; a longer one is a broken file."""
+QUOTED = 300
+"""Characters of what a message shows of a file's names, which may be as long as the file."""
 _ALIGN = 64
 """A file in memory has its arrays from here on, the widest elements first, so that each lies as numpy wants it."""
 _COPY_BYTES = 1 << 24
@@ -179,7 +181,7 @@ def parse(data: np.ndarray) -> TensorFile:
         metadata = dict(table.pop("__metadata__", {}))
         places = {name: _place(item) for name, item in table.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"the header is broken ({error})") from error
+        raise ValueError(f"the header is broken ({str(error)[:QUOTED]})") from error
     end = 8 + length + max((end for _, _, end in places.values()), default=0)
     if size != end:
         raise ValueError(f"{size} bytes, its header promises {end}; the file is truncated")

@@ -31,7 +31,7 @@ from relax_core.api.weights import (
 from relax_core.tensor_files import safetensors_file
 from relax_core.tensor_files.delta import DeltaBase, check_own_fingerprint, restore, unchanged_names
 from relax_core.tensor_files.mapped_files import MappingCache, Overwritten, copied_mapping, lend, private_mapping
-from relax_core.tensor_files.safetensors_file import Stopwatch
+from relax_core.tensor_files.safetensors_file import QUOTED, Stopwatch
 
 SHARED_MEMORY = Path("/dev/shm")
 _FIRST_HEADER_BYTES = 1 << 14
@@ -145,11 +145,14 @@ class FileTransport(WeightTransport):
         file = safetensors_file.read(path, self._mapped(path))
         held = [file.metadata.get(key) for key in ("version", "payload", "base")]
         if held != (wants := [str(manifest.version), manifest.payload, manifest.base]):
-            raise ValueError(f"{path}: holds version, payload, base {held}, want {wants}; publish again")
+            raise ValueError(
+                f"{path}: holds version, payload, base {_quoted(held)}, want {_quoted(wants)}; publish again"
+            )
         wanted = {info.name for info in manifest.sent}
         if wanted != file.tensors.keys():
             lacking, extra = sorted(wanted - file.tensors.keys()), sorted(file.tensors.keys() - wanted)
-            raise ValueError(f"{manifest.version}: {path} lacks {lacking} and has {extra} too many; publish again")
+            differ = f"lacks {_quoted(lacking)} and has {_quoted(extra)} too many"
+            raise ValueError(f"{manifest.version}: {path} {differ}; publish again")
         for info in manifest.tensors if manifest.payload != "delta" else ():  # of a delta, what comes of it is checked
             dtype, shape = file.dtypes[info.name], file.tensors[info.name].shape
             if (dtype, shape) != (info.dtype, info.shape):
@@ -215,6 +218,12 @@ class SharedMemory(FileTransport):
 
 def _spare(directory: Path, model: str) -> Path:
     return directory / f".{model}.spare"
+
+
+def _quoted(values: list[Any]) -> str:
+    """Values as a message shows them, however many or long they are."""
+    text = repr(values)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(values)} of them)"
 
 
 def _not_there(path: Path) -> InfrastructureError:

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.algorithm import Source
-from relax_core.api.batch import STANDARD, STATES, STEP_REWARDS, TURNS, AttemptId, Column, Ragged, RowBatch, RowId
+from relax_core.api.batch import (
+    CONTEXTS,
+    STANDARD,
+    STATES,
+    STEP_REWARDS,
+    TURNS,
+    AttemptId,
+    Column,
+    Ragged,
+    RowBatch,
+    RowId,
+)
 from relax_core.api.bus import Sealed
 from relax_core.api.trajectory import Outcome
 
@@ -39,7 +50,8 @@ def random_rows(algorithm: Any, groups: int, group_size: int, seed: int = 0) -> 
 
 
 def with_turns(rows: RowBatch) -> RowBatch:
-    """Rows whose turns are the stretches between given tokens; all begin in one state, the last one earns the reward."""
+    """Rows whose turns are the stretches between given tokens; all begin in one state and one context, the last one earns the
+    reward."""
     mask, rewards = rows.columns["loss_mask"], rows.columns["rewards"].values
     turns = [np.cumsum(np.diff(row, prepend=0) == 1) * row - 1 for row in (own.astype(np.int32) for own in mask.rows())]
     earned = [np.where(row == row.max(), reward, 0.0) for row, reward in zip(turns, rewards, strict=True)]
@@ -48,6 +60,7 @@ def with_turns(rows: RowBatch) -> RowBatch:
         {
             TURNS.name: Ragged.of([row.astype(np.int32) for row in turns]),
             STATES.name: Ragged(states.astype(np.int64), mask.lengths),
+            CONTEXTS.name: Ragged(states.astype(np.int64), mask.lengths),
             STEP_REWARDS.name: Ragged.of(earned),
         }
     )

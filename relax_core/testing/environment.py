@@ -6,11 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from relax_core.api.component import Chosen
 from relax_core.api.environment import Action, Environment, Observation, Step, Tool
+from relax_core.api.sandbox import Sandbox
 from relax_core.api.task import Message, Task
+from relax_core.config.run_config import DEFAULT_SANDBOX
+from relax_core.registry import Catalogue
+from relax_core.testing.direct_sandbox import DirectSandbox
 from relax_core.testing.number import is_finite
 from relax_core.testing.suite import Suite
 
@@ -22,8 +28,10 @@ class EnvironmentSuite(Suite):
 
     kind = "environment"
     tasks: ClassVar[Sequence[Task]] = (Task("one", "Say a number.", "4"), Task("two", "Say a number.", "5"))
-    turns: ClassVar[Sequence[str]] = ("4", "5", "")
-    """What the policy says, turn by turn, until the environment is done."""
+    turns: ClassVar[Sequence[str | Action]] = ("4", "5", "")
+    """What the policy says, turn by turn, until the environment is done; an action where it calls tools."""
+    sandbox: ClassVar[str] = DEFAULT_SANDBOX
+    """The sandbox of an environment that needs one."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:
@@ -34,8 +42,8 @@ class EnvironmentSuite(Suite):
         """Every task's episode, one after another."""
 
         async def all_alone() -> list[Any]:
-            shared = await type(component).open(component.options)
-            return [await _episode(component, shared, task, cls.turns) for task in cls.tasks]
+            opened = await _opened(component)
+            return [await _episode(cls, component, opened, task) for task in cls.tasks]
 
         return asyncio.run(all_alone())
 
@@ -53,38 +61,46 @@ class EnvironmentSuite(Suite):
 
     def test_samples_do_not_touch_each_other(self, made: Any) -> None:
         async def side_by_side() -> list[Any]:
-            shared = await type(made).open(made.options)
-            return list(await asyncio.gather(*(_episode(made, shared, task, self.turns) for task in self.tasks)))
+            opened = await _opened(made)
+            return list(await asyncio.gather(*(_episode(type(self), made, opened, task) for task in self.tasks)))
 
         assert asyncio.run(side_by_side()) == self.played(made), "keep a sample's state on self, not on the class"
 
     def test_close_is_safe_before_reset(self, made: Any) -> None:
-        asyncio.run(_fresh(made, None).close())
+        asyncio.run(_fresh(type(self), made, ((), None)).close())
 
     def test_observations_become_messages(self, made: Any) -> None:
         for observation in ("text", Observation("text", role="tool")):
             messages = made.format_observation(observation)
             assert messages and all(isinstance(message, Message) for message in messages)
 
-    def test_tools_are_well_formed(self) -> None:
-        tools = self.target().tools  # type: ignore[attr-defined]
+    def test_tools_are_well_formed(self, made: Any) -> None:
+        tools, _ = asyncio.run(_opened(made))
         assert all(isinstance(tool, Tool) for tool in tools)
         assert len({tool.name for tool in tools}) == len(tools), "two tools of one name"
 
 
-async def _episode(component: Any, shared: object, task: Task, turns: Sequence[str]) -> list[Any]:
-    environment = _fresh(component, shared)
-    session = ScriptedSession(turns)
+Opened = tuple[tuple[Tool, ...], object]
+"""The tools of a run, and what instances share."""
+
+
+async def _opened(component: Any) -> Opened:
+    return tuple(await type(component).find_tools(component.options)), await type(component).open(component.options)
+
+
+async def _episode(suite: type[EnvironmentSuite], component: Any, opened: Opened, task: Task) -> list[Any]:
+    environment = _fresh(suite, component, opened)
+    session = ScriptedSession(suite.turns)
     try:
         if environment.drives():
             await environment.run(task, SEED, session)
             return session.heard
-        return await _stepped(environment, task, turns)
+        return await _stepped(environment, task, suite.turns)
     finally:
         await environment.close()
 
 
-async def _stepped(environment: Any, task: Task, turns: Sequence[str]) -> list[Any]:
+async def _stepped(environment: Any, task: Task, turns: Sequence[str | Action]) -> list[Any]:
     first = await environment.reset(task, SEED)
     assert first is None or isinstance(first, (Observation, str)), (
         f"reset gave {type(first).__name__}; return an Observation"
@@ -100,9 +116,12 @@ async def _stepped(environment: Any, task: Task, turns: Sequence[str]) -> list[A
     return heard
 
 
-def _fresh(component: Any, shared: object) -> Any:
+def _fresh(suite: type[EnvironmentSuite], component: Any, opened: Opened) -> Any:
     environment = type(component)(component.options)
-    environment.shared = shared
+    environment.tools, environment.shared = opened
+    if environment.needs_sandbox is not None:
+        sandbox = Catalogue.load(suite.files).build(Chosen("sandbox", suite.sandbox), Sandbox)
+        environment.sandbox = DirectSandbox(sandbox, environment.needs_sandbox)
     return environment
 
 
@@ -114,8 +133,8 @@ def _check(step: Any) -> None:
         assert is_finite(step.reward), f"reward is {step.reward!r}; it is finite"
 
 
-def _action(text: str) -> Action:
-    return Action(text, tuple(text.encode()))
+def _action(said: str | Action) -> Action:
+    return Action(said, tuple(said.encode())) if isinstance(said, str) else said
 
 
 def _words(observation: Any) -> str:
@@ -125,25 +144,45 @@ def _words(observation: Any) -> str:
 class ScriptedSession:
     """A policy that says what it was told to; for environments that write `run`."""
 
-    def __init__(self, turns: Sequence[str], heard: list[Any] | None = None) -> None:
+    def __init__(self, turns: Sequence[str | Action], heard: list[Any] | None = None) -> None:
         self._turns = list(turns)
         self.heard: list[Any] = [] if heard is None else heard
 
-    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
+    async def generate(
+        self,
+        max_new_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        told: Callable[[Action], None] | None = None,
+    ) -> Action:
         await asyncio.sleep(0)
-        return _action(self._turns.pop(0) if self._turns else "")
+        action = _action(self._turns.pop(0) if self._turns else "")
+        if told is not None:
+            told(Action(action.text[:1], ()))
+        return action
 
     def observe(self, observation: Observation | str) -> None:
         assert isinstance(observation, (str, Observation)), "observe takes text or an Observation"
         self.heard.append(_words(observation))
 
-    def fork(self) -> ScriptedSession:
+    def fork(self, name: str = "") -> ScriptedSession:
         return ScriptedSession(self._turns, self.heard)
 
-    def restart(self, prompt: str | tuple[Message, ...]) -> ScriptedSession:
+    def restart(
+        self,
+        prompt: str | tuple[Message, ...],
+        tools: tuple[Tool, ...] | None = None,
+        name: str = "",
+        context: str | None = None,
+    ) -> ScriptedSession:
         self.heard.append(repr(prompt))
         return ScriptedSession(self._turns, self.heard)
+
+    def discard(self, reason: str) -> None:
+        assert reason, "a turn is discarded for a reason"
 
     def reward(self, value: float) -> None:
         assert is_finite(value), f"reward is {value!r}; it is finite"
         self.heard.append(value)
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        json.dumps(info)  # it travels between processes, and into records

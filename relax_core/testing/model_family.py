@@ -65,4 +65,4 @@ class ModelFamilySuite(Suite):
         assert stops and all(0 <= token < family.vocab_size for token in stops)
 
     def test_plain_text_has_no_tool_calls(self, family: Any) -> None:
-        assert family.parse(self.text) == (self.text, (), "")
+        assert family.parse(family.encode(self.text)) == (self.text, (), "")

@@ -11,9 +11,14 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, ClassVar
 
+from relax_core.api.component import Chosen
 from relax_core.api.reward import BatchReward, GroupReward, Score
+from relax_core.api.sandbox import Sandbox
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
+from relax_core.config.run_config import DEFAULT_SANDBOX
+from relax_core.registry import Catalogue
+from relax_core.testing.direct_sandbox import DirectSandbox
 from relax_core.testing.number import is_finite
 from relax_core.testing.samples import trajectory
 from relax_core.testing.scripted_client import ScriptedClient
@@ -31,6 +36,8 @@ class RewardSuite(Suite):
     """(task, response) pairs."""
     best: ClassVar[int | None] = None
     """Index of the sample that must score highest, where there is one."""
+    sandbox: ClassVar[str] = DEFAULT_SANDBOX
+    """The sandbox of a reward that needs one."""
 
     @classmethod
     def engine_says(cls, prompt: str) -> str:
@@ -47,6 +54,9 @@ class RewardSuite(Suite):
     def handed(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
         """The same, with these very samples in the reward's hands."""
         reward.engines = {name: ScriptedClient(name, cls.engine_says) for name in reward.needs_engines}
+        if reward.needs_sandbox is not None:
+            sandbox = Catalogue.load(cls.files).build(Chosen("sandbox", cls.sandbox), Sandbox)
+            reward.sandbox = DirectSandbox(sandbox, reward.needs_sandbox)
         tasks = [_with_columns(task, reward.needs_columns) for task, _ in samples]
         attempts = [trajectory(task, response) for task, (_, response) in zip(tasks, samples, strict=True)]
         return asyncio.run(_judge(reward, tasks, attempts))
@@ -74,13 +84,19 @@ class RewardSuite(Suite):
         needed = getattr(self.target(), "needs_columns", ())
         assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of column names"
 
+    def test_a_reward_that_asks_a_sandbox_awaits_it(self, made: Any) -> None:
+        assert made.needs_sandbox is None or self._waits(made), "it waits for programs: write it as `async def`"
+
     def test_a_reward_that_asks_engines_awaits_them(self, made: Any) -> None:
         needed = made.needs_engines
         assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of pool names"
+        assert not needed or self._waits(made), "it waits for engines: write it as `async def`"
+
+    @staticmethod
+    def _waits(made: Any) -> bool:
         form = {GroupReward: "score_group", BatchReward: "score_batch"}
         method = next((name for base, name in form.items() if isinstance(made, base)), "score")
-        waits = inspect.iscoroutinefunction(getattr(made, method))
-        assert not needed or waits, "it waits for engines: write it as `async def`"
+        return inspect.iscoroutinefunction(getattr(made, method))
 
     def test_the_best_sample_scores_highest(self, made: Any) -> None:
         if self.best is None:

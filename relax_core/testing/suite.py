@@ -18,6 +18,7 @@ import pytest
 
 from relax_core.api.component import KINDS, Configurable
 from relax_core.api.errors import ConfigError
+from relax_core.config.run_config import keys_model
 from relax_core.registry import Catalogue
 from relax_core.registry.check import heavy_imports
 from relax_core.registry.loader import build_options, contract_violation
@@ -99,6 +100,12 @@ class Suite:
     def test_an_unknown_option_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="not_an_option"):
             build_options(self.target().options_model(), {**self.options, "not_an_option": 1}, self.kind)
+
+    def test_no_option_has_the_name_of_a_key_of_the_core(self) -> None:
+        table = KINDS[self.kind].table
+        of_core = {"name", *keys_model(table).model_fields} if table else set()
+        taken = sorted(of_core & self.target().options_model().model_fields.keys())
+        assert taken == [], f"rename them: [{table}] has keys of these names, which belong to the core"
 
     def test_discovery_imports_nothing_heavy(self) -> None:
         target = f"{self.target().__module__}:{self.target().__qualname__}"

@@ -25,7 +25,7 @@ from relax_core.api.errors import WorkerDied
 from relax_core.api.trainer import Chunk, ChunkPlan, Trainer, TrainerSpec, UpdateResult
 from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.rpc import messages
-from relax_core.rpc.host import Failure, describe, raised
+from relax_core.rpc.host import Failure, describe, free_port, raised
 
 CALL_S, GRACE_S = 120.0, 3.0
 """For an answer; and for the others', once one rank has failed."""
@@ -87,7 +87,7 @@ class RankedTrainer(Trainer[Any]):
         name = f"{self._target.__module__}:{self._target.__qualname__}"
         self._ranks.ask("make", [(name, self._given)] * self._size)
         ranks = [replace(spec, rank=r, world_size=self._size, rendezvous=f"127.0.0.1:{port}")
-                 for port in [_free_port()] for r in range(self._size)]  # fmt: skip
+                 for port in [free_port("127.0.0.1")] for r in range(self._size)]  # fmt: skip
         try:
             facts: Mapping[str, Any] = self._each("start", [(rank,) for rank in ranks])[0]
         except BaseException:  # it may have been refused before the ranks met, or after
@@ -175,12 +175,6 @@ def _answer(line: Connection) -> Any:
         return messages.decode(line.recv_bytes())
     except (EOFError, ConnectionError):
         return Failure("WorkerDied", "a rank's process ended")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve(line: Connection) -> None:

@@ -23,7 +23,8 @@ from relax_core.api import events
 from relax_core.api.errors import printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat, SystemClock
-from relax_core.views.why import MEAN, chain, seconds
+from relax_core.views.first_step import MEAN, first_step_checks, first_step_lines
+from relax_core.views.why import chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
 HERTZ = 4
@@ -58,6 +59,7 @@ class LiveDisplay:
         self._first_done: float | None = None
         self._step, self._state = first_step, "starting"
         self._metrics: Mapping[str, float] = {}
+        self._config: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=WIDTH)
         self._evals: dict[str, float] = {}
         self._beats: tuple[Heartbeat, ...] = ()
@@ -90,7 +92,7 @@ class LiveDisplay:
         """Update the numbers; returns what the plain mode prints."""
         match event:
             case events.RunStarted():
-                self._state = "running"
+                self._state, self._config = "running", event.config
                 return f"{self._name}: {event.run_dir}, ready after {self._clock.now() - self._started:.1f} s"
             case events.StepFinished(step, metrics):
                 return self._stepped(step, metrics)
@@ -130,7 +132,12 @@ class LiveDisplay:
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         of = f"/{self._steps}" if self._steps else ""
-        return "  ".join([f"step {step}{of}", *self._numbers()])
+        lines = ["  ".join([f"step {step}{of}", *self._numbers()])]
+        if step == 1:
+            checks = first_step_checks(metrics, self._config)
+            lines += first_step_lines(checks)
+            self._note = next((lines[-1] for check in checks if not check.is_so), self._note)
+        return "\n".join(lines)
 
     def _numbers(self) -> list[str]:
         lag = _number(self._metrics, "lag/mean", ".2f")

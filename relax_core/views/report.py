@@ -17,6 +17,7 @@ from markupsafe import Markup
 from relax_core.observe.documents import disk_errors, write_text
 from relax_core.observe.metrics import metric
 from relax_core.views import charts
+from relax_core.views.first_step import first_step_checks, first_step_lines
 from relax_core.views.run import Metrics, RunHealth, RunView, health, mean, readable_documents
 from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
 from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
@@ -59,7 +60,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         state=state.state,
         subtitle=_subtitle(run, state, metrics),
         error=summary.get("error", "") if state.ended else state.detail,
-        odd=mismatch_warning(run),
+        odd=[warning] if (warning := mismatch_warning(run)) else _odd_first_step(run, metrics),
         cards=list(_cards(summary, metrics)),
         reward_curve=_reward_curve(metrics),
         eval_sets=list(_evals(metrics)),
@@ -79,6 +80,14 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         origin=list(_origin(run)),
         config=(run.path / "config.toml").read_text(encoding="utf-8"),
     )
+
+
+def _odd_first_step(run: RunView, metrics: Metrics) -> list[str]:
+    """Say what was not as it has to be in the first step, where the run recorded it."""
+    if not metrics or metrics[0]["step"] != 1:
+        return []
+    checks = first_step_checks(metrics[0], run.config)
+    return first_step_lines(tuple(check for check in checks if not check.is_so))
 
 
 def _subtitle(run: RunView, state: RunHealth, metrics: Metrics) -> str:

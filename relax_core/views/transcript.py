@@ -48,9 +48,9 @@ def transcript(sample: Mapping[str, Any]) -> Transcript:
 
 def _turns(sample: Mapping[str, Any]) -> Iterator[tuple[str, str, Media]]:
     last = ""
-    for role, content in _said(sample):
+    for role, content, calls in _said(sample):
         last = role
-        yield role, _text(content), _media(content)
+        yield role, "\n".join(filter(None, (_text(content), *calls))), _media(content)
     response = sample.get("response")
     if response is not None and last != "assistant":
         yield "assistant", _text(response), ()
@@ -58,17 +58,19 @@ def _turns(sample: Mapping[str, Any]) -> Iterator[tuple[str, str, Media]]:
         yield "expected answer", _text(sample["answer"]), ()
 
 
-def _said(sample: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The conversation where there is one, else the prompt."""
+def _said(sample: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[str]]]:
+    """The conversation where there is one, else the prompt: roles, contents and calls of tools."""
     prompt = sample.get("prompt")
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
     is_chat = several and all(isinstance(turn, Mapping) and "role" in turn for turn in prompt or ())
     messages: Any = sample.get("messages") or (prompt if is_chat else ())
     turns = [turn for turn in messages if isinstance(turn, Mapping)]
     if not turns and prompt is not None:
-        yield "prompt", prompt
+        yield "prompt", prompt, []
     for turn in turns:
-        yield str(turn.get("role", "")), turn.get("content")
+        calls = [call for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
+        told = [_text(f"{call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})") for call in calls]
+        yield str(turn.get("role", "")), turn.get("content"), told
 
 
 def _text(content: Any) -> str:

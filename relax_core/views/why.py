@@ -14,15 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relax_core.views.first_step import MEAN, far_apart
 from relax_core.views.run import RunHealth, RunView
 
 Roles = Mapping[str, Mapping[str, Any]]
 PACE = "actor"
-MEAN = "train/rollout_log_prob_diff_lag0"
-"""Mean |log-prob difference| of engine and trainer, over tokens without lag: the difference of others is learning."""
-FAR = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
-"""A difference several times beyond any that was measured of sound runs, by the coarser format of the two."""
 AVERAGED_STEPS = 10
+HELD_BY = {"engines": "the engines have no room", "steps ahead": "as many steps as are played ahead are under way"}
+"""What may hold a group back, said in words; other names are those of options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +107,10 @@ def _asked(pools: Mapping[str, Mapping[str, Any]], age: float) -> Iterator[Link]
     if owing:
         name = max(owing, key=lambda name: float(pools[name]["for_s"]))
         pool, engines = pools[name], pools[name]["engines"]
+        if pool.get("paused"):
+            says = f"owes {pool['open']} answers and waits for its turn on the devices"
+            yield Link(f"engine pool {name}", says, pool["for_s"] + age)
+            return
         yield Link(f"engine pool {name}", f"owes {pool['open']} answers", pool["for_s"] + age)
         if engine := _slowest(engines):
             yield Link(engine, engine_says(engines[engine]), engines[engine].get("silent_s", 0.0) + age)
@@ -138,7 +141,11 @@ def engine_says(engine: Mapping[str, Any]) -> str:
         return f"(version {engine['version']}) is a spare, ready to serve"
     if not engine.get("serving"):
         return f"(version {engine['version']}) does not serve"
-    return f"(version {engine['version']}) runs {engine['running']} requests"
+    cache = ""
+    if capacity := engine.get("kv_capacity"):
+        idle = f", {engine['kv_idle']:,} of sessions between turns" * bool(engine["kv_idle"])
+        cache = f", which hold {engine['kv_running']:,} of {capacity:,} cache tokens{idle}"
+    return f"(version {engine['version']}) runs {engine['running']} requests{cache}"
 
 
 def _slowest(engines: Mapping[str, Mapping[str, Any]]) -> str:
@@ -266,10 +273,24 @@ def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
     facts, age = role.get("facts") or {}, now - float(role.get("at") or now)
     for group in facts.get("under_way") or ():
         yield f"{group_says(group)}: {seconds(group['for_s'] + age)} old"
+    if scheduling := facts.get("scheduling"):
+        yield from _scheduling_says(scheduling)
     pools = (facts.get("pools") or {}).values()
     for name, engine in [one for part in (facts, *pools) for one in (part.get("engines") or {}).items()]:
         silent = engine.get("silent_s", 0.0)
         yield f"{name} {engine_says(engine)}" + (f", silent for {seconds(silent + age)}" if silent else "")
+
+
+def _scheduling_says(scheduling: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how many samples are in play, and what keeps others from being begun."""
+    if not (scheduling["in_play"] or scheduling["prelaunched"]):
+        return
+    line = f"{scheduling['in_play']} samples in play, {scheduling['at_engines']} of them at the engines"
+    if scheduling["prelaunched"]:
+        line += f"; environments of {scheduling['prelaunched']} more have started (placement.rollout.prelaunch)"
+    if scheduling["held_by"]:
+        line += f"; no group is begun: {HELD_BY.get(scheduling['held_by'], 'bounded by ' + scheduling['held_by'])}"
+    yield line
 
 
 def _faults(status: Mapping[str, Any]) -> Iterator[str]:
@@ -320,7 +341,7 @@ def mismatch_warning(run: RunView) -> str:
     model, rollout = run.config.get("model", {}), run.config.get("rollout", {})
     own = str(model.get("dtype") or "float32")
     engine = str(rollout.get("dtype") or own)
-    limit = max(FAR[own], FAR[engine])
+    limit = far_apart(run.config)
     if found <= limit:
         return ""
     cause = "do they have the same weights, tokens and temperature?"

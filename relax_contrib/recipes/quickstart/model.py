@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,28 @@ TEMPLATE = (
 )
 
 
-def save_tokenizer(folder: Path) -> Any:
-    """One token a character; returns the `tokenizers.Tokenizer`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+def save_tokenizer(folder: Path, characters: str = CHARACTERS, phrases: Sequence[str] = ()) -> Any:
+    """One token a character, then one for each phrase; returns the `tokenizers.Tokenizer`."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     return making.save_tokenizer(tokenizer, SPECIAL, TEMPLATE, folder)
 
 
-def build_model(seed: int) -> Any:
-    """225,920 parameters, random. Heads of 32, the smallest that every engine has a kernel for."""
+def build_model(seed: int, vocabulary: int = VOCABULARY) -> Any:
+    """Random, of 225,920 parameters where the vocabulary is this one. Heads of 32, the smallest that every engine has a
+    kernel for."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=vocabulary, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
             head_dim=32, intermediate_size=256, max_position_embeddings=1024, tie_word_embeddings=True,
             bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
         )

@@ -50,10 +50,11 @@ class LocalRunner:
     def __init__(self, catalogue: Catalogue, clock: Clock | None = None, kept: KeptChildren | None = None) -> None:
         """`kept`: workers of the run's former start."""
         self._catalogue, self._clock = catalogue, clock or SystemClock()
-        self.run_status: RunStatus = RunStatusService(self._clock)
+        self.run_status: RunStatus = RunStatusService(self._clock, controlled=True)
         self._weights = WeightRegistry(self._clock)
         self._devices = DeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._contexts: dict[str, RoleContext] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
         self._children = kept
         self._open = self._keeps = False
@@ -80,7 +81,7 @@ class LocalRunner:
 
     async def _run(self, role: Role, launch: Launch, held: AdoptableWorkers, children: Workers) -> None:
         def context(incarnation: int) -> RoleContext:
-            return RoleContext(
+            made = self._contexts[role.name] = RoleContext(
                 role.name,
                 launch,
                 self._catalogue,
@@ -93,6 +94,7 @@ class LocalRunner:
                 incarnation,
                 self._devices,
             )
+            return made
 
         try:
             try:
@@ -116,6 +118,8 @@ class LocalRunner:
 
     async def close(self, keep: bool = False) -> KeptChildren | None:
         self._keeps = keep
+        for context in self._contexts.values():
+            context.run_restarts = keep
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -94,7 +94,7 @@ class Child:
         await self._ended.wait()
         self.let_go()
         if self._deleting is not None:
-            await self._deleting
+            await asyncio.wait({self._deleting})  # who is cancelled here leaves it to the others that wait
 
     def _kill_session(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -110,7 +110,10 @@ class Child:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
         if self._scratch:
-            self._deleting = asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._scratch, True)
+            try:
+                self._deleting = asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._scratch, True)
+            except RuntimeError:  # the loop ends, and has no threads any more
+                shutil.rmtree(self._scratch, ignore_errors=True)
         self._ended.set()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -123,8 +122,8 @@ class BusClient:
         return await self._bus.trained([_lease(claim) for claim in claims], step, tuple(without_gradient))
 
     async def kept(self, name: str) -> Mapping[str, Any] | None:
-        found = await self._bus.kept(name)
-        return None if found is None else json.loads(json.dumps(found))  # lists, which have travelled as tuples
+        found: Mapping[str, Any] | None = await self._bus.kept(name)
+        return found
 
     async def close(self) -> None:
         """The hub closes the bus; a client holds nothing."""

@@ -85,7 +85,10 @@ def _is_lost(opening: asyncio.Future[Connection | None]) -> bool:
 
 
 class RpcClient:
-    """One process's calls of one actor, by whichever way is there."""
+    """One process's calls of one actor, by whichever way is there.
+
+    Invariant: `close` fails the calls under way; it cancels none of the tasks that make them.
+    """
 
     def __init__(self, actor: Any, name: str) -> None:
         self._actor, self._name = actor, name
@@ -98,7 +101,12 @@ class RpcClient:
     async def _call(self, method: str, args: Sequence[Any]) -> Any:
         if self._opening is None or _is_lost(self._opening):  # Ray says what became of the actor, or has made it again
             self._opening = asyncio.ensure_future(self._open())
-        connection = self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
+        opening = self._opening
+        if not opening.done():
+            await asyncio.wait({opening})
+        if opening.cancelled():
+            raise ConnectionError("nobody calls it any more")
+        connection = opening.result()
         if connection is not None and not connection.lost:
             return await connection.call(method, args)
         arrays: list[Any] = []

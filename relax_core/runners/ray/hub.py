@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import platform
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -64,6 +64,8 @@ class TakenOver:
     launch: Launch
     store: PayloadStore | None
     workers: OwnedWorkers
+    apps: Mapping[str, str]
+    """The application of each role."""
     term: int
 
 
@@ -105,15 +107,18 @@ class Hub(RpcActor):
         if lease_s is not None:
             end_at_expiry(self._lease, self._clock, self._end)
 
-    async def open(self, launch: Launch, mark: str, owner: Any) -> Any:
-        """Open a run whose driver has written a file of this name in the run directory; `owner` starts its workers."""
-        return await answered(self._open(launch, mark, owner))
+    async def open(self, launch: Launch, mark: str, workers: OwnedWorkers, apps: Mapping[str, str]) -> Any:
+        """Open a run whose driver has written a file of this name in the run directory; `apps`, by role: the applications
+        that may run it."""
+        return await answered(self._open(launch, mark, workers, apps))
 
     async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
         """Open the bus alone; what `open` does of it."""
         return await answered(self._open_bus(component, settings, directory, version))
 
-    async def _open(self, launch: Launch, mark: str, owner: Any) -> PayloadStore | None:
+    async def _open(
+        self, launch: Launch, mark: str, workers: OwnedWorkers, apps: Mapping[str, str]
+    ) -> PayloadStore | None:
         if not await asyncio.to_thread((Path(launch.run_dir) / mark).is_file):
             raise InfrastructureError(
                 f"run directory {launch.run_dir}: the hub, on {platform.node()}, sees another directory than the driver there, "
@@ -125,9 +130,9 @@ class Hub(RpcActor):
         # What roles have in memory stays while their processes are replaced.
         if (memory := memory_directory(launch.run_id)) is not None:
             claim(memory)
-        self._workers = OwnedWorkers(owner)
+        self._workers, self._apps = workers, dict(apps)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
-        self._run_status, self._devices = RunStatusService(self._clock), DeviceService(self._clock)
+        self._run_status, self._devices = RunStatusService(self._clock, controlled=True), DeviceService(self._clock)
         self._services |= {
             "run_status": self._run_status,
             "weights": WeightRegistry(self._clock),
@@ -179,7 +184,8 @@ class Hub(RpcActor):
     async def _take_over(self) -> TakenOver:
         if not hasattr(self, "_launch"):
             raise InfrastructureError(f"hub of process {os.getpid()}: the run had not been opened")
-        return TakenOver(self._launch, self._store, self._workers, self._lease.take_over(self._clock.now()))
+        term = self._lease.take_over(self._clock.now())
+        return TakenOver(self._launch, self._store, self._workers, self._apps, term)
 
     async def renew(self, term: int) -> Any:
         """Note that the controller of this term lives."""
@@ -198,8 +204,10 @@ class Hub(RpcActor):
 
     # -- roles --------------------------------------------------------------------------------------------------
 
-    async def join(self, role: str, replica: Any, pid: int) -> HubService | None:
-        """Let a replica run its role; None where the role has ended."""
+    async def join(self, role: str, replica: Any, pid: int, app: str) -> HubService | None:
+        """Let a replica run its role; None where the role has ended, or another application runs it."""
+        if self._apps.get(role) != app:
+            return None
         await self._lost(role, self._replicas.pid(role))  # of a former one nobody need have told
         if self._replicas.has_ended(role):
             return None
@@ -212,6 +220,12 @@ class Hub(RpcActor):
     async def start_workers(self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float) -> Any:
         """Start workers for a role, or hand over those of its predecessor."""
         return await answered(self._workers.start(role, incarnation, specs, timeout_s))
+
+    async def replace_missing(self, apps: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the roles that had no replica yet; from here on these applications alone may run them."""
+        missing = self._replicas.missing()
+        self._apps |= {role: apps[role] for role in missing}
+        return missing
 
     async def gathered(self) -> None:
         """Return when every role has had a replica."""

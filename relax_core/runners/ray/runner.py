@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from ray.util import list_named_actors
 
 from relax_core.api.bus import Bus
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, StaleFence, WorkerDied
-from relax_core.api.role import RunStatus
+from relax_core.api.role import Role, RunStatus
 from relax_core.observe.documents import disk_errors
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.connection import proxy
@@ -40,6 +40,8 @@ from relax_core.runners.ray.workers import gpu_sets
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
+CALL_BACK_S = 30.0
+"""For the shells of the former start to come: longer than a role has to stop. Others take the places of those that hang."""
 POLL_S = 0.25
 
 
@@ -69,8 +71,9 @@ class RayRunner:
         self._hub: Any = None
         self._client: RpcClient | None = None
         self._store: Any = None
-        self._apps: list[str] = []
+        self._apps = dict(kept.apps) if kept else {}
         self._ended = 0
+        self._launch: Launch | None = None
 
     def connect_early(self) -> None:
         """Begin to connect before there is a launch; returns at once, and `start` waits for the rest."""
@@ -87,12 +90,13 @@ class RayRunner:
         if isinstance(found, Failure):
             raise raised(found, "hub")
         self._hub, self._store, self._workers, self._term = hub, found.store, found.workers, found.term
-        self._apps = [app_name(run_id, role) for role in found.launch.plan.roles]
+        self._apps = dict(found.apps)
         return cast(Launch, found.launch)
 
     async def start(self, launch: Launch) -> None:
         """Start the run, or go on with it where it was taken over."""
         takes_over = self._hub is not None
+        self._launch = launch
         if not takes_over:
             await self._open_hub(launch)
         client = self._client = RpcClient(self._hub, "hub")
@@ -102,7 +106,7 @@ class RayRunner:
         if self._supervised:
             self._renewing = asyncio.create_task(self._renew())
         if not takes_over:
-            await asyncio.to_thread(self._deploy, launch)
+            await self._staff(launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 
     async def _open_hub(self, launch: Launch) -> None:
@@ -116,18 +120,31 @@ class RayRunner:
             workers = self._workers = self._workers or OwnedWorkers.make(launch.run_id, self._supervised)
             options = hub_options(launch.run_id, self._supervised)
             self._hub = Hub.options(**options).remote(LEASE_S if self._supervised else None)  # type: ignore[attr-defined]
-            opening = asked(self._hub.open.remote(launch, mark.name, workers.owner), "hub", "open", OPEN_S)
-            self._store, _ = await asyncio.gather(opening, workers.open(launch))
+            opening = self._hub.open.remote(launch, mark.name, workers, self._apps)
+            self._store = await asked(opening, "hub", "open", OPEN_S)
+            await workers.open(launch)
         finally:
             mark.unlink(missing_ok=True)
 
-    def _deploy(self, launch: Launch) -> None:
-        """Deploy all roles at once; Serve starts them side by side."""
-        targets = []
-        for role in launch.plan.roles:
-            name = app_name(launch.run_id, role)
-            self._apps.append(name)
-            targets.append(serve.RunTarget(deployment(launch.run_id, role), name=name, route_prefix=None))
+    async def _staff(self, launch: Launch) -> None:
+        """Have a shell for every role: those of the run's former start come by themselves, and others are deployed."""
+        if self._apps:
+            with contextlib.suppress(DeadlineExceeded):
+                await asked(self._hub.gathered.remote(), "runner", "the shells of the former start", CALL_BACK_S)
+        own = {role: app_name(launch.run_id, role) for role in launch.plan.roles}
+        missing = await asked(self._hub.replace_missing.remote(own), "hub", "replace_missing", OPEN_S)
+        await asyncio.gather(*(asyncio.to_thread(_delete, self._apps[role]) for role in missing if role in self._apps))
+        self._apps |= {role: own[role] for role in missing}
+        if missing:
+            await asyncio.to_thread(self._deploy, {role: own[role] for role in missing})
+
+    def _deploy(self, apps: Mapping[str, str]) -> None:
+        """Deploy shells, by role, at once; Serve starts them side by side."""
+        assert self._workers is not None
+        workers = self._workers.name
+        targets = [
+            serve.RunTarget(deployment(workers, role, app), name=app, route_prefix=None) for role, app in apps.items()
+        ]
         try:
             serve.run_many(targets, wait_for_applications_running=False)
         except Exception as error:
@@ -175,38 +192,49 @@ class RayRunner:
                 await self._say_alive()
         hub, self._hub = self._hub, None
         workers, self._workers = self._workers, None
+        apps, self._apps = self._apps, {}
         if self._client is not None:
             await self._client.close()
-        if not self._cluster.ours:
-            await self._delete_roles()
+        if not self._cluster.ours and not keep:
+            await _delete_all(apps)
         if hub is not None:
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 await asked(hub.close.remote(self._term), "hub", "close", CLOSE_S)
             ray.kill(hub)
-        kept = KeptActors(workers, self._cluster) if workers is not None and await workers.close(keep) else None
+        kept = None
+        if keep and workers is not None and self._launch is not None:
+            plan, grace_s = self._launch.plan, float(self._launch.config["checkpoint"]["grace_s"])
+            classes = {role: cast(type[Role], self._catalogue.target("role", role)) for role in plan.roles}
+            with contextlib.suppress(InfrastructureError):  # the owner is dead, and the ranks with it
+                await workers.have_left([role for role in classes if not classes[role].stateless], grace_s)
+        if workers is not None and await workers.close(keep):
+            kept = KeptActors(workers, self._cluster, apps)
         if isinstance(self._store, RemoteStore):  # a hub that died has not
             await asyncio.to_thread(self._store.sweep)
         if kept is None:
-            await self._cluster.close()
-        else:
-            await self._delete_roles()
+            await _end_cluster(self._cluster, apps)
         return kept
-
-    async def _delete_roles(self) -> None:
-        apps, self._apps = self._apps, []
-        await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in apps))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptActors:
-    """Implements `runners.launch.KeptWorkers` for actors on a cluster that stays."""
+    """Implements `runners.launch.KeptWorkers` for actors on a cluster that stays, and for the shells that wait there."""
 
     workers: OwnedWorkers
     cluster: Cluster
+    apps: Mapping[str, str]
+    """The application of each role."""
 
     async def close(self) -> None:
         await self.workers.close()
-        await self.cluster.close()
+        await _end_cluster(self.cluster, self.apps)
+
+
+async def _end_cluster(cluster: Cluster, apps: Mapping[str, str]) -> None:
+    """End a cluster of our own with all that is on it, or take a run's applications away from another."""
+    if not cluster.ours:
+        await _delete_all(apps)
+    await cluster.close()
 
 
 def end_former_starts(launch: Launch, kept: OwnedWorkers | None = None) -> None:
@@ -222,6 +250,10 @@ def end_former_starts(launch: Launch, kept: OwnedWorkers | None = None) -> None:
                 found = ray.get_actor(actor["name"], NAMESPACE)
                 if kept is None or found != kept.owner:
                     ray.kill(found)
+
+
+async def _delete_all(apps: Mapping[str, str]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(_delete, app) for app in apps.values()))
 
 
 def _delete(name: str) -> None:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signalling: one tiny model in two roles, speaker and listener, settles what signals mean."""

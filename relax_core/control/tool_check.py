@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tools of a run before there is a run: those that environments find, and whether the policy can be heard calling them.
+
+Tools that are known only while a sample is played, such as those of an agent's requests, are none of its business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from relax_core.api.algorithm import Source
+from relax_core.api.environment import Environment, Tool
+from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Plan
+from relax_core.config.run_config import RunConfig
+from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.tools import found_tools
+
+PROBE = Tool("probe")
+
+
+def tools_before_start(config: RunConfig, catalogue: Catalogue) -> dict[str, tuple[Tool, ...]]:
+    """Find the tools of a run's environments before there is a run, where their classes find them. Raises ConfigError where
+    they can't be had."""
+    if not any(environment.finds_tools() for environment in _environments(config, catalogue)):
+        return {}
+
+    async def find() -> dict[str, tuple[Tool, ...]]:
+        workers = LocalWorkers([str(path) for path in config.plugins])
+        try:
+            return await found_tools(config, catalogue.build, workers)
+        finally:
+            await workers.close()
+
+    return asyncio.run(find())
+
+
+def check_tool_calls(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
+    """Raise ConfigError where environments have tools, and the model's family knows no way in which its policy calls them.
+
+    A model folder is opened only where there may be tools, and tools are searched for only where they could not be called."""
+    environments = _environments(config, catalogue)
+    may_have = any(environment.tools or environment.finds_tools() for environment in environments)
+    if plan.source is not Source.ROLLOUT or not may_have:
+        return
+    family: Any = catalogue.build(config.family.chosen)
+    family.open(config.model.model_dump(mode="json"))
+    try:
+        family.start("", (PROBE,))
+    except ConfigError:
+        written = any(environment.tools for environment in environments)
+        if written or any(tools_before_start(config, catalogue).values()):
+            raise
+
+
+def _environments(config: RunConfig, catalogue: Catalogue) -> list[type[Environment]]:
+    names = [one.name for one in (config.environment, *config.environments)]
+    return [cast(type[Environment], catalogue.target("environment", name)) for name in names]

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tool calls in the format of the model's family: a table of formats, and one way to read a turn in any of them.
+
+Nothing here knows tokens or templates' engines. Another format is a reader in `tool_call_readers` and a line of `FORMATS`;
+one whose turns have headers, as those of `harmony`, is a class too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+from relax_core.api.environment import Tool
+from relax_core.api.errors import ConfigError
+from relax_core.api.task import ToolCall
+from relax_core.data import harmony, tool_call_readers as readers
+from relax_core.data.chat_template import tool_schema
+from relax_core.data.tool_call_readers import CallError, Parameters, Reader, WrittenCall
+
+FIELD = "model.tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """One way of writing tool calls.
+
+    Reading is total: of any text it gives calls, the rest and an error, in time that grows with the text's length. Calls
+    inside a thought are none, whether the thought's beginning stands in the turn or in the prompt."""
+
+    name: str
+    shown: tuple[tuple[str, ...], ...]
+    """Texts of a chat template that tell the format: all of any one of these."""
+    opens: tuple[str, ...]
+    """Marks before calls."""
+    read: Reader
+    marks: tuple[str, ...] = ()
+    """Further marks. Where a model has them as special tokens, they are read, and left out of the text."""
+    bare: str = ""
+    """The character with which a turn of calls may begin instead of a mark."""
+    thought: tuple[str, str] = ("<think>", "</think>")
+    ids: str = ""
+    """Pattern of the ids that models write and templates demand; empty: models write none."""
+    ends: tuple[str, ...] = ()
+    """Marks that end a turn, where there are several: a template may write another than the policy has sampled."""
+    has_headers: ClassVar[bool] = False
+    """A turn has headers, also where it calls nothing: its words are told by `words` alone."""
+    _pieces: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        begins, ends = self.thought
+        pieces = "|".join(map(re.escape, (begins, ends, *self.opens)))
+        bare = rf"|(?:\A|(?<={re.escape(ends)}))\s*{re.escape(self.bare)}" if self.bare else ""
+        object.__setattr__(self, "_pieces", re.compile(pieces + bare))
+
+    @property
+    def all_marks(self) -> tuple[str, ...]:
+        """Every text that tells calls and thoughts from what is said."""
+        return (*self.opens, *self.marks, *self.thought)
+
+    def parse(
+        self, text: str, tools: Sequence[Tool] = (), thinking: bool = False
+    ) -> tuple[str, tuple[ToolCall, ...], str]:
+        """Read the calls of one turn: (text without them, calls, error).
+
+        A call that can't be read is a message for the policy, and then there are no calls. `thinking`: the prompt has begun a
+        thought. `tools` say of which type an argument is where the format only has text."""
+        begins, ends = self.thought
+        parameters: Parameters = {tool.name: tool_schema(tool)["function"]["parameters"] for tool in tools}
+        calls: list[ToolCall] = []
+        spans: list[tuple[int, int]] = []
+        error, thought_end = "", 0
+        at = _behind(text, ends, 0) if thinking else 0
+        while (found := self._pieces.search(text, at)) or thought_end:
+            if found is None:  # what could not be read was a thought
+                calls, spans, error, at, thought_end = [], [], "", thought_end, 0
+                continue
+            start, at = found.span()
+            if found[0] == begins:
+                at = _behind(text, ends, at)
+            elif found[0] == ends and error:  # the last one counts, so that no text is read more than twice
+                thought_end = at
+            elif found[0] == ends:  # all before it was a thought that the prompt began
+                calls, spans = [], []
+            elif not error:
+                bare = found[0] not in self.opens
+                if bare:
+                    start = at = at - 1
+                try:
+                    written, end = self.read(text, start, at, parameters)
+                    calls += [self._call(call, len(calls) + place) for place, call in enumerate(written)]
+                except CallError as problem:
+                    error = str(problem)
+                    at += bare
+                    continue
+                if written:
+                    spans.append((start, end))
+                at = max(end, at + bare)
+        if error or not calls:
+            return text, (), error
+        return _without_spans(text, spans), tuple(calls), ""
+
+    def beginning(self, text: str, thinking: bool = False) -> str:
+        """The part of a turn that is still being written which stands before all that may be a call or become one: whatever
+        follows, the turn's text without calls begins with it. `thinking`: the prompt has begun a thought."""
+        marks = (found.start() for found in self._pieces.finditer(text) if found[0] not in self.thought)
+        before = text[: next(marks, len(text))]
+        held = max(
+            (end for mark in self.opens for end in range(1, len(mark)) if before.endswith(mark[:end])), default=0
+        )
+        return before[: len(before) - held].rstrip()
+
+    def words(self, text: str, special: Iterable[str] = (), thinking: bool = False) -> str:
+        """The words of a text without calls: without the marks that are `special` tokens."""
+        for mark in special:
+            text = text.replace(mark, "")
+        return text
+
+    def call_id(self, call: ToolCall, number: int) -> str:
+        """Give a call an id that the family's templates take: its own where it is one."""
+        if re.fullmatch(self.ids or ".+", call.id, re.DOTALL):
+            return call.id
+        if self.name == "kimi":
+            return f"functions.{call.name}:{number}"
+        # Nine letters and digits, as Mistral's templates demand.
+        own = blake2b(call.id.encode(errors="surrogatepass"), digest_size=5).hexdigest()[:9]
+        return own if call.id else f"call{number:05d}"
+
+    def _call(self, written: WrittenCall, number: int) -> ToolCall:
+        """Check a call, so that whoever handles its arguments can write them as JSON."""
+        name, arguments = written.name, written.arguments
+        if not isinstance(name, str) or not name:
+            raise CallError("tool call has no name")
+        if isinstance(arguments, str):
+            arguments = readers.read_all_json(arguments)
+        if not isinstance(arguments, dict):
+            raise CallError(f"arguments of tool call {name} must be an object")
+        level: list[Any] = [arguments]
+        for _ in range(readers.MAX_DEPTH):
+            held = (
+                value.values() if isinstance(value, dict) else value
+                for value in level
+                if isinstance(value, dict | list)
+            )
+            level = [one for values in held for one in values]
+        if level:
+            raise CallError(f"arguments of tool call {name} are nested more than {readers.MAX_DEPTH} deep")
+        try:
+            json.dumps([name, arguments, written.id], ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError) as error:
+            raise CallError(f"arguments of tool call {name} can't be written as JSON text: {error}") from error
+        call = ToolCall(name, arguments, written.id if self.ids else "")
+        return replace(call, id=self.call_id(call, number))
+
+
+def _behind(text: str, mark: str, at: int) -> int:
+    end = text.find(mark, at)
+    return len(text) if end < 0 else end + len(mark)
+
+
+def _without_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    kept = (text[end:start] for (_, end), (start, _) in zip([(0, 0), *spans], [*spans, (len(text), 0)], strict=True))
+    return "".join(kept).rstrip()
+
+
+class HarmonyFormat(CallFormat):
+    """The format of gpt-oss, whose turns are messages with headers: a call is a message that goes to a function."""
+
+    __slots__ = ()
+    has_headers = True
+
+    def parse(
+        self, text: str, tools: Sequence[Tool] = (), thinking: bool = False
+    ) -> tuple[str, tuple[ToolCall, ...], str]:
+        parameters: Parameters = {tool.name: {} for tool in tools}
+        calls: list[ToolCall] = []
+        spans: list[tuple[int, int]] = []
+        at = harmony.body_end(text, 0)[1] if thinking else 0
+        try:
+            while (header := harmony.next_header(text, at)) is not None:
+                if header.is_cut:
+                    raise CallError(f"a message was cut off: {harmony.MESSAGE} is missing")
+                if not header.is_call:
+                    _, at = harmony.body_end(text, header.body)
+                    continue
+                (written,), at = self.read(text, header.start, header.body, parameters)
+                calls.append(self._call(written, len(calls)))
+                spans.append((header.start, at))
+        except CallError as problem:
+            return text, (), str(problem)
+        return (_without_spans(text, spans) if calls else text), tuple(calls), ""
+
+    def beginning(self, text: str, thinking: bool = False) -> str:
+        return harmony.beginning(text, thinking)
+
+    def words(self, text: str, special: Iterable[str] = (), thinking: bool = False) -> str:
+        return harmony.words(text, thinking)
+
+
+FORMATS: Mapping[str, CallFormat] = {
+    each.name: each
+    for each in (
+        CallFormat(
+            "qwen3-coder", (("<function=", "<parameter="),), ("<tool_call>", "<function="), readers.qwen3_coder,
+            ("</tool_call>",),
+        ),
+        CallFormat(
+            "glm", (("<arg_key>", "<arg_value>"),), ("<tool_call>",), readers.glm,
+            ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ),
+        CallFormat(
+            "kimi", ((readers.KIMI,),), (readers.KIMI,), readers.kimi,
+            (readers.KIMI_END, readers.KIMI_CALL, readers.KIMI_ARGUMENTS, readers.KIMI_CALL_END),
+            ids=r"functions\..+:\d+",
+        ),
+        CallFormat(
+            "deepseek", ((readers.SECTION,),), (readers.SECTION,), readers.deepseek,
+            (readers.SECTION_END, readers.CALL, readers.CALL_SEP, readers.CALL_END),
+        ),
+        CallFormat(
+            "mistral", (("[TOOL_CALLS]",),), ("[TOOL_CALLS]",), readers.mistral, ("[ARGS]", "[CALL_ID]"),
+            thought=("[THINK]", "[/THINK]"), ids="[A-Za-z0-9]{9}",
+        ),
+        CallFormat(
+            "phi", (("functools",), ("<|/tool|>",)), ("functools[", "<|tool_call|>"), readers.phi, ("<|/tool_call|>",)
+        ),
+        CallFormat(
+            "pythonic", (("func_name1(",),), ("<|python_start|>",), readers.pythonic, ("<|python_end|>",), bare="["
+        ),
+        HarmonyFormat(
+            "harmony", ((harmony.CHANNEL, harmony.MESSAGE, harmony.CALL),),
+            (harmony.CHANNEL, harmony.START, harmony.MESSAGE), harmony.read_call, (harmony.CONSTRAIN, *harmony.ENDS),
+            thought=(f"{harmony.CHANNEL}{harmony.THOUGHT}{harmony.MESSAGE}", harmony.END), ends=harmony.ENDS,
+        ),
+        CallFormat("hermes", (("<tool_call>",),), ("<tool_call>",), readers.hermes, ("</tool_call>",)),
+        CallFormat(
+            "llama", (("<|python_tag|>",), ('{"name": function name, "parameters": ',)), ("<|python_tag|>",), readers.llama,
+            bare="{",
+        ),
+    )
+}  # fmt: skip
+"""Formats by name. A template is told by the first whose texts it shows: some texts are those of several."""
+
+
+def call_format(name: str, template: str) -> CallFormat | None:
+    """The format that `[model] tool_calls` names, or for `auto` that which a chat template shows, if it shows any."""
+    if name != "auto":
+        if name not in FORMATS:
+            raise ConfigError(FIELD, repr(name), f"write auto, {', '.join(sorted(FORMATS))}")
+        return FORMATS[name]
+    return next(
+        (each for each in FORMATS.values() if any(all(map(template.__contains__, one)) for one in each.shown)), None
+    )

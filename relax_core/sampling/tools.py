@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools of a run's environments, where their classes find them, such as those that servers offer.
+
+They are part of every prompt, so they are found once, before the first one is rendered, and a run that goes on refuses others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relax_core.api.bus import Bus
+from relax_core.api.component import Chosen
+from relax_core.api.environment import Environment, Tool, tools_digest
+from relax_core.api.errors import ConfigError, PluginError
+from relax_core.api.role import Workers, WorkerSpec
+from relax_core.config.run_config import EnvironmentChoice, RunConfig
+from relax_core.rpc.host import IsolatedHost
+from relax_core.rpc.isolated_pool import INHERITED_ENV, START_S
+
+KEPT = "tools"
+"""Name under which the bus keeps the digests of a run's tools."""
+
+
+async def found_tools(run: RunConfig, build: Callable[[Chosen], Any], workers: Workers) -> dict[str, tuple[Tool, ...]]:
+    """Find the tools of the environments that find theirs, by the environment's name."""
+    found: dict[str, tuple[Tool, ...]] = {}
+    for choice in (run.environment, *run.environments):
+        environment: Environment = build(choice.chosen)
+        if environment.finds_tools():
+            found[choice.known_as] = await _found(choice, workers)
+    return found
+
+
+async def _found(choice: EnvironmentChoice, workers: Workers) -> tuple[Tool, ...]:
+    spec = WorkerSpec(
+        f"tools-{choice.known_as}", choice.chosen, target="relax_core.sampling.tools:ToolFinder", memory_mb=choice.memory_mb,
+        inherit_env=(*INHERITED_ENV, *choice.inherit_env), untrusted=True,
+    )  # fmt: skip
+    (worker,) = await workers.start([spec], START_S)
+    try:
+        *_, tools = await worker.call("start", timeout_s=START_S)
+    finally:
+        await worker.kill()
+    if len({tool.name for tool in tools}) < len(tools):
+        raise PluginError(f"environment {choice.known_as}", "it found two tools of one name; a call names its tool")
+    return tuple(tools)
+
+
+class ToolFinder(IsolatedHost):
+    """Asks an environment for the tools of the run, in a process that ends with its answer."""
+
+    async def open(self) -> tuple[Tool, ...]:
+        environment: Environment = self.build(self.component)
+        return tuple(await type(environment).find_tools(environment.options))
+
+
+async def keep_tools(bus: Bus, found: Mapping[str, tuple[Tool, ...]]) -> None:
+    """Keep with the run what it began with. Raises ConfigError where a run that goes on found something else."""
+    if not found:
+        return
+    known, digests = await bus.kept(KEPT) or {}, {name: tools_digest(tools) for name, tools in found.items()}
+    for name, digest in digests.items():
+        if known.get(name, digest) != digest:
+            got = (
+                f"tools {digest} ({', '.join(tool.name for tool in found[name])}), and the run began with {known[name]}"
+            )
+            raise ConfigError(f"environment {name}", got, "offer it the former ones, or begin another run")
+    if digests != known:
+        await bus.keep(KEPT, digests)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run's sandbox component in a process of its own, and its boxes by number.
+
+The process runs no code of authors: theirs asks for boxes through the role that owns it, and could not make any itself, since
+it has given up the right to mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from relax_core.api.component import Chosen
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.sandbox import OpenBox, ProgramResult, Sandbox, SandboxLimits
+
+
+class SandboxHost:
+    """Makes boxes and runs programs in them, as the pool asks.
+
+    Invariants: a number, which the pool gives, is of one box from `open` to `close`; a closed box is gone with its programs,
+    also where nobody waits for them any more, or it was still being made; `stop` leaves none.
+    """
+
+    component: Chosen
+    build: Callable[[Chosen], Any]
+    """Both are set before the first call."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, asyncio.Task[OpenBox]] = {}
+        self._running: dict[int, set[asyncio.Task[ProgramResult]]] = {}
+
+    async def start(self) -> None:
+        """Build the component and let it find out whether this machine can do what it promises."""
+        self._sandbox: Sandbox = self.build(self.component)
+        await self._sandbox.probe()
+
+    async def open(self, number: int, limits: SandboxLimits) -> str:
+        """Make a box; give the path of a Python interpreter in it."""
+        if limits.socket and not self._sandbox.gives_socket:
+            fix = 'name one that can, such as [sandbox] name = "bubblewrap"'
+            raise InfrastructureError(f"sandbox {self.component.name}: it can't give a box a socket; {fix}")
+        self._boxes[number] = asyncio.ensure_future(self._sandbox.open(limits))
+        self._running[number] = set()
+        return (await self._box(number)).python
+
+    async def run(
+        self, number: int, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
+    ) -> ProgramResult:
+        box = await self._box(number)
+        running = asyncio.ensure_future(box.run(list(command), stdin, env, wall_s, socket))
+        self._running[number].add(running)
+        running.add_done_callback(self._running[number].discard)
+        return await asyncio.shield(running)
+
+    async def write(self, number: int, path: str, content: bytes) -> None:
+        await (await self._box(number)).write(path, content)
+
+    async def read(self, number: int, path: str, at_most: int) -> bytes:
+        return await (await self._box(number)).read(path, at_most)
+
+    async def close(self, number: int) -> None:
+        opened, running = self._boxes.pop(number, None), self._running.pop(number, set())
+        for program in running:
+            program.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if opened is not None:
+            with suppress(Exception):  # it was never made
+                await (await opened).close()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*map(self.close, list(self._boxes)))
+
+    async def _box(self, number: int) -> OpenBox:
+        if number not in self._boxes:
+            raise InfrastructureError(f"sandbox box {number} is closed")
+        return await asyncio.shield(self._boxes[number])

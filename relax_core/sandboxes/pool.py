@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boxes of a run: the parent's side, which starts the sandbox and lends its boxes, and the client in
+processes of authors."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any, Self, TypeAlias
+
+from relax_core.api.component import Chosen
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
+from relax_core.api.role import Worker, Workers, WorkerSpec
+from relax_core.api.sandbox import Box, ProgramResult, SandboxLimits
+from relax_core.config.run_config import DEFAULT_SANDBOX, SandboxChoice
+from relax_core.rpc.host import ParentChannel
+from relax_core.rpc.isolated_pool import INHERITED_ENV, Handler
+
+CALL, HOLD, CLOSE = "sandbox", "sandbox_hold", "sandbox_close"
+"""The parent's handlers."""
+METHODS = ("run", "write", "read")
+START_S = 60.0
+GRACE_S = 20.0
+"""Longest time that the sandbox's process may take for a call besides the time of the program itself."""
+Waiting: TypeAlias = Callable[[], AbstractContextManager[Any]]
+"""Entered while a sample waits for a place, which is none of its own time."""
+
+
+class SandboxPool:
+    """The sandbox of one role: `idle -> (somebody declares a need) -> started -> closed`.
+
+    Invariants:
+    - Its process is started where somebody needs it, and again when it died; the boxes in it are lost then, and calls to them
+      raise InfrastructureError.
+    - No more than `programs` run at once and no more than `boxes` are open; waiting for a place costs no program any of its
+      time, and ends, since each of those that have one has a deadline. Programs that have a socket take no place: they wait
+      for whoever answers, most of their time.
+    - A box ends with the sample that opened it, also where the sample's process was killed.
+    """
+
+    def __init__(self, choice: SandboxChoice | None, workers: Workers) -> None:
+        choice = choice or SandboxChoice(chosen=Chosen("sandbox", DEFAULT_SANDBOX))
+        self._workers = workers
+        self._spec = WorkerSpec(
+            "sandbox", choice.chosen, target="relax_core.sandboxes.host:SandboxHost", inherit_env=INHERITED_ENV
+        )
+        self._programs = asyncio.Semaphore(choice.programs or os.cpu_count() or 1)
+        self._boxes = asyncio.Semaphore(choice.boxes)
+        self._needed = False
+        self._worker: Worker | None = None
+        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that process, not one each
+        self._names, self._numbers = count(), count(1)
+
+    async def start(self) -> None:
+        """Start and probe it where somebody has declared a need. Raises what the component finds wrong with the machine."""
+        if self._needed:
+            await self._ready()
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            with suppress(Exception):
+                await worker.call("stop", timeout_s=GRACE_S)
+            await worker.kill()
+
+    def handlers(
+        self, limits: SandboxLimits | None, waiting: Callable[[int], AbstractContextManager[Any]] = nullcontext
+    ) -> dict[str, Handler]:
+        """Make the handlers for one process of an author, whose boxes have these limits; None: it needs no sandbox. `waiting`
+        is told the number of a sample, 0 where there is none, and entered while that waits for a place."""
+        if limits is None:
+            return {}
+        self._needed = True
+        return _LentBoxes(self, limits, waiting).handlers()
+
+    @asynccontextmanager
+    async def box(self, limits: SandboxLimits, waiting: Waiting = nullcontext) -> AsyncIterator[_RemoteBox]:
+        async with _place(self._boxes, waiting):
+            worker, number = await self._ready(), next(self._numbers)
+            try:
+                python = await self._call(worker, "open", number, limits, timeout_s=GRACE_S)
+                yield _RemoteBox(self, worker, number, python, limits, waiting)
+            finally:
+                with suppress(InfrastructureError):
+                    await asyncio.shield(self._call(worker, "close", number, timeout_s=GRACE_S))
+
+    async def run(
+        self, box: _RemoteBox, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
+    ) -> Any:
+        async with nullcontext() if socket else _place(self._programs, box.waiting):
+            told, timeout_s = (command, stdin, env, wall_s, socket), (wall_s or box.limits.wall_s) + GRACE_S
+            return await self._call(box.worker, "run", box.number, *told, timeout_s=timeout_s)
+
+    async def _ready(self) -> Worker:
+        async with self._starting:
+            if self._worker is None:
+                number = next(self._names)
+                name = f"{self._spec.name}.{number}" if number else self._spec.name
+                (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
+                try:
+                    await worker.call("start", timeout_s=START_S)
+                except BaseException:
+                    await worker.kill()
+                    raise
+                self._worker = worker
+            return self._worker
+
+    async def _call(self, worker: Worker, method: str, *args: Any, timeout_s: float) -> Any:
+        """Call the sandbox's process; one that is silent or dead is given up, with all of its boxes."""
+        if self._worker is not worker:
+            raise InfrastructureError("sandbox: its process was replaced, and the box is lost")
+        try:
+            return await worker.call(method, *args, timeout_s=timeout_s)
+        except (DeadlineExceeded, WorkerDied) as error:
+            if self._worker is worker:
+                self._worker = None
+                await worker.kill()
+            raise InfrastructureError(f"sandbox: {error}") from error
+
+
+@asynccontextmanager
+async def _place(places: asyncio.Semaphore, waiting: Waiting) -> AsyncIterator[None]:
+    with waiting():
+        await places.acquire()
+    try:
+        yield
+    finally:
+        places.release()
+
+
+class _RemoteBox:
+    """A box in the sandbox's process."""
+
+    def __init__(
+        self, pool: SandboxPool, worker: Worker, number: int, python: str, limits: SandboxLimits, waiting: Waiting
+    ) -> None:
+        self.worker, self.number, self.python, self.limits = worker, number, python, limits
+        self.waiting = waiting
+        self._pool = pool
+
+    async def do(self, method: str, *args: Any) -> Any:
+        if method == "run":
+            return await self._pool.run(self, *args)
+        return await self._pool._call(self.worker, method, self.number, *args, timeout_s=GRACE_S)
+
+
+class _LentBoxes:
+    """The boxes that one process of an author has open.
+
+    Invariants: a box is open for as long as the request that holds it lasts; those of a process that ended are cancelled.
+    """
+
+    def __init__(
+        self, pool: SandboxPool, limits: SandboxLimits, waiting: Callable[[int], AbstractContextManager[Any]]
+    ) -> None:
+        self._pool, self._limits, self._waiting = pool, limits, waiting
+        self._open: dict[int, asyncio.Future[_RemoteBox]] = {}
+        self._over: dict[int, asyncio.Event] = {}
+
+    def handlers(self) -> dict[str, Callable[..., Awaitable[Any] | Any]]:
+        return {HOLD: self._hold, CALL: self._do, CLOSE: self._close}
+
+    async def _hold(self, number: int, limits: SandboxLimits | None, sample: int) -> None:
+        opened = self._open[number] = asyncio.get_running_loop().create_future()
+        over = self._over[number] = asyncio.Event()
+        try:
+            async with self._pool.box(limits or self._limits, lambda: self._waiting(sample)) as box:
+                opened.set_result(box)
+                await over.wait()
+        except Exception as error:  # told to whoever asks for the box next
+            if not opened.done():
+                opened.set_exception(error)
+                await over.wait()
+        finally:
+            del self._open[number], self._over[number]
+            if not opened.done():
+                opened.cancel()
+            elif not opened.cancelled():
+                opened.exception()  # nobody may have asked
+
+    async def _do(self, number: int, method: str, *args: Any) -> Any:
+        """Answer a call to a box; `open` gives the path of its interpreter."""
+        if number not in self._open:
+            raise InfrastructureError("sandbox: the box is closed")
+        box = await asyncio.shield(self._open[number])
+        if method == "open":
+            return box.python
+        if method not in METHODS:
+            raise ValueError(f"sandbox: a box has no {method}")
+        return await box.do(method, *args)
+
+    def _close(self, number: int) -> None:
+        if number in self._over:
+            self._over[number].set()
+
+
+class SandboxRpcClient:
+    """`api.SandboxClient` in a process of rewards or environments, one for all that is in it: it numbers their boxes."""
+
+    def __init__(self, parent: ParentChannel) -> None:
+        self._parent, self._numbers, self._sample = parent, count(1), 0
+
+    def of(self, sample: int) -> Self:
+        """Return the client of one sample, by its number."""
+        client = copy.copy(self)
+        client._sample = sample
+        return client
+
+    @asynccontextmanager
+    async def open(self, limits: SandboxLimits | None = None) -> AsyncIterator[Box]:
+        number = next(self._numbers)
+        self._parent.notify(HOLD, number, limits, self._sample)
+        try:
+            yield _LentBox(self._parent, number, await self._parent.call(CALL, number, "open"))
+        finally:
+            self._parent.notify(CLOSE, number)
+
+
+class _LentBox:
+    """`api.Box` in a process of rewards or environments."""
+
+    def __init__(self, parent: ParentChannel, number: int, python: str) -> None:
+        self._parent, self._number, self.python = parent, number, python
+
+    async def run(
+        self, command: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None, wall_s: float = 0.0,
+        socket: bool = False,
+    ) -> ProgramResult:  # fmt: skip
+        told = tuple(command), stdin, dict(env or {}), wall_s, socket
+        result: ProgramResult = await self._parent.call(CALL, self._number, "run", *told)
+        return result
+
+    async def write(self, path: str, content: bytes) -> None:
+        await self._parent.call(CALL, self._number, "write", path, content)
+
+    async def read(self, path: str, at_most: int = 1 << 20) -> bytes:
+        content: bytes = await self._parent.call(CALL, self._number, "read", path, at_most)
+        return content

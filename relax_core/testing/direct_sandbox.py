@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hand on a sandbox without a run: boxes in the process that asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from relax_core.api.sandbox import Box, OpenBox, ProgramResult, Sandbox, SandboxLimits
+
+
+class DirectSandbox:
+    """`api.SandboxClient` over a component."""
+
+    def __init__(self, sandbox: Sandbox, limits: SandboxLimits) -> None:
+        self._sandbox, self._limits = sandbox, limits
+
+    @asynccontextmanager
+    async def open(self, limits: SandboxLimits | None = None) -> AsyncIterator[Box]:
+        box = await self._sandbox.open(limits or self._limits)
+        try:
+            yield DirectBox(box)
+        finally:
+            await box.close()
+
+
+class DirectBox:
+    """`api.Box` over one that a component made."""
+
+    def __init__(self, box: OpenBox) -> None:
+        self._box, self.python = box, box.python
+
+    async def run(
+        self, command: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None, wall_s: float = 0.0,
+        socket: bool = False,
+    ) -> ProgramResult:  # fmt: skip
+        return await self._box.run(command, stdin, env or {}, wall_s, socket)
+
+    async def write(self, path: str, content: bytes) -> None:
+        await self._box.write(path, content)
+
+    async def read(self, path: str, at_most: int = 1 << 20) -> bytes:
+        return await self._box.read(path, at_most)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of the whole suite: tests that start Ray share one process, and with `--no-skips` only a missing GPU excuses one.
 
-Fixtures do not belong here; they stand in the `conftest.py` beside the tests that use them.
+Fixtures do not belong here, but the one that all tests have; they stand in the `conftest.py` beside the tests that use them.
 """
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 from hypothesis import settings
@@ -28,6 +30,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Keep what is there before a module's tests out of the search for garbage: imported modules and thousands of tests."""
+    from relax_core.runners import context
+
+    context.freezes = False
+    gc.collect()
+    gc.freeze()
 
 
 class Skips:

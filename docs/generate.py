@@ -8,6 +8,7 @@ Only the plugins of this repository are described, whatever else is installed.
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 import os
 import sys
@@ -172,10 +173,13 @@ def _indented(text: str) -> Iterator[str]:
 
 
 def _family() -> Iterator[str]:
-    from relax_core.learn.policy_gradient import PolicyGradientOptions
+    from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradientOptions
 
     yield from ("", "## Options of the family", "", PolicyGradientOptions.__doc__ or "")
     yield from _options(PolicyGradientOptions, set(PolicyGradientOptions.model_fields))
+    yield from ("", "Algorithms that clip the ratio have these as well:")
+    yield from _options(ClippedOptions, set(ClippedOptions.model_fields) - set(PolicyGradientOptions.model_fields))
+    yield from ("", _OWN_ADVANTAGES)
 
 
 def _parts() -> Iterator[str]:
@@ -291,11 +295,26 @@ is tiny, and on-policy with one update a step the ratio is 1, so that GRPO and G
 `python -m tests.benchmarks learning NAMES` makes it."""
 _RECIPES = """\
 A recipe makes its own model and data from a seed, and trains on them: `relax train NAME` starts it, overrides follow as for any
-file. Those that see and hear need `pip install relax-plugin-omni`. Their first stage is a supervised warm start that ends where
-most is still to be learnt, the second is reinforcement; the table and the curves are of reinforcement alone, over three seeds,
-each with a model, tasks and 256 held-out tasks of its own (one sample each at temperature 1). Changes are means over the seeds,
-and by their standard errors. `python -m tests.benchmarks recipes NAMES` makes it; how long each took is in
-[the benchmarks](benchmarks.md#recipes)."""
+file. Those that see and hear need `pip install relax-plugin-omni`, `calculator`, `search` and `reasoning` their plugins
+(`relax-plugin-mcp`, `relax-plugin-search`, `relax-plugin-reasoning-gym`), `code` and `repair` a [sandbox](security.md), and
+`repair` `relax-plugin-agents`. Their first stage is a supervised warm start that ends where most is still to be learnt, the
+second is reinforcement; the table and the curves are of reinforcement alone, over three seeds, each with a model, tasks and
+held-out tasks of its own: 256, of `code` and `repair` 128, one sample each at temperature 1; `signalling` has no other meanings
+than the eight that it is trained on, 32 samples of each. Changes are means over the seeds, and by their standard errors.
+`python -m tests.benchmarks recipes NAMES` makes it; how long each took is
+in [the benchmarks](benchmarks.md#recipes)."""
+_OWN_ADVANTAGES = """A function in place of an algorithm's credit is a file beside the configuration that names it:
+
+    # mine.py                        algorithm = { name = "grpo", advantages = "mine.py:by_turn" }
+    from relax_core import learn
+
+    def by_turn(groups):
+        earned = groups.step_rewards - groups.step_rewards.nanmean(dim=(1, 2), keepdim=True)
+        return learn.of_turns(earned, groups)
+
+It is given one or several whole groups, and must credit each by itself: how many come together is the run's matter. A sample
+that is not valid gets nothing, whatever the function says. `ppo` and `reinforce-plus-plus` are their way to credit, and take
+none. The loss stays the algorithm's; one with a loss of its own is a component, `relax new algorithm`."""
 _PARTS = """\
 `from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:
 an algorithm adds `credit` and `surrogate`."""
@@ -323,9 +342,14 @@ def main(check: bool) -> int:
     stale = 0
     for name, make in PAGES.items():
         page, path = MADE + make(), DOCS / name
-        if check and (not path.is_file() or path.read_text(encoding="utf-8") != page):
+        have = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if check and have != page:
             stale += 1
             print(f"docs/{name} is not what the code says; run: python docs/generate.py")
+            print(
+                *difflib.unified_diff(have.splitlines(), page.splitlines(), name, "the code", n=0, lineterm=""),
+                sep="\n",
+            )
         elif not check:
             path.write_text(page, encoding="utf-8")
     return stale

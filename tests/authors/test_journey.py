@@ -104,13 +104,6 @@ def test_a_single_file_named_in_the_configuration_conforms_and_trains(home: Home
     trains(home, game, ["reward/mean"], ["my_loss.py"], mine)
 
 
-@pytest.mark.ray
-def test_workers_of_a_cluster_find_a_single_file(home: Home, game: Path) -> None:
-    """Environments run in workers of their own, which import the file anew."""
-    mine = single_file(home, "environment", "vowels.py", 'environment = "vowels"')
-    trains(home, game, ["reward/environment"], ["vowels.py"], mine, "run.runner=ray")
-
-
 def single_file(home: Home, kind: str, name: str, choice: str) -> Path:
     """The file, and a configuration beside it that names it."""
     (home.path / name).write_text(FILES[kind])

@@ -24,6 +24,9 @@ NAMES = (
     "mismatch",
     "media",
     "recovery",
+    "sandbox",
+    "gateway",
+    "agents",
 )
 
 

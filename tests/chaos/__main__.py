@@ -48,17 +48,19 @@ def main() -> int:
             for at in range(told.processes)
         ]
         return max(shard.wait() for shard in shards)
-    failed, variants, starts = 0, Counter[str](), 0
+    failed, variants, starts, emergencies = 0, Counter[str](), 0, 0
     for seed in range(told.first, told.first + told.count, told.every):
         schedule = run(seed)
         variants[schedule.variant] += 1
         starts += schedule.starts
+        emergencies += schedule.emergencies
         if schedule.problems:
             failed += 1
             print(f"{schedule}\nreplay it: python -m tests.chaos --seed {seed}\n", flush=True)
             if failed == SHOWN:
                 break
-    print(f"{sum(variants.values())} schedules of {len(variants)} kinds, {starts} starts of runs: {failed} failed")
+    ran = f"{sum(variants.values())} schedules of {len(variants)} kinds, {starts} starts of runs"
+    print(f"{ran}, {emergencies} of them from a state saved in an emergency: {failed} failed")
     return 1 if failed else 0
 
 

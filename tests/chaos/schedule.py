@@ -8,10 +8,11 @@ has to finish all of its steps, and nothing that a witness has seen may be wrong
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,11 +23,12 @@ from unittest import mock
 
 from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
 from relax_core.api.weights import Version
-from relax_core.bus.ledger_file import prepare_ledger
+from relax_core.bus.ledger_file import newest_incarnation, prepare_ledger
 from relax_core.config.compose import parse_config
 from relax_core.control.restarts import RunRestarts
 from relax_core.observe.epoch import RunEpoch
 from relax_core.roles.checkpoint import choose, complete, discard_partial, step_of
+from relax_core.roles.emergency_checkpoint import take_up_emergency
 from relax_core.roles.step_trainer import RollbackRequired
 from relax_core.rpc.host import HAND_OVER
 from tests.chaos import components
@@ -128,6 +130,8 @@ class Schedule:
     trace: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     starts: int = 0
+    emergencies: int = 0
+    """Starts that went on from what the actor's ranks saved when the one before failed."""
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -196,6 +200,9 @@ def run(seed: int) -> Schedule:
     """Run the schedule of a seed; its `problems` say what was wrong."""
     schedule = drawn(seed)
     base = prepared(schedule.variant)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # what is collected when is part of what a seed replays
     directory = Path(tempfile.mkdtemp(prefix="chaos-", dir=_memory()))
     with shortened(base), asyncio.Runner(loop_factory=SeededLoop) as runner:
         PRESENT.clear()
@@ -218,7 +225,15 @@ def shortened(base: SimulatedRun) -> Any:
         for name, value in CONSTANTS.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(mock.patch("relax_core.runners.context.parse_config", lambda *_: config))
+        stack.enter_context(mock.patch("relax_core.runners.context.collected_seldom", _collected))
         yield
+
+
+@contextmanager
+def _collected() -> Iterator[None]:
+    """Collect what earlier starts left, but never search what `run` has frozen: that took two thirds of a schedule."""
+    gc.collect()
+    yield
 
 
 class _Performance:
@@ -280,13 +295,17 @@ class _Performance:
                 if how == "failed" and granted:
                     if restarts.in_a_row > restarts.limit:
                         raise Violation(f"restart {restarts.in_a_row} of {restarts.limit} after {error!r}")
+                    if restarts.in_a_row == 1 and launch.epoch is not None:
+                        said = take_up_emergency(self._directory, launch.epoch.number, self._steps)
+                        self._schedule.emergencies += bool(said)
+                        self.note(said or "nothing was saved in an emergency")
                     self.note(f"restarts by itself, {restarts.in_a_row} in a row, in {restarts.pause_s:.0f} s")
                     await asyncio.sleep(restarts.pause_s)
                 elif how == "failed":
                     await asyncio.sleep(AGAIN_S)  # a person takes a moment
                 if how != "failed" or not granted:  # another driver
                     kept, restarts = None, RunRestarts(restarts.limit, self._saved())
-                begun = self._resumed(start, how)
+                begun = self._resumed(start, how, kept is not None)
                 if begun is None:
                     return
                 launch, witness = begun
@@ -325,8 +344,9 @@ class _Performance:
             going.cancel()
             await asyncio.gather(going, return_exceptions=True)
 
-    def _resumed(self, start: Start, how: str) -> tuple[Any, Witness] | None:
-        """Go on from what the disk holds, as `relax resume` does; a run without a checkpoint begins anew.
+    def _resumed(self, start: Start, how: str, kept: bool) -> tuple[Any, Witness] | None:
+        """Go on from what the disk holds, as `relax resume` does; a run without a checkpoint begins anew, under a newer
+        incarnation where engines are `kept`, which must not take the weights of the former ones for its own.
 
         None where the last checkpoint has all steps of the run.
         """
@@ -337,11 +357,13 @@ class _Performance:
             damaged = self._damage(self._drawn)
         if not complete(self._directory / "checkpoints"):
             self.note("begins anew: there is no checkpoint")
+            incarnation = newest_incarnation(self._directory / "ledger.db") + 1 if kept else 0
             self._directory = self._directory.with_name(f"run-{self._copies}-anew")
             self._directory.mkdir()
-            launch = replace(self._base.launch, run_dir=str(self._directory), epoch=RunEpoch.begin(self._directory))
+            epoch = RunEpoch.begin(self._directory)
+            launch = replace(self._base.launch, run_dir=str(self._directory), incarnation=incarnation, epoch=epoch)
             clean = Witness(start.witness.max_staleness, start.witness.masks, full=start.witness.full)
-            return launch, clean.follow(Version("actor", 0, 0))
+            return launch, clean.follow(Version("actor", incarnation, 0))
         try:
             point = choose(self._directory)
         except ConfigError as error:

@@ -551,6 +551,7 @@ class Start:
                 ReachedWorkers(process, incarnation, partial(held.start, name, incarnation)),
                 ReachedWorkers(process, incarnation, process.children.start), self.clock, incarnation, devices,
             )  # fmt: skip
+            made.run_restarts = True  # where a start fails another one follows
             return made
 
         try:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,8 +29,10 @@ from relax_core.api import (
     Sealed,
     Session,
     Task,
+    Tool,
     Trajectory,
 )
+from relax_core.api.task import ToolCall
 from relax_core.rpc import messages
 
 
@@ -40,7 +43,12 @@ class Scripted:
         self.forest, self.says, self.at = forest, says, at
         self.rewards: list[float] = []
 
-    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
+    async def generate(
+        self,
+        max_new_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        told: Callable[[Action], None] | None = None,
+    ) -> Action:
         token = self.says.pop(0)
         self._append(Node(self.at, (token,), True, (-0.5,), (3,)))
         return Action(str(token), (token,))
@@ -49,16 +57,29 @@ class Scripted:
         text = observation if isinstance(observation, str) else str(observation.content)
         self._append(Node(self.at, tuple(map(ord, text)), False))
 
-    def fork(self) -> Self:
+    def fork(self, name: str = "") -> Self:
         return self._branch(self.at)
 
-    def restart(self, prompt: str | tuple[Message, ...]) -> Self:
+    def restart(
+        self,
+        prompt: str | tuple[Message, ...],
+        tools: tuple[Tool, ...] | None = None,
+        name: str = "",
+        context: str | None = None,
+    ) -> Self:
         branch = self._branch(None)
         branch.observe(prompt if isinstance(prompt, str) else "".join(message.text for message in prompt))
         return branch
 
+    def discard(self, reason: str) -> None:
+        assert self.at is not None
+        self.forest[self.at] = replace(self.forest[self.at], discarded=reason)
+
     def reward(self, value: float) -> None:
         self.rewards.append(value)
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        raise AssertionError("nobody asked for it")
 
     def _branch(self, at: int | None) -> Self:
         branch = type(self)(self.forest, self.says, at)
@@ -150,3 +171,10 @@ def test_two_views_of_a_video_share_what_is_stored_and_are_named_in_the_row() ->
     references = tuple(view.reference for view in views)
     assert references == ("k1#t=0.0,3.0", "k1#t=5.0,9.0") and MEDIA.by_reference
     assert messages.decode(messages.encode((task, references))) == (task, references)
+
+
+def test_arrays_in_the_arguments_of_a_call_are_lists_in_whatever_process() -> None:
+    call = ToolCall("zoom", {"box": [1, [2, 3]], "more": {"of": []}})
+    action = messages.decode(messages.encode(Action("", (), (call,))))
+    assert action.tool_calls == (call,) and action.tool_calls[0].arguments["box"] == [1, [2, 3]]
+    assert ToolCall("zoom", {"box": (1, (2,))}).arguments == {"box": [1, [2]]}

@@ -112,6 +112,40 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
     assert set(debtors[2:]) <= {"device scheduler"}
 
 
+async def test_a_wait_for_devices_names_who_is_in_the_way_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not whoever was at first: a member that never offloads would stay unknown."""
+    monkeypatch.setattr("relax_core.devices.client.POLL_S", 0.01)
+    debtors, goes_on = list[str](), asyncio.Event()
+
+    @contextmanager
+    def seen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
+        debtors.append(owed_by)
+        yield
+
+    class Slow(Body):
+        async def offload(self, parts: Sequence[OffloadPart]) -> int:
+            await goes_on.wait()
+            return await super().offload(parts)
+
+    async def until(debtor: str) -> None:
+        async with asyncio.timeout(60.0):
+            while debtors[-1:] != [debtor]:
+                await asyncio.sleep(0.01)
+
+    service = DeviceService(SystemClock())
+    engines, trainers = (DeviceLeaseClient(service, role, DEVICES, seen) for role in ("rollout#1", "actor#1"))
+    await engines.join("rollout", DEVICES, Slow("weights", "kv"))
+    held = engines.acquire(DEVICES, "generate", {"rollout": ("weights", "kv", "optimizer", "gradients")}, 60.0)
+    await held.__aenter__()
+    asking = asyncio.create_task(_once(trainers))
+    await until("rollout (generate)")
+    await held.__aexit__(None, None, None)
+    await until("rollout (has yet to offload)")
+    goes_on.set()
+    await asking
+    await asyncio.gather(engines.close(), trainers.close())
+
+
 async def test_of_two_who_enter_one_may_be_cancelled() -> None:
     class Slow(DeviceService):
         async def enter(self, owner: str) -> None:

@@ -156,3 +156,29 @@ def test_the_pages_have_snippets_to_test() -> None:
     plugins = ROOT / "docs" / "plugins.md"
     assert len(snippets(plugins, "python")) >= 6 and len(snippets(plugins, "toml")) >= 4
     assert {page for page, _ in commands()} >= {"README.md", "quickstart.md", "plugins.md"}
+
+
+def documented_keys() -> set[str]:
+    """Every key by its table, as the generated page has them; those of any algorithm as `algorithm.key`."""
+    keys: set[str] = set()
+    table = ""
+    for line in (ROOT / "docs/configuration.md").read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"## (?:`?\[+([\w.]+)\]+`?|Top level)", line):
+            table = heading[1] or ""
+            keys.add(table)
+        elif heading := re.match(r"### `\[+([\w.]+)\]+`", line):
+            table = heading[1]
+            keys.add(table)
+        elif row := re.match(r"\| `(\w+)` \|", line):
+            keys.add(f"{table}.{row[1]}".lstrip("."))
+    return keys
+
+
+def test_what_others_settings_are_here_exists() -> None:
+    named = []
+    for line in (ROOT / "docs/coming-from.md").read_text(encoding="utf-8").splitlines():
+        cells = re.split(r"(?<!\\)\|", line)
+        if len(cells) == 5 and not cells[1].strip(" -").startswith("there"):
+            named += re.findall(r"`([a-z_.]+)`", cells[2])
+    assert len(named) > 50
+    assert sorted(set(named) - documented_keys()) == []

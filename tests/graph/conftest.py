@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tests.graph.ray_run import Start
 
 RUNNERS = [pytest.param("local"), pytest.param("ray", marks=pytest.mark.ray)]
-BUILD_S, RUN_S = 600, 600
+RUN_S = 840
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,21 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "recipe.toml").write_text(find_recipe("guess-number").toml())
 
     return shared_folder(tmp_path_factory, "guess-number", build_game)
+
+
+@pytest.fixture(scope="session")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deterministic run that nobody touched, for those that are struck."""
+    from tests.graph.exact import EXACT
+    from tests.graph.gated import gated
+
+    def run(folder: Path) -> None:
+        with relax_in(folder) as relax:
+            ran = relax("train", tiny / "recipe.toml", "run.runner=local", "eval.every=0", *EXACT, *gated(folder / "run"),
+                        "--run-dir", folder / "run")  # fmt: skip
+        assert ran.code == 0, ran.err
+
+    return shared_folder(tmp_path_factory, "whole", run) / "run"
 
 
 @pytest.fixture(params=RUNNERS)
@@ -134,6 +150,11 @@ def survivors(directory: Path) -> list[str]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+def exported(run: Path) -> str:
+    """What the bytes of a run's exported weights add up to: equal for equal weights, and short where a test shows it."""
+    return hashlib.sha256((run / "export/model.safetensors").read_bytes()).hexdigest()
 
 
 @pytest.fixture

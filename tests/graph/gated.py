@@ -39,8 +39,10 @@ def gated(run: Path) -> tuple[str, str]:
 
 
 def shut(run: Path, steps: int) -> None:
-    """Before it starts: no answer begins once this many steps are written."""
-    _gate(run).write_text(str(steps))
+    """No answer begins once this many steps are written."""
+    written = _gate(run).with_suffix(".written")
+    written.write_text(str(steps))
+    written.replace(_gate(run))
 
 
 def open_gate(run: Path) -> None:

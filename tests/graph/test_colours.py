@@ -18,8 +18,10 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("colours")
     build(folder, seed=0)
     (folder / "recipe.toml").write_text(find_recipe("colours").toml())
-    rows = (folder / "train.jsonl").read_text().splitlines()[:24]
-    (folder / "train.jsonl").write_text("\n".join(rows))
+    for name, count in (("train.jsonl", 24), ("eval.jsonl", 48)):
+        rows = (folder / name).read_text().splitlines()[:count]
+        (folder / name).write_text("\n".join(rows))
+    rows = (folder / "train.jsonl").read_text().splitlines()
     broken = json.loads(rows[5])["prompt"][0]["content"][0]["image"]
     (folder / broken).write_bytes((folder / broken).read_bytes()[:200])
     return folder
@@ -41,7 +43,7 @@ def test_a_model_that_sees_is_warmed_up_and_reinforced(
     assert done["samples_trained"] == 2 * 16 + 2 * 128
     assert done["samples_issued"] == done["samples_trained"] + dropped["failed"] + done["samples_in_flight"]
     for stage in ("0-warm-start", "1-rl"):
-        assert 0 < len(list((tmp_path / "run/stages" / stage / "media").glob("*.media"))) <= 23 + 256
+        assert 0 < len(list((tmp_path / "run/stages" / stage / "media").glob("*.media"))) <= 23 + 48
     rl = tmp_path / "run/stages/1-rl/media"
     assert sum(path.stat().st_size for path in rl.glob("*.media")) < 2 << 20, "what nobody needs stays over the budget"
     assert '<img alt="image ' in (tmp_path / "run/report.html").read_text()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,11 +24,11 @@ JUDGE = (
 def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     """A run on Ray whose teacher is the policy itself, whose judge is scored by a pool, and whose pool's engine was killed."""
     pool = f'[{{name = "judge", path = "{tiny / "model"}"}}]'
-    settings = ("algorithm=distillation", "steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "optimizer.lr=1e-6",
+    settings = ("algorithm=distillation", "steps=8", "rollout.prompts_per_step=4", "rollout.group_size=4", "optimizer.lr=1e-6",
                 f"teachers={tiny / 'model'}", f"engines={pool}", f"rewards=[{JUDGE}]")  # fmt: skip
     with started_runs(tmp_path_factory.mktemp("pools")) as start:
         path = start.directory / "run"
-        shut(path, 2)
+        shut(path, 2)  # most of the steps are judged after the kill
         run = start.train(path, tiny / "recipe.toml", *settings, *gated(path))
         run.until_steps(1)
         kill(run.fact("rollout", "pools")["judge"]["engines"]["judge-engine-0"]["pid"])
@@ -38,7 +40,7 @@ def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.ray
 def test_a_judges_engine_dies_and_no_sample_is_lost_or_scored_zero(run_with_teacher_and_judge: Running) -> None:
     summary = run_with_teacher_and_judge.summary()
-    assert (summary["status"], summary["samples_trained"], summary["restarts"]) == ("finished", 64, {"engine": 1})
+    assert (summary["status"], summary["samples_trained"], summary["restarts"]) == ("finished", 128, {"engine": 1})
     assert summary["balanced"] and not summary["samples_dropped"]
     assert all(0 < step["reward/judge"] < 1 for step in run_with_teacher_and_judge.steps())
 
@@ -65,3 +67,31 @@ def test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is(relax: Relax, t
     metrics = open_run(tmp_path / "run").metrics()
     assert metrics.column("distill/kl") == pytest.approx([0.0, 0.0], abs=1e-4)
     assert all(0 < reward < 1 for reward in metrics.column("reward/judge"))
+
+
+def test_a_judge_and_a_teacher_take_turns_with_colocated_engines(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    """The judge is asked at the end of each wave, also by the evaluation, and the trainer has its lease as ever."""
+    pools = ", ".join(
+        f'{{name = "{name}", path = "{tiny / "model"}", devices = "deferred"}}' for name in ("same", "judge")
+    )
+    ran = relax(
+        "train", tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.prompts_per_step=4",
+        "rollout.group_size=4", "eval={every = 2, size = 4, at_start = false}", "checkpoint.every=0", "optimizer.lr=1e-6",
+        "placement=colocate", f"engines=[{pools}]", 'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]",
+        "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert (ran.json["status"], ran.json["samples_trained"], ran.json["balanced"]) == ("finished", 32, True)
+    metrics = open_run(tmp_path / "run").metrics()
+    assert metrics.column("distill/kl") == pytest.approx([0.0, 0.0], abs=1e-4)
+    assert all(0 < reward < 1 for reward in metrics.column("reward/judge"))
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    tracks = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    at_work = [
+        (one["ts"], one["ts"] + one["dur"], track) for one in events
+        if one["ph"] == "X" and one["name"] in ("generating", "scoring") and "engine" in (track := tracks[one["tid"]])
+    ]  # fmt: skip
+    assert {track for *_, track in at_work} == {"engine-0", "judge-engine-0", "same-engine-0"}
+    at_work.sort()
+    for (_, end, one), (start, _, other) in pairwise(at_work):
+        assert end <= start, f"{one} and {other} were at work at the same time"

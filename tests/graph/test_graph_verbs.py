@@ -38,13 +38,36 @@ def test_a_few_rollouts_are_scored_without_training(relax: Relax, tiny: Path, tm
     records = json.loads(ran.out)
     assert [(record["group_id"], record["sample_index"]) for record in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(record["reward"] in (0.0, 1.0) and record["prompt"] for record in records)
+    assert {record["answer_reward"] for record in records} == {1.0}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_no_reward_judges_is_refused_at_start(relax: Relax, tiny: Path) -> None:
+    ran = relax("try", tiny / "recipe.toml", 'rewards=[{name="exact", only="kind=sums"}]', "--tasks", "1", "--json")
+    assert ran.code == 2 and "which none of them judges" in ran.err and 'only = "otherwise"' in ran.err
+    rewards = 'rewards=[{name="maths", only="kind=sums"}, {name="exact", only="otherwise"}]'
+    tried = relax("try", tiny / "recipe.toml", rewards, "--tasks", "1", "--json")
+    assert tried.code == 0, tried.err
+    assert {tuple(record["rewards"]) for record in json.loads(tried.out)} == {("exact",)}
 
 
 def test_a_reward_is_tried_on_written_responses(relax: Relax, tmp_path: Path) -> None:
     rows = [{"prompt": "2+2=", "response": "4", "answer": "4"}, {"prompt": "2+2=", "response": "5", "answer": "4"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ran = relax("try", "reward", "exact", "--data", tmp_path / "rows.jsonl", "--json")
+    assert ran.code == 0, ran.err
+    assert [record["reward"] for record in json.loads(ran.out)] == [1.0, 0.0]
+    read = relax("try", "reward", "exact", "--data", tmp_path / "rows.jsonl")
+    assert read.code == 0, read.err
+    assert "reward 1 " in read.out and "reward 0 " in read.out
+
+
+def test_a_reward_that_runs_programs_is_tried_in_the_sandbox(relax: Relax, tmp_path: Path) -> None:
+    cases = [{"input": "2 3", "output": "5"}]
+    programs = ("a, b = map(int, input().split())\nprint(a + b)", "print(6)")
+    rows = [{"prompt": "Add two numbers.", "response": f"```python\n{one}\n```", "cases": cases} for one in programs]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ran = relax("try", "reward", "code", "--data", tmp_path / "rows.jsonl", "--json")
     assert ran.code == 0, ran.err
     assert [record["reward"] for record in json.loads(ran.out)] == [1.0, 0.0]
 

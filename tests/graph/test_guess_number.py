@@ -57,6 +57,34 @@ def test_a_game_of_several_turns_trains_on_guesses_only(relax: Relax, game: Path
     assert {sample["reward"] for sample in games} == {0.0, 1.0}
 
 
+BY_TURN = """
+from pathlib import Path
+from relax_core import learn
+
+def by_turn(groups):
+    judged = groups.step_rewards.nansum(-1)[groups.valid]
+    assert judged.equal(groups.rewards[groups.valid].to(judged.dtype))
+    with Path(__file__).with_suffix(".seen").open("a") as seen:
+        print(*groups.step_rewards.shape, file=seen)
+    return learn.of_turns(groups.step_rewards + 1, groups)
+"""
+
+
+def test_a_function_of_the_user_credits_turns(relax: Relax, game: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BY_TURN)
+    (tmp_path / "mine.toml").write_text('algorithm = {name = "grpo", advantages = "mine.py:by_turn"}\n')
+    words = ("train", game / "recipe.toml", "mine.toml", *SHORT, "steps=1", "--runner", "inline")
+    ran = relax(*words, "--run-dir", "run", "--json")
+    assert ran.code == 0, ran.err
+    (step,) = [row for row in open_run(tmp_path / "run").metrics() if "reward/mean" in row]
+    assert step["train/grad_norm"] > 0
+    seen = [line.split() for line in (tmp_path / "mine.seen").read_text().splitlines()]
+    assert sum(int(groups) for groups, *_ in seen) >= 4 and all(samples == "8" for _, samples, _ in seen)
+    (tmp_path / "mine.py").write_text("def another(groups): ...")
+    refused = relax(*words, "--run-dir", "other")
+    assert refused.code == 2 and "algorithm.advantages: got" in refused.err and "no function 'by_turn'" in refused.err
+
+
 def check(game: dict[str, Any]) -> None:
     """The hints are those of its secret, and its reward says whether the last guess was right."""
     assert game["reward"] == (game["response"] == game["answer"] and game["outcome"] == "finished")

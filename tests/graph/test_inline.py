@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.runners.inline import LONGEST_PAUSE_S, CallingThread, DebuggerLoop
-from tests.graph.conftest import Relax, command, environment, survivors
+from tests.graph.conftest import Relax, command, environment, exported, survivors
 
 EXACT = (
     "steps=3", "eval.every=0", "checkpoint.every=0", "rollout.prompts_per_step=4", "rollout.group_size=4", "deterministic=true",
@@ -62,10 +61,6 @@ class Fails(Reward):
 """
 
 
-def weights(run: Path) -> str:
-    return hashlib.sha256((run / "export" / "model.safetensors").read_bytes()).hexdigest()
-
-
 def test_a_debugger_stops_in_reward_environment_and_loss_and_the_weights_are_the_local_runners(
     relax: Relax, tiny: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +68,7 @@ def test_a_debugger_stops_in_reward_environment_and_loss_and_the_weights_are_the
     assert local.code == 0, local.err
     plain = relax("train", tiny / "recipe.toml", *EXACT, "--runner", "inline", "--run-dir", tmp_path / "inline")
     assert plain.code == 0, plain.err
-    assert weights(tmp_path / "inline") == weights(tmp_path / "local")
+    assert exported(tmp_path / "inline") == exported(tmp_path / "local")
     (tmp_path / "stopping.py").write_text(STOPPING)
     words = (
         tiny / "recipe.toml", *EXACT, 'plugins=["./stopping.py"]', 'rewards=[{name="even", timeout_s=1.0}]',

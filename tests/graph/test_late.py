@@ -11,8 +11,15 @@ from tests.graph.conftest import Relax
 
 SLOW = """
 import asyncio
+from pathlib import Path
 
 from relax_core.api import Environment, Step
+
+STEPS = Path("run/metrics.jsonl")
+
+
+def steps():
+    return STEPS.read_text().count('"reward/mean"') if STEPS.exists() else 0
 
 
 class SlowEnvironment(Environment):
@@ -20,7 +27,9 @@ class SlowEnvironment(Environment):
 
     async def reset(self, task, seed):
         if seed % 50 == 0:
-            await asyncio.sleep(55)
+            begun = steps()
+            while steps() < min(begun + 3, 7):
+                await asyncio.sleep(0.2)
 
     async def step(self, action):
         return Step("", done=True)
@@ -36,7 +45,7 @@ def test_late_groups_are_let_go_and_the_bound_and_the_account_hold(
     (tmp_path / "slow.py").write_text(SLOW)
     ran = relax(
         "train", tiny / "recipe.toml", *SHORT, f"rollout.late={late}", f"plugins=['{tmp_path / 'slow.py'}']",
-        "environment=slow", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+        "environment={name='slow', timeout_s=600}", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     summary = ran.json

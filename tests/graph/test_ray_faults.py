@@ -67,5 +67,5 @@ def _kill_role(run: Running, role: str) -> None:
     """SIGKILL the replica and wait until another plays."""
     pid = run.pid(role)
     kill(pid)
-    until(lambda: run.role(role).get("pid") != pid, f"another {role}\n{run.err}")
+    until(lambda: run.role(role).get("pid") not in (None, pid), f"another {role}\n{run.err}")
     run.until_more_steps()

@@ -2,7 +2,7 @@
 """DAPO, arXiv 2503.14476, eq. 8, 9 and 13."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, equal, length, mean, ratio, smaller, std
+from tests.golden.reference.plain import clip, dual_clipped, equal, length, mean, ratio, smaller, std
 
 
 def advantages(groups, options):
@@ -29,7 +29,7 @@ def normalised(rewards, members):
 
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
-    return -smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def loss(rows, options):

@@ -8,7 +8,7 @@ and `teacher_at`. The loss is differentiated by `log_probs` and `student_at`.
 import cmath
 
 from tests.golden.reference import grpo, plain
-from tests.golden.reference.plain import STEP, clip, constant, exp, larger, ratio, smaller, trained
+from tests.golden.reference.plain import STEP, clip, constant, dual_clipped, exp, larger, ratio, smaller, trained
 
 LEAST = 1e-6
 
@@ -47,7 +47,7 @@ def credit(row, t, options):
 
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
-    return -smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def kl(one, other):

@@ -2,7 +2,7 @@
 """GDPO, arXiv 2601.05242: each reward normalised in its group, their sum over the batch."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, equal, length, mean, ratio, smaller, std
+from tests.golden.reference.plain import clip, dual_clipped, equal, length, mean, ratio, smaller, std
 
 
 def advantages(groups, options):
@@ -30,7 +30,7 @@ def advantages(groups, options):
 
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
-    return -smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def loss(rows, options):

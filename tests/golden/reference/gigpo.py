@@ -3,7 +3,7 @@
 each token which one sampled it, -1 for given ones."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, equal, length, mean, ratio, smaller, std
+from tests.golden.reference.plain import clip, dual_clipped, equal, length, mean, ratio, smaller, std
 
 
 def advantages(groups, options):
@@ -50,7 +50,7 @@ def relative(values, options):
 
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
-    return -smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def loss(rows, options):

@@ -2,7 +2,7 @@
 """GRPO, arXiv 2402.03300, section 4.1."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, equal, mean, ratio, smaller, std
+from tests.golden.reference.plain import clip, dual_clipped, equal, mean, ratio, smaller, std
 
 
 def advantages(groups, options):
@@ -22,7 +22,7 @@ def centred(rewards, members):
 
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
-    return -smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def loss(rows, options):

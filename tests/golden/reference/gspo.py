@@ -2,7 +2,7 @@
 """GSPO, arXiv 2507.18071, eq. 5 to 7."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, equal, exp, mean, smaller, std, trained
+from tests.golden.reference.plain import clip, dual_clipped, equal, exp, mean, smaller, std, trained
 
 
 def advantages(groups, options):
@@ -21,7 +21,7 @@ def surrogate(row, t, options):
     anchor = row["rollout"] if options["correction"] == "behaviour" else row["old"]
     s = exp(mean([row["log_probs"][u] - anchor[u] for u in trained(row)]))
     a = row["advantage"][t]
-    return -smaller(s * a, clip(s, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(s * a, clip(s, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def loss(rows, options):

@@ -69,6 +69,12 @@ def ratio(row, t, options):
     return exp(row["log_probs"][t] - anchor[t])
 
 
+def dual_clipped(value, advantage, options):
+    """The loss of a token whose ratio is clipped, bounded where its advantage is negative."""
+    bound = options["dual_clip"]
+    return smaller(value, -bound * advantage) if bound and advantage < 0 else value
+
+
 def trained(row):
     return [t for t in range(len(row["mask"])) if row["mask"][t]]
 
@@ -96,6 +102,8 @@ def kept(row, t, options):
 
 def divergence(row, t, options):
     x = row["log_probs"][t] - row["ref"][t]
+    if options["kl_estimator"] == "k1":
+        return x
     if options["kl_estimator"] == "k2":
         return x * x / 2
     k3 = exp(-x) - 1 + x

@@ -3,7 +3,20 @@
 it now says, and `returns`."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import STEP, clip, constant, equal, larger, length, mean, ratio, smaller, std, trained
+from tests.golden.reference.plain import (
+    STEP,
+    clip,
+    constant,
+    dual_clipped,
+    equal,
+    larger,
+    length,
+    mean,
+    ratio,
+    smaller,
+    std,
+    trained,
+)
 
 
 def gae(row, reward, options):
@@ -51,7 +64,7 @@ def advantages(groups, options):
 
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
-    return -smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def loss(rows, options):

@@ -2,7 +2,7 @@
 """REINFORCE++ with baseline, arXiv 2501.03262: less the group's mean, by the batch's spread."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, equal, length, mean, ratio, smaller, std
+from tests.golden.reference.plain import clip, dual_clipped, equal, length, mean, ratio, smaller, std
 
 
 def advantages(groups, options):
@@ -26,7 +26,7 @@ def advantages(groups, options):
 
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
-    return -smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def loss(rows, options):

@@ -29,6 +29,7 @@ class Counter:
     """Gives one token a step to each of its requests."""
 
     vocab_size, max_context, dtype, model_type = VOCABULARY, CONTEXT, "float32", "counter"
+    kv_tokens = 77
 
     def __init__(self) -> None:
         self.requests: dict[str, tuple[GenerateRequest, list[int]]] = {}
@@ -129,6 +130,7 @@ async def started(tmp_path: Path, **fields: Any) -> AsyncIterator[CountingEngine
     made.build = lambda chosen: Disk()
     facts = await made.start(EngineSpec({"path": model_folder(tmp_path)}, CONTEXT, **fields))
     assert (facts["vocab_size"], facts["parameters"], facts["device"]) == (VOCABULARY, 2, "abacus")
+    assert facts["kv_tokens"] == 77
     yield made
     await made.stop()
     assert made.counter.stopped

@@ -70,6 +70,8 @@ def catalogue_of_tests() -> Catalogue:
     catalogue.add("algorithm", "sft", component("algorithm", source="dataset"))
     catalogue.add("environment", "game", component("environment", gives_reward=True))
     catalogue.add("reward", "maths", component("reward"))
+    for name in ("bubblewrap", "process"):
+        catalogue.add("sandbox", name, component("sandbox"))
     catalogue.add("reward", "judge", component("reward", Judge))
     for kind, name in (("engine", "transformers"), ("engine", "vllm"), ("trainer", "torch")):
         catalogue.add(kind, name, component(kind, Backend))

@@ -59,6 +59,30 @@ def test_an_environment_has_an_algorithm_by_name_or_with_its_options(layer, inst
     assert config.algorithms[1].name == "gigpo"
 
 
+def test_environments_of_one_name_are_told_apart_by_labels(layer, installed) -> None:
+    both = [game(size=4), game("gigpo", size=5, label="hard")]
+    config = composed(layer, installed, environments=both)
+    assert [config.algorithm_of(name) for name in ("guess-number", "hard")] == [0, 1]
+    assert parse_config(config.dump(), installed) == config
+    composed(layer, installed, environment=game(label="easy"), environments=[game()])
+    for first, second, field in ((game(), game(), "name"), (game(), game(label="guess-number"), "label")):
+        with pytest.raises(ConfigError, match=rf"environments\.0\.{field}.*'guess-number'.* a label of its own"):
+            composed(layer, installed, environment=first, environments=[second])
+
+
+def test_rewards_of_one_name_are_refused_until_one_has_a_label(layer, installed) -> None:
+    with pytest.raises(
+        ConfigError, match=r"rewards\.1\.name .python.: got a second 'exact'; .*give one of them a label"
+    ):
+        composed(layer, installed, rewards=["exact", "exact"])
+    with pytest.raises(
+        ConfigError, match=r"rewards\.0\.label .python.: got 'mean'; reward/mean is logged for something else"
+    ):
+        composed(layer, installed, rewards=[{"name": "exact", "label": "mean"}])
+    config = composed(layer, installed, rewards=["exact", {"name": "exact", "label": "strict"}])
+    assert [reward.known_as for reward in config.rewards] == ["exact", "strict"]
+
+
 @pytest.mark.parametrize(("told", "field", "says"), [
     ({"name": "gigpo", "gama": 1}, r"environments\.0\.algorithm\.gama", "gamma"),
     ({"name": "gigpo", "gamma": 7.0}, r"environments\.0\.algorithm\.gamma", "7"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import compose
-from relax_core.config.layers import Origin, key_lines, merge, plain, plugins_of, read_layers, with_origins
+from relax_core.config.layers import Leaf, Origin, key_lines, merge, plain, plugins_of, read_layers, with_origins
 from relax_core.registry.catalogue import Catalogue
 
 scalars = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
@@ -154,6 +154,19 @@ def test_a_template_written_out_is_no_path(folder: Path, catalogue: Catalogue) -
     assert config.model.chat_template == text
     config = compose(["my.toml"], ["model.chat_template=chat.jinja"], catalogue).config
     assert config.dump()["model"]["chat_template"] == str(folder / "chat.jinja")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("solver.py:solve", "{here}/solver.py:solve"),
+        ("agents/solver.py:solve", "{here}/agents/solver.py:solve"),
+        ("solver:solve", "solver:solve"),
+        ("my_package.solver:solve", "my_package.solver:solve"),
+    ],
+)
+def test_code_in_a_file_has_a_path_and_code_in_a_module_has_none(tmp_path: Path, written: str, read: str) -> None:
+    assert plain(Leaf(written, Origin("my.toml", 1, tmp_path)), Path | str) == read.format(here=tmp_path)
 
 
 def test_bare_strings_are_tables_with_only_a_name(folder: Path, catalogue: Catalogue) -> None:

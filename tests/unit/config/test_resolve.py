@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
+from pydantic import ValidationError, model_validator
 
 from relax_core.api.errors import ConfigError, PluginError
-from relax_core.api.options import Secret
+from relax_core.api.options import Options, Secret
 from relax_core.config.compose import compose, parse_config
-from relax_core.config.problems import ConfigProblems
+from relax_core.config.problems import ConfigProblems, shown, validation_errors
 from relax_core.config.run_config import RunConfig, table_keys, to_toml, top_level_keys
 from relax_core.registry.catalogue import Catalogue
 
@@ -100,6 +101,14 @@ def test_unknown_keys_are_always_refused_with_a_hint(catalogue: Catalogue, table
         or "is a key of" in caught.value.fix
         or "there is none" in caught.value.fix
     )
+
+
+def test_keys_of_the_sandbox_need_no_name(catalogue: Catalogue) -> None:
+    config = config_of(catalogue, {"model": {"path": "/m"}, "sandbox": {"boxes": 3}})
+    assert config.sandbox is not None and (config.sandbox.name, config.sandbox.boxes) == ("bubblewrap", 3)
+    assert config_of(catalogue, {"model": {"path": "/m"}}).sandbox is None
+    other = config_of(catalogue, {"model": {"path": "/m"}, "sandbox": "process"}).sandbox
+    assert other is not None and other.name == "process"
 
 
 def test_every_problem_is_told_at_once_with_its_place(folder: Path, catalogue: Catalogue) -> None:
@@ -191,6 +200,34 @@ def test_a_literal_secret_is_refused_and_never_printed(catalogue: Catalogue) -> 
             config_of(catalogue, {"model": {"path": "/m"}, **data})
         assert "env:NAME" in str(caught.value) or "array" in str(caught.value)
         assert "hunter2" not in str(caught.value)
+
+
+class Server(Options):
+    token: Secret | None = None
+    headers: dict[str, Secret] = {}
+    port: int = 80
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Server:
+        if self.port < 1024:
+            raise ValueError("name a port from 1024")
+        return self
+
+
+class Servers(Options):
+    servers: tuple[Server, ...] | None = None
+
+
+def test_a_table_is_shown_without_the_credentials_in_it() -> None:
+    table = {"token": "env:HIDDEN", "headers": {"Auth": "file:key"}, "port": 7}
+    with pytest.raises(ValidationError) as caught:
+        Servers.model_validate({"servers": [table]})
+    (problem,) = validation_errors(caught.value, Servers, "environment")
+    assert problem.field == "environment.servers.0"
+    assert problem.got == "{'token': (hidden), 'headers': {'Auth': (hidden)}, 'port': 7}"
+    assert shown({"servers": [{"tokne": "hunter2"}], "other": 7}, Servers) == (
+        "{'servers': [{'tokne': (hidden)}], 'other': (hidden)}"
+    )
 
 
 def test_a_secret_stays_a_reference_until_revealed(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -393,6 +394,19 @@ def test_a_stage_that_begins_anew_forgets_what_it_had_written_and_nothing_of_tho
     assert lines == [(1, 0.1), (2, 0.1), (3, 0.5), (4, 0.5), (5, 0.5)]
     assert prepared.directory.sample_steps() == [1, 2]
     assert (prepared.directory.read("summary") or {})["steps"] == 5
+
+
+def test_a_stage_that_begins_anew_has_an_incarnation_of_its_own(tmp_path: Path) -> None:
+    """Engines that are kept over its restart tell by it that the weights they hold are abandoned."""
+    prepared = _prepared(tmp_path)
+    config, launch = prepared.stages[0].config, prepared.stages[0].launch
+    own = StageDirectory(0, "rl", prepared.directory.path / "stages" / "0-rl")
+    own.write(config)
+    stage = PreparedStage(config, replace(launch, run_dir=str(own.path)), own)
+    (own.path / ".incarnation").write_text("3\n")
+    again = run.prepare_restart(Prepared(prepared.catalogue, prepared.directory, (stage,)), stage)
+    assert again.launch.incarnation == 4 and again.launch.resume is None
+    assert [path.name for path in own.path.iterdir()] == ["config.toml"]
 
 
 def test_accounts_of_stages_are_added_by_reason_and_length() -> None:

@@ -42,6 +42,50 @@ def test_a_pool_has_devices_of_its_own_in_every_mode(catalogue: Catalogue, place
     assert any(note.startswith("engine pool judge: 2 transformers engines with ") for note in made.notes)
 
 
+@pytest.mark.parametrize("placement", ["colocate", "hybrid", "async"])
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_a_pool_may_take_turns_on_the_rollouts_devices_in_every_mode(
+    catalogue: Catalogue, placement: str, on_gpus: bool
+) -> None:
+    layout = {"mode": placement, "rollout": {"engines": 2}, "actor": {"ranks": 2}}
+    made = planned(catalogue, placement=layout, on_gpus=on_gpus, engines=[{**JUDGE, "devices": "deferred"}])
+    pool, rollout = made.groups["engines-judge"], made.groups["rollout"]
+    assert pool.devices <= rollout.devices and "rollout" in made.neighbours("engines-judge")
+    assert ("actor" in made.neighbours("engines-judge")) is (placement == "colocate")
+    assert pool.offloads == rollout.offloads == (("kv", "weights") if on_gpus else ("kv",))
+    assert any(
+        "for reward judge; its turn on the rollout's devices comes when the rollout" in one for one in made.notes
+    )
+    own = planned(catalogue, placement=layout, on_gpus=on_gpus)
+    assert len({name for group in own.groups.values() for name in group.devices}) == 1 + len(
+        {name for group in made.groups.values() for name in group.devices}
+    ), "it needs no device of its own"
+
+
+def test_a_teachers_pool_takes_turns_for_whole_steps(catalogue: Catalogue) -> None:
+    layer = {"algorithm": "distillation", "rewards": [], "teachers": [{"engine": "judge"}]}
+    made = planned(catalogue, engines=[{**JUDGE, "devices": "shared"}], **layer)
+    assert "rollout" in made.neighbours("engines-judge")
+    assert any("its turn on the rollout's devices comes when a whole step waits for it" in note for note in made.notes)
+
+
+def test_a_pool_on_shared_devices_fits_on_them_and_gives_its_memory_back(catalogue: Catalogue) -> None:
+    with pytest.raises(
+        ConfigError, match=r"engines\.judge\.devices: got shared: 2 .* on 2 GPUs, and the policy's have 1"
+    ):
+        planned(catalogue, placement="async", on_gpus=True, engines=[{**JUDGE, "count": 2, "devices": "shared"}])
+    with pytest.raises(ConfigError, match="with gpus_per_engine = 0 beside engines on GPUs"):
+        planned(catalogue, on_gpus=True, engines=[{**JUDGE, "gpus_per_engine": 0, "devices": "shared"}])
+    from relax_plugin_transformers.engine import TransformersEngine
+
+    from relax_core.api.engine import Capabilities
+
+    own = Catalogue.load()
+    own.add("engine", "sleepless", type("Sleepless", (TransformersEngine,), {"capabilities": Capabilities()}))
+    with pytest.raises(ConfigError, match="sleepless, which gives no memory back"):
+        planned(own, on_gpus=True, engines=[{**JUDGE, "engine": "sleepless", "devices": "shared"}])
+
+
 def test_a_pools_engines_are_the_policys_unless_it_says_otherwise(catalogue: Catalogue) -> None:
     own = {"name": "sglang", "python": "/venv/python"}
     config = configured(catalogue, "engine=vllm", engines=[JUDGE, {"name": "other", "path": "o", "engine": own}])
@@ -72,6 +116,8 @@ LAYERS: list[tuple[dict[str, Any], str]] = [
     ({"engines": [{"name": "judge"}]}, r"engines\.0\.path"),
     ({"engines": [{**JUDGE, "engine": "nonesuch"}]}, r"engines\.0\.engine\.name .*got 'nonesuch'"),
     ({"engines": [{**JUDGE, "share": "actor"}]}, r"engines\.0\.share .*got an unknown key"),
+    ({"engines": [{**JUDGE, "turn_requests": 8}]}, r'turn_requests.* got 8 with devices = "own"; leave it out'),
+    ({"engines": [{**JUDGE, "devices": "deferred", "turn_requests": 8}]}, 'got 8 with devices = "deferred"'),
     ({"algorithm": "distillation", "teachers": [{"engine": "judge"}]}, "reward judge and teachers.0 ask; give each"),
     ({"teachers": [{"engine": "none"}]}, r"teachers\.0\.engine .*got 'none'; the pools of .* are judge"),
     ({"teachers": [{"engine": "judge", "path": "p"}]}, r"teachers\.0\.path .* beside engine = 'judge'; keep one"),

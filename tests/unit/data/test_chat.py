@@ -363,6 +363,8 @@ def test_a_missing_folder_or_tokenizer_is_named(tmp_path):
 def test_whatever_is_sampled_decodes_and_parses(families, tokens, text):
     family = families["qwen"]
     assert isinstance(family.decode(tokens), str)
-    family.parse(text)
-    kept, calls, error = family.parse(f"<tool_call>{text}")
+    search = (Tool("search", {"query": str}),)
+    family.parse(tokens, search)
+    family.parse(family.encode(text), search)
+    kept, calls, error = family.parse(family.encode(f"<tool_call>{text}"), search)
     assert kept and not calls and error

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.environment import Tool
-from relax_core.data.chat_template import parse_calls, tool_schema, type_schema
+from relax_core.data.chat_template import tool_schema, type_schema
+from relax_core.data.tool_calls import FORMATS
+
+parse_calls = FORMATS["hermes"].parse
 
 
 def test_parameters_are_types_or_schema_or_a_whole_schema():
@@ -16,6 +19,30 @@ def test_parameters_are_types_or_schema_or_a_whole_schema():
     typed = tool_schema(Tool("t", {"q": str, "n": {"type": "integer", "minimum": 0}}))["function"]["parameters"]
     assert typed["properties"] == {"q": {"type": "string"}, "n": {"type": "integer", "minimum": 0}}
     assert typed["required"] == ["q", "n"]
+    without = tool_schema(Tool("t", {"type": "object", "additionalProperties": False}))["function"]["parameters"]
+    assert without == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert tool_schema(Tool("t", {"type": str}))["function"]["parameters"]["properties"] == {"type": {"type": "string"}}
+
+
+@pytest.mark.parametrize("kind", [str, dict, {"type": "object"}, {"type": "object", "properties": {"a": {}}}])
+def test_parameters_may_be_named_as_the_keys_of_a_schema_are(kind):
+    schema = type_schema(kind)
+    for name in ("type", "properties", "required"):
+        assert tool_schema(Tool("t", {name: kind}))["function"]["parameters"] == {
+            "type": "object", "properties": {name: schema}, "required": [name],
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{"properties": str}, {"q": str}, {"q": list[int]}])
+def test_a_whole_schema_with_types_in_it_is_refused(more):
+    with pytest.raises(TypeError, match="tool t: .* is no JSON schema; its parameters stand in `properties`"):
+        tool_schema(Tool("t", {"type": "object", **more}))
+
+
+@pytest.mark.parametrize("schema", [{"anyOf": [{"type": "object"}]}, {"type": "string"}, {"required": ["a"]}])
+def test_a_whole_schema_of_another_kind_is_told_what_it_lacks(schema):
+    with pytest.raises(TypeError, match='write a whole schema with "type": "object"'):
+        tool_schema(Tool("t", schema))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +92,7 @@ def test_a_call_inside_a_thought_is_none():
         ("<tool_call>[1]</tool_call>", "must be"),
         ('<tool_call>{"name": 1}</tool_call>', "must be"),
         ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "must be an object"),
-        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "nested more than 64"),
     ],
 )
 def test_what_cannot_be_read_is_a_message(text, reason):

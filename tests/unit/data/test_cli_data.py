@@ -33,17 +33,18 @@ ENVIRONMENT = '''
 from relax_core.api import Environment, Tool
 
 
-class Search(Environment):
+class Lookup(Environment):
     """Has a tool."""
 
     tools = (Tool("search", {"query": str}),)
 '''
 CONFIGURATION = """
-plugins = ["./strict.py", "./search.py"]
+plugins = ["./strict.py", "./lookup.py"]
 rewards = ["strict"]
-environment = "search"
+environment = "lookup"
 [model]
 path = "model"
+tool_calls = "hermes"
 [data]
 train = "tasks.jsonl"
 columns = {prompt = "question"}
@@ -74,7 +75,6 @@ def write(folder, *rows, name="tasks.jsonl"):
 
 
 def relax(*arguments):
-    app.command("other")(lambda: None)
     result = CliRunner().invoke(app, ["data", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -129,7 +129,7 @@ def test_a_configuration_names_files_columns_rewards_and_limits(folder):
     )
     write(folder, GOOD, name="held.jsonl")
     (folder / "strict.py").write_text(REWARD)
-    (folder / "search.py").write_text(ENVIRONMENT)
+    (folder / "lookup.py").write_text(ENVIRONMENT)
     (folder / "my.toml").write_text(CONFIGURATION)
     result = relax("check", folder / "my.toml", "--json")
     train, held = json.loads(result.stdout)["files"]

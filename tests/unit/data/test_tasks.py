@@ -41,7 +41,7 @@ def family(tmp_path):
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     family = Counting()
-    family.open({"path": str(tmp_path), "chat_template": TEMPLATE})
+    family.open({"path": str(tmp_path), "chat_template": TEMPLATE, "tool_calls": "hermes"})
     return family
 
 

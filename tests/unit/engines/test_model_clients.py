@@ -31,7 +31,7 @@ from tests.unit.sampling.toy_policy import Letters
 
 ASKING = '''
 import asyncio
-from relax_core.api import Environment, Observation, Reward
+from relax_core.api import Environment, Observation, Reward, Unreadable
 
 
 class Following(Reward):
@@ -77,6 +77,11 @@ class Likely(Reward):
     async def score(self, task, trajectory):
         both = await self.engines["judge"].score("q", ["a", "b"])
         return both[0][0] - both[1][0]
+
+
+class Unsure(Reward):
+    async def score(self, task, trajectory):
+        raise Unreadable("it said nothing", {"judge/unreadable": 1.0})
 
 
 class Hinting(Environment):
@@ -227,7 +232,8 @@ async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused
     for told, refused in ((512, False), (640, True)):
         async with engines(1) as (pool, _, _):
             pool.start = partial(_facts, told)  # type: ignore[method-assign]
-            pools = AuxiliaryPools({"judge": client_of(pool)}, [EngineTable(name="judge", path=tmp_path)])
+            tables = [EngineTable(name="judge", path=tmp_path)]
+            pools = AuxiliaryPools(None, {"judge": client_of(pool)}, tables)  # type: ignore[arg-type]
             if not refused:
                 await pools.start()
                 continue
@@ -237,3 +243,32 @@ async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused
 
 async def _facts(vocab_size: int) -> dict[str, int]:
     return {"vocab_size": vocab_size}
+
+
+async def test_an_unreadable_verdict_is_an_outcome_of_its_own_and_is_counted(plugin: str) -> None:
+    async with judging(plugin, "unsure", None) as scorer:
+        (answer,) = await judged(scorer, "a")
+    assert answer.outcome is Outcome.REWARD_UNREADABLE and math.isnan(answer.value)
+    assert answer.parts == {"unsure/judge/unreadable": 1.0} and "it said nothing" in answer.error
+
+
+async def test_time_stands_still_for_what_is_asked_while_a_pool_waits_for_its_turn(gate: Gate) -> None:
+    async with engines(1) as (pool, _, _):
+        client = client_of(pool, timeout_s=0.5)
+        await client.pause()
+        asked = asyncio.create_task(client.generate("a", 3))
+        await asyncio.sleep(1.0)
+        assert client.facts()["paused"] and client.facts()["open"] == 1 and not asked.done()
+        gate.open()
+        await client.resume()
+        assert (await asked).text == "bcd"
+        assert client.work() == 0
+
+
+async def test_no_request_waits_for_its_turn_for_ever(gate: Gate) -> None:
+    gate.open()
+    async with engines(1) as (pool, _, _):
+        client = PoolModelClient("judge", pool, Letters(), SystemClock(), 100.0, False, 0.2)
+        await client.pause()
+        with pytest.raises(DeadlineExceeded, match="its turn on the devices"):
+            await client.generate("a", 3)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, WorkerDied
+from relax_core.api.errors import PoolFailed
 from relax_core.engines.router import RequestLimits
+from relax_core.engines.slot import EngineSlot
 from relax_core.sampling.rollout_worker import check_vocabulary
 from tests.processes import stop
 from tests.unit.engines.pool_fixtures import Gate, ask, call, engines, manifest, under_way, until
@@ -30,6 +32,25 @@ async def test_a_killed_engine_loses_no_request_and_no_token(gate: Gate) -> None
             assert len(completion.log_probs) == len(completion.versions) == 40
         await until(lambda: "recovered" in told)
         assert told == ["failed", "retried", "recovered"]
+
+
+async def test_a_pool_whose_engines_can_not_be_had_any_more_fails_and_says_so_to_who_asks_nothing(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(slot: EngineSlot) -> dict[str, Any]:
+        raise WorkerDied(f"{slot.name}: who starts it is dead")
+
+    async with engines(1) as (pool, _, told):
+        pool.check()
+        monkeypatch.setattr(EngineSlot, "start", lost)
+        asked = asyncio.create_task(ask(pool, [call(0, 40), call(100, 40)]))
+        await under_way(pool, 2)
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        with pytest.raises(PoolFailed, match="engine-0 failed 8 times in a row, last: .*who starts it is dead"):
+            await asked
+        with pytest.raises(PoolFailed):
+            pool.check()
+        assert set(told) == {"failed", "retried"}
 
 
 async def test_a_spare_serves_in_the_place_of_a_killed_engine_whose_next_process_is_the_spare() -> None:
@@ -162,7 +183,7 @@ async def test_a_turn_ends_at_its_deadline_with_the_tokens_it_has_and_frees_its_
 async def test_more_than_fits_waits_at_the_door_and_is_answered_in_its_turn() -> None:
     async with engines(1, limits=RequestLimits(per_engine=2, backlog=2)) as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, 3) for n in range(12)]))
-        await until(lambda: pool.full)
+        await until(lambda: not pool.room(1))
         assert pool.facts()["engine-0"]["running"] <= 2
         assert [one.tokens[0] for one in await asked] == [n * 100 + 1 for n in range(12)]
-        assert not pool.full
+        assert pool.room(1)

@@ -50,6 +50,24 @@ async def test_an_engine_that_can_not_let_go_is_paused_when_its_requests_have_en
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_deterministic_pool_is_paused_when_its_requests_have_ended(kind: str, gate: Gate) -> None:
+    """Held in the middle they would go on without their caches, and computed anew these are not the same bits."""
+    async with engines(1, kind=kind, deterministic=True) as (pool, _, _told):
+        asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
+        await until(lambda: left(pool) == HELD_BACK)
+        pausing = asyncio.create_task(pool.supervisor.pause())
+        late = asyncio.create_task(ask(pool, [call(1000, 2)]))
+        await asyncio.sleep(0.1)
+        assert not pausing.done()
+        gate.open()
+        await pausing
+        assert left(pool) == 0 and not late.done()
+        assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
+        await pool.supervisor.resume()
+        assert (await late)[0].tokens == (1001, 1002)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str, gate: Gate) -> None:
     async with engines(1, kind=kind) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))

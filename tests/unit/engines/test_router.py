@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -62,9 +63,13 @@ def honest(pending: GenerateRequest, count: int, step: int, finish: FinishReason
 class Engines(RuleBasedStateMachine):
     """Everything that may happen to a pool, in any order."""
 
-    @initialize(whole=st.booleans(), spares=st.integers(0, 2))
-    def begin(self, whole: bool, spares: int) -> None:
-        self.router = Router(NAMES, LIMITS, whole, spares)
+    @initialize(
+        whole=st.booleans(), spares=st.integers(0, 2), kv=st.sampled_from([0, 3, 8, 14, 40]),
+        reserve=st.sampled_from([0.0, 0.5, 1.0]),
+    )  # fmt: skip
+    def begin(self, whole: bool, spares: int, kv: int, reserve: float) -> None:
+        self.kv, self.reserve = 0 if whole else kv, reserve
+        self.router = Router(NAMES, replace(LIMITS, kv_tokens=kv, kv_reserve=reserve), whole, spares)
         self.router.vocab_size, self.router.max_context = VOCABULARY, CONTEXT
         self.now, self.newest, self.numbers = 0.0, at(0), 0
         self.asked: dict[str, tuple[GenerateRequest, float]] = {}
@@ -128,6 +133,9 @@ class Engines(RuleBasedStateMachine):
         assert engine.incarnation == given.incarnation
         if not self.router.whole_batches:
             assert len(engine.running) <= LIMITS.per_engine
+        assert not self.kv or engine.kv.running <= self.kv or len(engine.running) == 1, (
+            "given more than its cache holds"
+        )
         for pending in given.batch:
             assert all(pending.request.id not in runs for runs in self.runs.values()), "on two engines"
             wanted = pending.continuation()
@@ -150,7 +158,7 @@ class Engines(RuleBasedStateMachine):
             self.numbers += 1
             made.append(request(str(self.numbers), first, count, self.newest.step - below))
             self.asked[made[-1].id] = made[-1], self.router.active_time(self.now)
-        pendings = [PendingRequest(one, session=one.id, group=first) for one in made]
+        pendings = [PendingRequest(one, session=int(one.id) % 5, group=first) for one in made]
         self.do(self.router.submit(pendings, self.now))
 
     @rule()
@@ -288,14 +296,29 @@ class Engines(RuleBasedStateMachine):
     def what_is_open_is_what_is_awaited_and_bounded(self) -> None:
         if not hasattr(self, "router") or self.down:
             return
-        assert self.router.has_open == bool(self.asked)
+        assert bool(self.router.num_open) == bool(self.asked)
         assert len(self.asked) <= max(4, LIMITS.backlog + LIMITS.per_engine * self.router.num_serving)
         serving = sum(engine.status is EngineStatus.SERVING for engine in self.router.engines.values())
         assert serving == min(self.router.num_serving, len(NAMES) - len(self.out)), "as many as may, and no more"
         for name, engine in self.router.engines.items():
             assert engine.pending_tokens == sum(pending.tokens_left for pending in engine.running.values()) >= 0
+            self.check_ledger(engine)
             assert (engine.status is EngineStatus.OUT) == (name in self.out)
             assert set(engine.running) == set(self.runs[name])
+
+    def check_ledger(self, engine: EngineState) -> None:
+        """The account is what the engine runs, no idle session is counted beyond the cache, and none outlives it."""
+        kv, running = engine.kv, engine.running.values()
+        assert kv.left == engine.pending_tokens
+        assert kv.held == sum(len(pending.request.tokens) + len(pending.tokens) for pending in running)
+        assert kv.idle_tokens == sum(kv.idle.values())
+        assert set(kv._active) == ({pending.session for pending in running} if self.kv else set())
+        assert not kv.idle or self.reserve < 1 or kv.running + kv.idle_tokens <= self.kv
+        if engine.status is EngineStatus.OUT:
+            assert not kv.idle
+            assert not kv.running
+        if self.kv and self.reserve == 1 and len(running) > 1:
+            assert kv.running <= self.kv
 
     def teardown(self) -> None:
         if not hasattr(self, "router") or self.down:
@@ -306,7 +329,9 @@ class Engines(RuleBasedStateMachine):
             self.come_back(name, True)
         self.publish(set(NAMES))
         for _ in range(2 * len(self.asked) + 9):
+            before = len(self.asked)
             self.place()
+            assert before == 0 or any(engine.running for engine in self.router.engines.values()), "a deadlock"
             for name in NAMES:
                 self.sample(name, 6, False)
         assert not self.asked, "lost"
@@ -539,7 +564,7 @@ def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count(
     (answer,) = router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 0, 0, "abort")], 0.0)
     assert isinstance(answer, CompleteRequest)
     assert answer.request.finish == "abort"
-    assert not router.has_open
+    assert not router.num_open
 
 
 @pytest.mark.parametrize(
@@ -553,4 +578,130 @@ def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, sa
     assert isinstance(answer, CompleteRequest)
     assert answer.request.finish == "error"
     assert said in answer.request.error
-    assert not router.has_open
+    assert not router.num_open
+
+
+def session_turn(name: str, prompt: int, count: int, session: str) -> PendingRequest:
+    return PendingRequest(GenerateRequest(name, (1,) * prompt, count), session=session)
+
+
+def counting(names: Sequence[str], kv: int, per_engine: int = 9, backlog: int = 9, reserve: float = 1.0) -> Router:
+    """A router of engines that serve, with caches of so many tokens."""
+    limits = RequestLimits(per_engine=per_engine, backlog=backlog, kv_tokens=kv, kv_reserve=reserve)
+    router = Router(names, limits)
+    for name in names:
+        router.on_proved(name, 0, at(0), 0.0)
+    return router
+
+
+def end(router: Router, given: Dispatch) -> None:
+    for pending in given.batch:
+        left = pending.tokens_left
+        router.on_deltas(given.engine, given.incarnation, [honest(pending.continuation(), left, 0, "length")], 0.0)
+
+
+def test_a_request_that_is_larger_than_the_cache_runs_alone_and_none_passes_it_there() -> None:
+    router = counting(("a",), 20)
+    router.submit([session_turn("first", 5, 5, "s")], 0.0)
+    (first,) = router.dispatch(0.0)
+    router.submit([session_turn("large", 20, 9, "t"), session_turn("small", 1, 1, "u")], 0.0)
+    assert router.dispatch(0.0) == [], "the small one would starve the large one"
+    end(router, first)
+    (large,) = router.dispatch(0.0)
+    assert [pending.request.id for pending in large.batch] == ["large"]
+    end(router, large)
+    assert [given.batch[0].request.id for given in router.dispatch(0.0)] == ["small"]
+
+
+def test_one_engine_is_drained_for_a_large_request_while_others_take_what_comes_behind_it() -> None:
+    router = counting(("a", "b", "c"), 20)
+    router.submit([session_turn(name, 5, 5, name) for name in ("1", "2", "3", "4")], 0.0)
+    router.dispatch(0.0)
+    large = session_turn("large", 10, 10, "large")
+    router.submit([large], 0.0)
+    for number in range(9):
+        router.submit([session_turn(f"more {number}", 5, 5, f"more {number}")], 0.0)
+    emptiest = min(router.engines.values(), key=lambda engine: engine.kv.running).name
+    assert {dispatch.engine for dispatch in router.dispatch(0.0)} == {"b", "c"} - {emptiest}
+    for pending in list(router.engines[emptiest].running.values()):
+        end(router, Dispatch(emptiest, 0, (pending,)))
+    assert any(large in dispatch.batch for dispatch in router.dispatch(0.0))
+
+
+def test_a_session_keeps_its_engine_over_turns_until_others_need_the_room_longest_idle_first() -> None:
+    router = counting(("a",), 30)
+    for name in ("old", "new"):
+        router.submit([session_turn(name, 8, 2, name)], 0.0)
+        end(router, *router.dispatch(0.0))
+    ledger = router.engines["a"].kv
+    assert dict(ledger.idle) == {"old": 10, "new": 10}
+    router.submit([session_turn("other", 12, 3, "other")], 0.0)
+    (other,) = router.dispatch(0.0)
+    assert dict(ledger.idle) == {"new": 10}
+    assert not ledger.holds("old")
+    router.submit([session_turn("new again", 10, 4, "new")], 0.0)
+    router.dispatch(0.0)
+    assert not ledger.idle
+    assert ledger.running == 15 + 14
+    end(router, other)
+    router.forget_sessions(["other"])
+    assert not ledger.holds("other")
+
+
+def test_new_samples_go_where_no_idle_session_must_be_evicted_and_its_next_turn_back_to_its_own_engine() -> None:
+    router = counting(("a", "b"), 30)
+    router.submit([session_turn("1", 20, 2, "s")], 0.0)
+    (given,) = router.dispatch(0.0)
+    assert given.engine == "a"
+    end(router, given)
+    router.submit([session_turn("2", 12, 3, "t")], 0.0)
+    (other,) = router.dispatch(0.0)
+    assert other.engine == "b"
+    router.engines["a"].pending_tokens += 9  # busier, yet by less than the prefix is worth
+    router.submit([session_turn("3", 24, 2, "s")], 0.0)
+    assert [given.engine for given in router.dispatch(0.0)] == ["a"]
+
+
+@pytest.mark.parametrize("event", ["death", "new weights"])
+def test_caches_that_are_gone_are_no_longer_counted(event: str) -> None:
+    router = counting(("a",), 30)
+    router.submit([session_turn("1", 20, 2, "s")], 0.0)
+    end(router, *router.dispatch(0.0))
+    assert router.engines["a"].kv.idle_tokens == 22
+    if event == "death":
+        router.on_failure("a", 0, "killed")
+    else:
+        router.on_proved("a", 0, at(1), 0.0)
+    assert router.engines["a"].kv.idle_tokens == 0
+
+
+def test_what_may_still_be_sampled_counts_by_its_share() -> None:
+    router = counting(("a",), 30, reserve=0.25)
+    router.submit([session_turn(str(number), 2, 16, str(number)) for number in range(9)], 0.0)
+    (given,) = router.dispatch(0.0)
+    assert len(given.batch) == 5
+
+
+def test_room_is_for_what_engines_can_take_beside_a_queue_as_long_as_what_runs() -> None:
+    router = counting(("a", "b"), 40, per_engine=3, backlog=9)
+    assert router.room(expected_tokens=20) == 4
+    router.submit([session_turn(str(number), 5, 5, str(number)) for number in range(8)], 0.0)
+    router.dispatch(0.0)
+    assert router.room(0) == 0 + 6 - 2
+    for engine in router.engines.values():
+        while engine.running:
+            end(router, Dispatch(engine.name, 0, (next(iter(engine.running.values())),)))
+    router.dispatch(0.0)
+    assert router.room(0) == 4 + 2, "what waits for a tool is no work"
+    whole = Router(("a",), RequestLimits(), whole_batches=True)
+    assert whole.room(9) > 1 << 20, "deterministic runs begin what is granted"
+
+
+def test_an_engine_tells_its_cache_unless_the_limits_do() -> None:
+    told = Router(("a",), RequestLimits(kv_tokens=None))
+    told.set_kv_tokens("a", 77)
+    assert told.engines["a"].kv.capacity == 77
+    for limit in (0, 50):
+        router = Router(("a",), RequestLimits(kv_tokens=limit))
+        router.set_kv_tokens("a", 77)
+        assert router.engines["a"].kv.capacity == limit

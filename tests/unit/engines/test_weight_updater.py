@@ -99,6 +99,35 @@ async def test_a_replaced_engine_serves_only_after_its_receipt_for_the_newest_ve
         assert await service.receivers("actor") == {"engine-0": at(2)}
 
 
+async def test_what_an_engine_proved_before_it_was_replaced_says_nothing_of_the_next() -> None:
+    """Its receipt is accepted after the next one was started, with the weights of the model folder."""
+    async with pool_of("ScriptedEngine") as (pool, service, _):
+        await service.announce(manifest(1), NONE)
+        await pool.supervisor.update(manifest(1), NONE)
+        receipt, slot, taken, asked = (
+            service.receipt,
+            pool._slots["engine-0"],
+            list[Version](),
+            list[asyncio.Task[object]](),
+        )
+
+        async def after_a_death(late: Receipt) -> bool:
+            taken.append(late.version)
+            if taken == [at(2)]:
+                os.kill(pool.facts()["engine-0"]["pid"], 9)
+                asked.append(asyncio.create_task(ask(pool, [call(0, 2)])))
+                await until(lambda: slot.starts == 2)
+            return await receipt(late)
+
+        service.receipt = after_a_death  # type: ignore[method-assign]
+        await service.announce(manifest(2), NONE)
+        await pool.supervisor.update(manifest(2), NONE)
+        ((completion,),) = await asyncio.gather(*asked)  # type: ignore[misc]
+        assert completion.versions == (2, 2) and taken == [at(2), at(2)]
+        assert slot.starts == 2, "the next one served with weights that it did not have"
+        assert await service.receivers("actor") == {"engine-0": at(2)}
+
+
 async def test_an_engine_whose_version_is_abandoned_while_it_loads_goes_on_to_its_successor() -> None:
     """The rollback is no fault of the engine, which is neither replaced nor left behind."""
     async with pool_of("ScriptedEngine") as (pool, service, told):

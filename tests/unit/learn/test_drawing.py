@@ -84,3 +84,10 @@ def test_broken_logits_are_told_by_their_log_prob() -> None:
     table = torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])
     drawn = draw(table, np.array([0.5, 0.5]), rules(2, temperature=[1, 1]))
     assert np.isfinite(drawn.log_probs).tolist() == [True, False]
+
+
+def test_a_greedy_row_is_of_the_whole_distribution_whatever_its_nucleus_is() -> None:
+    table = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    drawn = draw(table, np.array([0.99]), rules(3, temperature=[0], top_p=[0.1]))
+    assert drawn.tokens.tolist() == [0]
+    np.testing.assert_allclose(drawn.log_probs[0], np.log(0.5), atol=1e-6)

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,6 +28,11 @@ def test_groups_are_rectangles_with_room_for_the_largest(rows, samples):
     assert groups.row_sample.tolist() == [0, 1, 1, 3, 4]
     assert groups.row_lengths.tolist() == [3, 2, 2, 4, 3]
     assert set(groups.token_columns) == {"weight_versions"}
+
+
+def test_a_figure_about_a_judgement_is_no_reward(rows, samples):
+    told = {key: replace(one, parts={**one.parts, "judge/verdicts/agreement": 1.0}) for key, one in samples.items()}
+    assert set(learn.Grouping(rows, told).groups.parts) == {"exact"}
 
 
 def test_an_advantage_a_sample_reaches_every_trained_token_of_its_rows(rows, samples):

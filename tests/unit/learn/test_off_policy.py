@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from relax_core import learn
-from relax_core.learn.policy_gradient import PolicyGradientOptions
+from relax_core.learn.policy_gradient import ClippedOptions
 
 
 @pytest.fixture
@@ -85,8 +85,10 @@ def test_only_bad_sequences_that_are_too_far_are_left_out(batch):
         ({"aggregation": "trajectory", "kl_coef": 0.1}, "aggregation"),
         ({"kl_coef": -1}, "kl_coef"),
         ({"correction_cap": 0}, "correction_cap"),
+        ({"dual_clip": 0.9}, "dual_clip"),
+        ({"dual_clip": 1.0}, "dual_clip"),
     ],
 )
 def test_an_option_without_effect_or_against_another_is_refused(options, field):
     with pytest.raises(ValueError, match=field):
-        PolicyGradientOptions(**options)
+        ClippedOptions(**options)

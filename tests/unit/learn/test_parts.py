@@ -123,6 +123,10 @@ def test_a_clipped_token_is_one_without_gradient():
     advantages = torch.tensor([-1.0, 1.0, 1.0, 1.0, -1.0])
     learn.clipped_surrogate(ratio, advantages, 0.2, 0.28).sum().backward()
     assert learn.clipped(ratio, advantages, 0.2, 0.28).tolist() == (ratio.grad == 0).tolist()
+    ratio.grad = None
+    learn.clipped_surrogate(ratio, advantages, 0.2, 0.28, 1.4).sum().backward()
+    assert learn.clipped(ratio, advantages, 0.2, 0.28, 1.4).tolist() == (ratio.grad == 0).tolist()
+    assert learn.clipped(ratio, advantages, 0.2, 0.28, 1.4)[-1]
 
 
 def test_the_weight_of_cispo_is_bounded_and_has_no_gradient_of_its_own():
@@ -169,3 +173,56 @@ def test_logits_larger_than_the_bound_never_exist_at_once():
     scored = learn.score_distribution(logits, head, ids, learn.Wanted(), vocab_size=9, max_logits=40)
     scored["log_probs"].sum().backward()
     assert widest <= 40
+
+
+def test_a_group_whose_mean_is_not_above_zero_has_no_relative_advantage():
+    valid = torch.ones(2, 2, dtype=torch.bool)
+    assert not learn.group_mean_relative(torch.tensor([[-1.0, 0.0], [-1.0, 1.0]]), valid).any()
+
+
+def test_logits_in_half_precision_are_scored_in_float32():
+    torch.manual_seed(0)
+    logits = (torch.randn(6, 9) * 4).bfloat16()
+    ids = torch.arange(6)
+    for wanted in (learn.Wanted(), learn.Wanted(entropy=True)):
+        found = learn.score_distribution(logits, lambda x: x, ids, wanted, vocab_size=9, temperature=0.7)
+        exact = torch.log_softmax(logits.double() / 0.7, -1).gather(-1, ids[:, None])[:, 0]
+        assert found["log_probs"].dtype == torch.float32
+        torch.testing.assert_close(found["log_probs"].double(), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_the_divergence_of_a_token_that_is_almost_certain_is_exact():
+    p, q = torch.tensor([1 - 1e-4, 1 - 1e-3]), torch.tensor([1 - 1e-3, 1 - 1e-4])
+    exact = (
+        q.double() * (q.double() / p.double()).log() + (1 - q.double()) * ((1 - q.double()) / (1 - p.double())).log()
+    )
+    found = learn.binary_divergence(p.double().log(), q.double().log(), "kl")
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=0.0)
+
+
+def test_a_clipped_value_says_where_the_bound_decides():
+    values, old, returns = torch.tensor([1.0, 1.0, 0.1]), torch.zeros(3), torch.tensor([0.0, 2.0, 0.0])
+    loss, decides = learn.clipped_value_loss(values, old, returns, 0.2)
+    assert loss.tolist() == pytest.approx([1.0, 1.8**2, 0.01]) and decides.tolist() == [False, True, False]
+
+
+def test_a_log_ratio_is_bounded_before_it_is_exponentiated():
+    student, teacher = torch.tensor([-60.0, -25.0]), torch.tensor([-1.0, -1.0])
+    most = math.exp(20.0)
+    assert learn.sampled_credit("forward", student, teacher).tolist() == pytest.approx([most - 1] * 2, rel=1e-5)
+    assert learn.sampled_credit("reverse", student, teacher).tolist() == [20.0, 20.0]
+    assert learn.sampled_divergence(student, teacher, reverse=True).tolist() == [200.0, 200.0]
+    assert learn.sampled_divergence(student, teacher, reverse=False).tolist() == pytest.approx(
+        [most - 21] * 2, rel=1e-5
+    )
+
+
+def test_a_mean_over_all_ranks_divides_by_what_all_of_them_counted():
+    ranks = [learn.Denominators({"tokens": 4.0}) for _ in range(2)]
+    for rank, number in zip(ranks, (2.0, 3.0), strict=True):
+        rank.add({"pairs": torch.tensor(number)})
+        assert rank.nominal("pairs") == 1.0
+    shares = [rank.share() for rank in ranks]
+    for rank in ranks:
+        rank.join(shares)
+        assert rank.rescale({}) == pytest.approx(1 / 5)

@@ -171,3 +171,15 @@ def test_what_one_prepares_is_prepared_for_its_rows(rows):
     trained = rows.columns["loss_mask"].take(own(rows, 1)).values.astype(bool)
     assert made.take(own(rows, 1)).values[trained].tolist() == alone.values[trained].tolist()
     assert not made.take(own(rows, 0)).values.any()
+
+
+def test_a_term_of_a_part_is_of_its_own_trained_tokens_whatever_the_loss_made_of_the_others(rows):
+    from relax_core.api import Term
+    from relax_core.learn.groups import OwnRows
+
+    batch = learn.PackedBatch(rows, dtype=torch.float64)
+    index = batch.column("algorithm_index")
+    for number in (0, 1):
+        kept = OwnRows(batch, index == number).only(Term(torch.ones(len(batch.tokens), dtype=torch.float64))).value
+        mine = np.repeat([OF_GROUP[group] == number for group, _ in ROWS], LENGTHS)
+        assert kept.bool().tolist() == (mine & (rows.columns["loss_mask"].values == 1)).tolist()

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from pydantic import ValidationError
+from relax_plugin_policy_gradient.grpo import GRPO, GRPOOptions
 
 from relax_core import learn
 from relax_core.api import AttemptId, Outcome, Ragged, RowBatch, RowId, Sealed
@@ -77,13 +79,13 @@ def of_rows(turns, states, earned, samples, rewards):
     batch = RowBatch(
         tuple(RowId(0, sample, 0, number) for sample, number in zip(samples, seen, strict=True)),
         {"loss_mask": column([[int(t >= 0) for t in row] for row in turns], np.uint8), "turns": column(turns, np.int32),
-         "states": column(states, np.int64), "step_rewards": column(earned, np.float32)},
+         "states": column(states, np.int64), "contexts": column(states, np.int64), "step_rewards": column(earned, np.float32)},
     )  # fmt: skip
     sealed = {
         AttemptId(0, sample, 0): Sealed(AttemptId(0, sample, 0), samples.count(sample), Outcome.FINISHED, reward)
         for sample, reward in enumerate(rewards)
     }
-    return learn.Grouping(batch, sealed, ("loss_mask", "turns", "states", "step_rewards"))
+    return learn.Grouping(batch, sealed, ("loss_mask", "turns", "states", "contexts", "step_rewards"))
 
 
 def test_turns_of_several_rows_are_one_sample_s_and_come_back_to_their_tokens():
@@ -134,3 +136,40 @@ def test_gigpo_where_no_state_is_repeated_is_grpo():
     ours = GiGPO().advantages(grouping.groups).values
     ((first, second),) = GRPO().advantages(grouping.groups).values.tolist()
     assert ours.tolist() == pytest.approx([0, first, 0, first, 0, second, 0, second])
+
+
+def test_a_context_is_compared_with_those_of_its_name_in_other_samples():
+    """Two turns of one context earn together; a context that one sample alone has, and missing turns, have no credit."""
+    nan = float("nan")
+    earned = numbers([[[0.0, 1.0, 5.0], [0.0, 0.0, nan], [2.0, 7.0, nan]]])
+    contexts = torch.tensor([[[4, 4, 9], [4, 4, 0], [4, 8, 0]]])
+    valid = torch.ones(1, 3, dtype=torch.bool)
+    got = learn.context_credit(earned, contexts, valid, std=False)
+    assert got[0, 0].tolist() == [0.0, 0.0, 0.0] and got[0, 1, :2].tolist() == [-1.0, -1.0]
+    assert got[0, 2, :2].tolist() == [1.0, 0.0] and bool(got[0, 1:, 2].isnan().all())
+    by_spread = learn.context_credit(earned, contexts, valid)
+    assert by_spread[0, 2, 0] == pytest.approx(1.0, abs=1e-5) and by_spread[0, 1, 0] == pytest.approx(-1.0, abs=1e-5)
+    without = learn.context_credit(earned, contexts, torch.tensor([[True, True, False]]), std=False)
+    assert without[0, :2, 0].tolist() == [0.5, -0.5] and bool(
+        without[0, 2].isnan().all() or (without[0, 2, :2] == 0).all()
+    )
+
+
+def test_contexts_of_other_groups_are_no_comparison_and_samples_without_names_are_one_context():
+    earned, contexts = numbers([[[1.0], [1.0]], [[3.0], [1.0]]]), torch.zeros(2, 2, 1, dtype=torch.int64)
+    got = learn.context_credit(earned, contexts, torch.ones(2, 2, dtype=torch.bool), std=False)
+    assert got.flatten().tolist() == [0.0, 0.0, 1.0, -1.0]
+
+
+@pytest.mark.parametrize("normalise", ["std", "none"])
+def test_grpo_by_context_is_grpo_where_there_is_one_context(normalise):
+    grouping = of_rows(
+        [[-1, 0, 0, -1, 1], [-1, 0, 1]], [[0, 7, 7, 0, 7], [0, 7, 7]], [[0, 0.25, 0.25, 0, 0.5], [0, 0, 0.25]],
+        [0, 1], [0.75, 0.25],
+    )  # fmt: skip
+    by_context = GRPO(GRPOOptions(normalise=normalise, credit_by="context"))
+    values = grouping.columns(by_context.advantages(grouping.groups))["advantages"]
+    samples = grouping.columns(GRPO(GRPOOptions(normalise=normalise)).advantages(grouping.groups))["advantages"]
+    np.testing.assert_allclose(values.values, samples.values, rtol=1e-6)
+    with pytest.raises(ValidationError, match="use kl_coef"):
+        GRPOOptions(credit_by="context", reward_kl_coef=0.1)

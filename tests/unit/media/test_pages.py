@@ -18,7 +18,7 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.errors import RelaxError
 from relax_core.api.modality import browser_type
-from relax_core.api.task import Media, Message, Part, Task
+from relax_core.api.task import Media, Message, Part, Task, ToolCall
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.cli.main import app
@@ -28,7 +28,7 @@ from relax_core.sampling.groups import TOO_LONG, InflightGroup, Selection
 from relax_core.sampling.rows import sample_record
 from relax_core.views.report import render
 from relax_core.views.run import RunView
-from relax_core.views.transcript import medium_figure
+from relax_core.views.transcript import medium_figure, transcript
 from tests.unit.views.conftest import clock, write_run  # noqa: F401
 
 KEY = "ab" * 16
@@ -79,7 +79,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def relax(*arguments):
-    app.command("other")(lambda: None)
     result = CliRunner().invoke(app, ["data", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -207,3 +206,14 @@ def test_a_group_whose_prompt_is_too_long_with_its_media_is_replaced_and_a_run_o
     with pytest.raises(RelaxError, match="too-long .a prompt of 900 tokens"):
         for _ in range(3):
             selection.take([group])
+
+
+def test_a_record_and_its_page_keep_what_tools_were_called_with():
+    call = ToolCall("find", {"q": "relax"})
+    said = (Message("user", "?"), Message("assistant", "", (call,)), Message("tool", "7 found", name="find"))
+    record = sample_record(Task("1", "?"), Trajectory(said, "", ()), ScoredSample(1.0))
+    assert record["messages"][1]["tool_calls"] == [{"name": "find", "arguments": {"q": "relax"}}]
+    assert record["messages"][2]["name"] == "find" and "tool_calls" not in record["messages"][0]
+    of_its_own = Trajectory((Message("user", "!"), Message("assistant", "a")), "a", ())
+    assert sample_record(Task("1", "?"), of_its_own, ScoredSample(1.0))["messages"][0]["content"] == "!"
+    assert transcript(record).turns[1] == ("assistant", 'find({"q": "relax"})')

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ def _hub(run: Path, lease_s: float, name: str) -> Any:
     return Hub.options(**hub_options(name, supervised=True)).remote(lease_s)  # type: ignore[attr-defined]
 
 
-def _owner(lease_s: float, name: str) -> Any:
-    from relax_core.runners.ray.worker_owner import WorkerOwner, owner_options
+def _workers(lease_s: float, name: str) -> Any:
+    from relax_core.runners.ray.worker_owner import OwnedWorkers, WorkerOwner, owner_name, owner_options
 
-    return WorkerOwner.options(**owner_options(name, supervised=True)).remote(lease_s)  # type: ignore[attr-defined]
+    owner = WorkerOwner.options(**owner_options(name, supervised=True)).remote(lease_s)  # type: ignore[attr-defined]
+    return OwnedWorkers(owner, owner_name(name))
 
 
 @pytest.mark.ray
@@ -71,7 +73,7 @@ async def test_a_controller_that_was_replaced_commands_nothing_any_more(joined: 
         RayRunner(Catalogue.load(), supervised=True).take_over(name)
     config = {"bus": {"name": "ray"}, "rollout": {"prompts_per_step": 1, "late": "wait", "spare_groups": 0}, "steps": 2}
     launch = Launch(name, str(tmp_path), config, Plan("hybrid", (), (), {}, ()))
-    store = await asked(hub.open.remote(launch, "mark", _owner(600.0, name)), "hub", "open", WAIT_S)
+    store = await asked(hub.open.remote(launch, "mark", _workers(600.0, name), {}), "hub", "open", WAIT_S)
     client = RpcClient(hub, "hub")
     await client.service(RunStatus, "run_status@1").command("actor", "checkpoint")
 
@@ -98,21 +100,20 @@ async def test_a_controller_that_was_replaced_commands_nothing_any_more(joined: 
 async def test_a_hub_whose_controller_has_no_successor_ends_with_what_it_started(joined: None, tmp_path: Path) -> None:
     from relax_core.bus.ledger_file import FILE
     from relax_core.runners.ray.connection import asked
-    from relax_core.runners.ray.worker_owner import OwnedWorkers
 
     name = f"left-{os.getpid()}"
     hub = _hub(tmp_path, 5.0, name)
     (tmp_path / "mark").touch()
     config = {"bus": {"name": "ray"}, "rollout": {"prompts_per_step": 1, "late": "wait", "spare_groups": 0}, "steps": 2}
-    owner = _owner(5.0, name)
-    dying = asyncio.create_task(OwnedWorkers(owner).died())
+    workers = _workers(5.0, name)
+    dying = asyncio.create_task(workers.died())
     launch = Launch(name, str(tmp_path), config, Plan("hybrid", (), (), {}, ()))
-    await asked(owner.open.remote(launch), "worker owner", "open", WAIT_S)
-    opening = hub.open.remote(launch, "mark", owner)
+    await workers.open(launch)
+    opening = hub.open.remote(launch, "mark", workers, {})
     store = await asked(opening, "hub", "open", WAIT_S)
     folder = store._folders[0]
     pid = await asked(hub.__ray_call__.remote(lambda _: os.getpid()), "hub", "pid", WAIT_S)
-    for alive in (hub.alive, owner.lives):
+    for alive in (hub.alive, workers.owner.lives):
         with pytest.raises(WorkerDied):
             while True:
                 await asked(alive.remote(), "actor", "its end", WAIT_S)
@@ -135,20 +136,61 @@ async def test_a_start_of_a_run_ends_what_lives_of_earlier_ones_and_of_no_other_
     from relax_core.observe.epoch import RunEpoch
     from relax_core.runners.ray.connection import asked
     from relax_core.runners.ray.runner import end_former_starts
-    from relax_core.runners.ray.worker_owner import OwnedWorkers
 
     run = f"again-{os.getpid()}"
     former, present, other = (_hub(tmp_path, 600.0, name) for name in (f"{run}-1", f"{run}-3", f"{run}-x-1"))
-    idle, kept = (_owner(600.0, name) for name in (f"{run}-1", f"{run}-2"))
-    for alive in (former.alive, present.alive, other.alive, idle.lives, kept.lives):
+    idle, kept = (_workers(600.0, name) for name in (f"{run}-1", f"{run}-2"))
+    for alive in (former.alive, present.alive, other.alive, idle.owner.lives, kept.owner.lives):
         await asked(alive.remote(), "actor", "start", WAIT_S)
     launch = Launch(f"{run}-3", "", {}, Plan("hybrid", (), (), {}, ()), epoch=RunEpoch("", 3))
-    end_former_starts(launch, OwnedWorkers(kept))
-    for alive in (former.alive, idle.lives):
+    end_former_starts(launch, kept)
+    for alive in (former.alive, idle.owner.lives):
         with pytest.raises(WorkerDied):
             while True:
                 await asked(alive.remote(), "actor", "its end", WAIT_S)
-    for alive in (present.alive, other.alive, kept.lives):
+    for alive in (present.alive, other.alive, kept.owner.lives):
         await asked(alive.remote(), "actor", "live on", WAIT_S)
-    for actor in (present, other, kept):
+    for actor in (present, other, kept.owner):
+        ray.kill(actor)
+
+
+@pytest.mark.ray
+async def test_shells_hear_of_the_next_start_of_a_run_and_one_application_runs_a_role(
+    joined: None, tmp_path: Path
+) -> None:
+    import ray
+
+    from relax_core.runners.ray.connection import asked
+
+    name = f"next-{os.getpid()}"
+    workers, hub = _workers(600.0, name), _hub(tmp_path, 600.0, name)
+
+    async def heard(after: str, wait_s: float = WAIT_S) -> str:
+        return str(await asked(workers.owner.start_after.remote(after, wait_s), "worker owner", "start_after", WAIT_S))
+
+    first = asyncio.create_task(heard(""))
+    assert await heard("", 0.1) == "", "no start has been opened"
+    config = {"bus": {"name": "ray"}, "rollout": {"prompts_per_step": 1, "late": "wait", "spare_groups": 0}, "steps": 2}
+    launch = Launch(f"{name}-1", str(tmp_path), config, Plan("hybrid", (), ("rollout", "actor"), {}, ()))
+    await workers.open(launch)
+    assert await first == await heard("") == f"{name}-1"
+    second = asyncio.create_task(heard(f"{name}-1"))
+    assert await heard(f"{name}-1", 0.1) == ""
+    assert await workers.close(keep=True)
+    await workers.open(replace(launch, run_id=f"{name}-2"))
+    assert await second == f"{name}-2"
+
+    (tmp_path / "mark").touch()
+    kept = {"rollout": "old-rollout", "actor": "old-actor"}
+    await asked(hub.open.remote(launch, "mark", workers, kept), "hub", "open", WAIT_S)
+
+    async def joins(role: str, app: str) -> bool:
+        return await asked(hub.join.remote(role, hub, 1, app), "hub", "join", WAIT_S) is not None
+
+    assert await joins("rollout", "old-rollout")
+    own = {"rollout": "new-rollout", "actor": "new-actor"}
+    assert await asked(hub.replace_missing.remote(own), "hub", "replace", WAIT_S) == ("actor",)
+    assert not await joins("actor", "old-actor") and not await joins("rollout", "new-rollout")
+    assert await joins("actor", "new-actor") and await joins("rollout", "old-rollout")
+    for actor in (hub, workers.owner):
         ray.kill(actor)

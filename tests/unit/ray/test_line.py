@@ -163,3 +163,19 @@ async def test_a_proxy_has_the_methods_of_its_protocol_and_names_its_arguments(r
     assert await spoken.say("a") == ("say", "a")
     assert await spoken.say("a", loud=True) == ("say", "a", 1, True)
     assert not hasattr(spoken, "shout")
+
+
+async def test_closing_while_the_actor_is_looked_for_fails_the_calls_and_cancels_nobody(actor: Actor) -> None:
+    """A dead actor may take seconds to be known as dead; a task that were cancelled by it would end without a word."""
+
+    async def never() -> str:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    actor.address = _Method(never)
+    reach = RpcClient(actor, "engine-0")
+    asked = [asyncio.create_task(_ask(reach, "say", number)) for number in range(2)]
+    await asyncio.sleep(0)
+    await reach.close()
+    for one in asked:
+        with pytest.raises(WorkerDied, match="engine-0 died during say"):
+            await one

@@ -76,6 +76,11 @@ class Awkward(Reward):
         return {"nan": float("nan"), "text": "good", "true": True, "none": None}.get(word, 1.0)
 
 
+class Parted(Reward):
+    def score(self, task, trajectory):
+        return Score(2.0, {"other": 3.0, "parted": 4.0})
+
+
 class Ranks(GroupReward):
     def score_group(self, task, trajectories):
         order = sorted(t.response for t in trajectories)
@@ -154,6 +159,15 @@ def test_trajectories_survive_the_way_to_the_reward() -> None:
     assert first[0] is other[0] and other[1].forest == (Node(None, (1,), False),)
 
 
+async def test_parts_of_scores_are_kept_apart_by_their_rewards(plugin: Path) -> None:
+    async with scoring(plugin, choice("parted"), choice("parted", label="other")) as scorer:
+        (found,) = await scored(scorer, "a")
+    assert found.value == 4.0
+    assert found.parts == {
+        "parted": 2.0, "parted/other": 3.0, "parted/parted": 4.0, "other": 2.0, "other/other": 3.0, "other/parted": 4.0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("only", "expected"),
     [("", True), ("domain=maths", True), ("domain=code", False), ("source.set=gsm", True), ("source.none=x", False)],
@@ -162,10 +176,16 @@ def test_only_selects_tasks_by_a_path_into_their_columns(only: str, expected: bo
     assert applies(only, Task("t", "?", metadata={"domain": "maths", "source": {"set": "gsm"}})) is expected
 
 
+def test_otherwise_selects_the_tasks_that_no_other_reward_names() -> None:
+    task, others = Task("t", "?", metadata={"domain": "maths"}), ("domain=code", "", "otherwise")
+    assert applies("otherwise", task, others)
+    assert not applies("otherwise", task, (*others, "domain=maths"))
+
+
 async def test_rewards_are_weighed_summed_and_kept_by_name(plugin: Path) -> None:
     async with scoring(plugin, choice("length", weight=0.5), choice("later", weight=2.0)) as scorer:
         ((one, two),) = await scorer.score([(group()[0], [said("ab"), said("abcd", step_rewards=(1.0, 1.0, 3.0))])])
-    assert one == ScoredSample(5.0, {"half": 1.0, "length": 2.0, "later": 2.0}, (1.0, 0.5))
+    assert one == ScoredSample(5.0, {"length": 2.0, "later": 2.0, "later/half": 1.0}, (1.0, 0.5))
     assert two.value == 5.0 + 2.0 + 4.0
     assert two.parts["environment"] == 5.0
     assert two.steps == (2.0, 1.5, 3.0)
@@ -180,6 +200,12 @@ async def test_a_reward_judges_only_the_tasks_it_applies_to(plugin: Path) -> Non
     assert code[0].value == 2.0
     assert none[0].outcome is Outcome.INVALID_TASK
     assert math.isnan(none[0].value)
+
+
+async def test_one_reward_judges_what_the_others_leave(plugin: Path) -> None:
+    async with scoring(plugin, choice("length", only="domain=maths"), choice("later", only="otherwise")) as scorer:
+        maths, code = await scorer.score([group("abc", domain="maths"), group("abc", domain="code")])
+    assert [(one.value, "later" in one.parts) for one in (*maths, *code)] == [(3.0, False), (2.0, True)]
 
 
 async def test_without_rewards_the_environment_judges(plugin: Path) -> None:

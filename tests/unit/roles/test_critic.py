@@ -2,12 +2,13 @@
 """The critic beside the other roles in virtual time: same rows, same steps, killed, saved and restored."""
 
 import asyncio
+import errno
 import shutil
 from pathlib import Path
 
 import pytest
 
-from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.errors import DeadlineExceeded, DiskFull
 from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, RolledBack, StepMeasured
 from relax_core.tensor_files.mapped_files import memory_directory
 from tests.unit.roles.simulated_run import SimulatedRun
@@ -158,6 +159,29 @@ def test_a_checkpoint_holds_actor_and_critic_of_one_step(tmp_path, mode):
     for path in saved[-2:]:
         steps = [int((path / part / "step").read_text()) for part in ("trainer", "critic")]
         assert steps == [int(path.name.removeprefix("step-"))] * 2
+
+
+def test_a_full_disk_under_the_critics_part_is_told_as_one(tmp_path):
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", steps=4, checkpoint={"every": 2})
+
+    async def full(stage):
+        while "critic-rank-0" not in stage.workers.alive:
+            await stage.clock.sleep(0.01)
+        worker = stage.workers.alive["critic-rank-0"]
+        called = worker.call
+
+        async def call(name, *args, timeout_s):
+            if name == "save":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return await called(name, *args, timeout_s=timeout_s)
+
+        worker.call = call
+        await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as failed:
+        simulation.run(full)
+    full_disk, _ = failed.value.split(DiskFull)
+    assert full_disk is not None and "/critic: no space left" in str(full_disk.exceptions[0])
 
 
 def test_a_stopped_run_has_both_in_its_last_checkpoint(tmp_path):

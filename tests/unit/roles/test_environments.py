@@ -37,8 +37,8 @@ def staged(folder: Path, other: str = "twice", **more: object) -> SimulatedRun:
     (folder / "twice.py").write_text(GAMES)
     return SimulatedRun(
         folder, [str(folder / "twice.py")], data={"train": str(folder / "own.jsonl")}, steps=4,
-        environments=[{"name": "twice", "algorithm": "gigpo"}],
-        rollout={"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "max_turns": 2}, **more,
+        rollout={"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "max_turns": 2},
+        **{"environments": [{"name": "twice", "algorithm": "gigpo"}], **more},
     )  # fmt: skip
 
 
@@ -65,6 +65,12 @@ def test_rows_have_the_algorithm_of_their_task_s_environment(tmp_path, monkeypat
     assert {number for number, _ in turned} == {0, 1}
     assert {turns for number, turns in turned if number == 0} == {1}
     assert 2 in {turns for number, turns in turned if number == 1}
+
+
+def test_environments_of_one_component_are_told_apart_by_their_labels(tmp_path: Path) -> None:
+    labelled = [{"name": "twice", "label": "hard", "algorithm": "gigpo"}]
+    outcome = staged(tmp_path, "hard", environment="twice", environments=labelled).run()
+    assert outcome.account.balanced and outcome.account.trained == 4 * 16
 
 
 def test_a_task_of_an_environment_that_the_run_has_not_is_refused_before_the_first_step(tmp_path) -> None:

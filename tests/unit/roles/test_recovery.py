@@ -353,8 +353,8 @@ def dies_at(method: str, at: int) -> Happening:
 @MODES
 @pytest.mark.parametrize(
     ("method", "at", "restored"),
-    [("finish_update", 7, 6), ("save", 6, 5), ("publish", 7, 6), ("snapshot", 1, 4)],
-    ids=["in an update", "in the copy itself", "in a publish", "in a save to the disk"],
+    [("finish_update", 7, 6), ("save", 6, 5), ("publish", 7, 6), ("snapshot", 1, 4), ("snapshot", 2, 8)],
+    ids=["in an update", "in the copy itself", "in a publish", "in a save to the disk", "in the last save"],
 )
 def test_ranks_that_die_go_on_from_their_state_in_memory(
     tmp_path: Path, mode: str, method: str, at: int, restored: int

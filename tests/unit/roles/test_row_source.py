@@ -78,3 +78,34 @@ def test_a_role_of_a_plugin_trains_steps_with_the_public_step_trainer(tmp_path: 
     assert [step.step for step in outcome.steps] == [1, 2, 3, 4] and set(outcome.metric("updates")) == {2.0}
     assert outcome.account.balanced and outcome.account.trained == 4 * 4 == outcome.account.issued
     assert len(outcome.of("actor-rank", "finish_update")) == 4 * 2
+
+
+def test_a_held_out_loss_is_the_mean_over_what_the_algorithm_counts_itself() -> None:
+    """A denominator of the algorithm's own is 1 until the end of an update, and an evaluation has just one batch."""
+    import numpy as np
+    import torch
+
+    from relax_core.api import Algorithm, Loss, Term
+    from relax_core.api.algorithm import LOG_PROBS, LossBatch, Output, PolicyOutputs
+    from relax_core.api.batch import Ragged
+    from relax_core.roles.source import _measures
+    from relax_core.testing.trainer import make_rows
+
+    class Counted(Algorithm):
+        def outputs(self) -> frozenset[Output]:
+            return frozenset({LOG_PROBS})
+
+        def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
+            kept = batch.loss_mask & (policy.log_probs > -2.0)
+            counts = {"kept": kept.sum()}
+            value = torch.where(kept, policy.log_probs, 0.0)
+            told = {"counted/kept": (kept.sum(), torch.tensor(1.0))}
+            return Loss({"nll": Term(value, -1.0, "kept")}, told, counts)
+
+    rows = make_rows()
+    mask = rows.columns["loss_mask"].values == 1
+    values = np.linspace(-4.0, -0.5, len(mask)).astype(np.float32)
+    kept = values[mask & (values > -2.0)]
+    given = rows.with_columns({"log_probs": Ragged(values, rows.columns["tokens"].lengths)})
+    found = _measures(Counted(), given)
+    assert found == {"loss": pytest.approx(-kept.mean(), rel=1e-5), "kept": float(len(kept))}

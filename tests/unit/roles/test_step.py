@@ -146,6 +146,12 @@ def test_tokens_that_are_too_old_are_taken_out_of_the_loss() -> None:
     assert ClaimedRows(claim(rows), rows).rows is rows
 
 
+def test_tokens_just_at_the_bound_are_young_enough() -> None:
+    rows = batch([1, 2], versions=[4, 3])
+    masked = ClaimedRows(replace(claim(rows), mask_before=4), rows).rows
+    np.testing.assert_array_equal(masked.columns["loss_mask"].values, [0, 1, 1, 0, 0, 0])
+
+
 def test_only_an_applied_update_with_a_gradient_must_change_the_weights() -> None:
     def moved(result: UpdateResult) -> bool:
         step = TrainingStep(NOW, 1)

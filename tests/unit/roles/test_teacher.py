@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from relax_core.api import Ragged, RowBatch, RowId, WorkerDied
+from relax_core.roles.teacher import PoolTeacher
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
 TRAINER = '''
@@ -111,3 +115,29 @@ def test_ranks_of_a_teacher_share_the_rows(tmp_path: Path) -> None:
     placement = {"mode": "async", "teacher": {"ranks": 2}}
     whole(outcome := simulation(tmp_path, TEACHER, "/teachers/1", tasks=5, placement=placement).run())
     assert {span.worker for span in outcome.of("teacher", "forward")} == {"teacher-rank-0", "teacher-rank-1"}
+
+
+class Pool:
+    """The client of a pool that takes turns, and breaks off while it scores."""
+
+    paused = True
+
+    async def resume(self) -> None:
+        self.paused = False
+
+    async def pause(self) -> None:
+        self.paused = True
+
+    async def score_rows(self, rows: list[list[int]], temperature: float) -> list[list[float]]:
+        assert not self.paused
+        raise WorkerDied("its engine is gone")
+
+
+async def test_a_pool_that_breaks_off_while_it_scores_gives_its_devices_back() -> None:
+    teacher = PoolTeacher(
+        SimpleNamespace(config=SimpleNamespace(rollout=SimpleNamespace(temperature=1.0))), pool := Pool()
+    )
+    rows = RowBatch((RowId(0, 0, 0, 0),), {"tokens": Ragged(np.array([1, 2], np.int32), np.array([2]))})
+    with pytest.raises(WorkerDied):
+        await teacher.forward(rows, ["log_probs"])
+    assert pool.paused

@@ -3,14 +3,27 @@
 
 import gc
 import weakref
+from collections.abc import Iterator
 from contextlib import ExitStack
 
+import pytest
+
+from relax_core.runners import context
 from relax_core.runners.context import SELDOM, collected_seldom
 
 
 class Loop:
     def __init__(self) -> None:
         self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the suite has frozen is thawed meanwhile."""
+    monkeypatch.setattr(context, "freezes", True)
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_the_last_role_leaves_the_process_as_the_first_one_found_it() -> None:
@@ -49,3 +62,17 @@ def test_what_an_earlier_start_left_is_collected_before_the_next_one() -> None:
             assert old() is None
     finally:
         gc.enable()
+
+
+def test_a_process_that_freezes_by_itself_is_left_its_frozen_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "freezes", False)
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with collected_seldom():
+        left = Loop()
+        old = weakref.ref(left)
+        del left
+        gc.collect()
+        assert old() is None
+        assert gc.get_threshold() == SELDOM
+    assert gc.get_freeze_count() == frozen

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -285,3 +288,35 @@ async def test_the_folder_of_an_untrusted_child_that_died_with_its_parent_is_swe
 async def test_an_orphan_ends_with_everything_it_started() -> None:
     worker, grandchild = await asyncio.to_thread(orphaned)
     await until(lambda: gone(worker) and gone(grandchild))
+
+
+async def test_the_folder_of_a_child_that_ends_with_the_loop_is_deleted(worker: LocalWorker, tmp_path: Path) -> None:
+    worker._process._scratch = str(tmp_path / "scratch")
+    (tmp_path / "scratch").mkdir()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await worker.kill()
+    assert not (tmp_path / "scratch").exists()
+
+
+async def test_a_kill_that_is_cancelled_leaves_the_others_waiting_for_the_childs_folder_to_be_gone(
+    worker: LocalWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    child, delete = worker._process, shutil.rmtree
+    child._scratch = str(tmp_path / "scratch")
+
+    def slowly(path: str, *args: Any, **options: Any) -> None:
+        if path == child._scratch:
+            goes_on.wait(60.0)
+        delete(path, *args, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    first = asyncio.create_task(worker.kill())
+    await until(lambda: child._deleting is not None)
+    first.cancel()
+    await asyncio.wait({first})
+    second = asyncio.create_task(worker.kill())
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    goes_on.set()
+    await second

@@ -68,6 +68,17 @@ def test_a_stateless_role_is_restarted_after_the_machine_failed_it(backstage: Ba
     assert (beat.state, beat.incarnation) == ("stopped", 2)
 
 
+def test_a_role_that_ends_before_its_next_heartbeat_is_told_as_recovered(backstage: Backstage) -> None:
+    async def starts_and_ends_soon(context: Context) -> None:
+        await asyncio.sleep(HEARTBEAT_S / 4)
+        context.doing("crediting")
+        await asyncio.sleep(HEARTBEAT_S / 2)
+
+    events, _, error = run(backstage, Scripted(WorkerDied("rank 0 ended"), starts_and_ends_soon))
+    assert error is None and [type(event) for event in events] == [RoleFailed, RoleRecovered]
+    assert events[1].detail == "restarted" and events[1].seconds == pytest.approx(HEARTBEAT_S * 3 / 4)
+
+
 def test_its_budget_is_finite(backstage: Backstage) -> None:
     role = Scripted(*(InfrastructureError(f"disk {n}") for n in range(10)))
     events, (beat,), error = run(backstage, role)

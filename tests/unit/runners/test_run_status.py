@@ -149,6 +149,32 @@ async def emit_all(run_status: RunStatusService, count: int, first: int = 0) -> 
         await run_status.emit(said(number))
 
 
+def test_what_was_told_before_the_controller_first_asks_is_waited_for() -> None:
+    """Steps are done, and a checkpoint of them is ready to be named, before the controller has read anything."""
+
+    async def scene() -> None:
+        run_status = RunStatusService(VirtualClock(), controlled=True)
+        await run_status.emit(said(1))
+        assert not await run_status.recorded(5.0)
+        waiting = asyncio.create_task(run_status.recorded(5.0))
+        ((last, _),) = await run_status.events(0, 0.0)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "given to the controller is not written down"
+        await run_status.events(last, 0.0)
+        assert await waiting
+
+    run_virtual(scene(), 100.0)
+
+
+def test_without_a_controller_nothing_waits_for_one() -> None:
+    async def scene() -> None:
+        run_status = RunStatusService(VirtualClock())
+        await run_status.emit(said(1))
+        assert await run_status.recorded(0.0)
+
+    run_virtual(scene(), 100.0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     cancel_after=st.integers(0, 12),

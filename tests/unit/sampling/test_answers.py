@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, Step, Task
+from relax_core.api.errors import PoolFailed
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
@@ -94,6 +95,9 @@ async def test_an_engine_that_fails_is_the_outcome_of_all_it_was_asked_and_a_bug
     async def wrong(calls: Sequence[GenerateCall]) -> list[Completion]:
         raise ZeroDivisionError
 
+    async def nobody(calls: Sequence[GenerateCall]) -> list[Completion]:
+        raise PoolFailed("engine-0 failed 8 times in a row")
+
     family = Letters()
     prompt = family.start(TASK.prompt)
     failed = await run_answers(TASK, prompt, (1, 2), family, gone, Limits(9), list)
@@ -101,6 +105,8 @@ async def test_an_engine_that_fails_is_the_outcome_of_all_it_was_asked_and_a_bug
     assert all("gone" in one.info["error"] for one in failed)
     with pytest.raises(ZeroDivisionError):
         await run_answers(TASK, prompt, (1, 2), family, wrong, Limits(9), list)
+    with pytest.raises(PoolFailed):
+        await run_answers(TASK, prompt, (1, 2), family, nobody, Limits(9), list)
 
 
 async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order() -> None:

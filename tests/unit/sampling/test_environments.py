@@ -82,7 +82,7 @@ class Tame(Wild):
     in_process = True
 
 
-class Agent(Environment[WildOptions]):
+class Wanderer(Environment[WildOptions]):
     """Branches, as the task says."""
 
     async def run(self, task, seed, session):
@@ -97,6 +97,11 @@ class Agent(Environment[WildOptions]):
             os._exit(3)
         if task.answer == "long":
             await asyncio.sleep(0.4)
+        if task.answer == "listen":
+            heard = []
+            whole = await session.fork().generate(None, (), lambda partial: heard.append(partial.text))
+            session.note({"heard": heard, "whole": whole.text})
+            return
         other = session.fork()
         session.observe("left")
         other.observe(Observation("right", state="start"))
@@ -226,7 +231,7 @@ async def test_an_agent_that_breaks_its_process_costs_no_other_agent_its_sample(
         await asyncio.sleep(0.3)
         return completion("a")
 
-    async with pooled(tmp_path, "agent", timeout_s=2.0) as pool:
+    async with pooled(tmp_path, "wanderer", timeout_s=2.0) as pool:
         good = [asyncio.create_task(played(pool, slowly, task("long"))) for _ in range(2)]
         bad = await played(pool, says("a"), task(answer))
         assert bad.outcome is outcome
@@ -280,7 +285,7 @@ async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:
         said = "".join(map(chr, call.tokens))
         return completion("L" if "left" in said else "R" if "right" in said else "p")
 
-    async with pooled(tmp_path, "agent") as pool:
+    async with pooled(tmp_path, "wanderer") as pool:
         trajectory = await played(pool, by_what_was_said)
     assert trajectory.outcome is Outcome.FINISHED
     assert sorted(texts(trajectory)) == sorted(
@@ -300,7 +305,7 @@ async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:
     ],
 )
 async def test_an_agent_that_fails_is_an_outcome(tmp_path: Path, answer: str, outcome: Outcome, closed: int) -> None:
-    async with pooled(tmp_path, "agent", timeout_s=2.0) as pool:
+    async with pooled(tmp_path, "wanderer", timeout_s=2.0) as pool:
         trajectory = await played(pool, Script("a"), Task("t", (Message("user", "go"),), answer))
         again = await played(pool, Script("a", "b", "c", "d"), Task("t", (Message("user", "go"),)))
     assert trajectory.outcome is outcome
@@ -309,14 +314,28 @@ async def test_an_agent_that_fails_is_an_outcome(tmp_path: Path, answer: str, ou
 
 
 async def test_an_agent_out_of_turns_hears_that_it_ended(tmp_path: Path) -> None:
-    async with pooled(tmp_path, "agent") as pool, pool.instance() as environment:
+    async with pooled(tmp_path, "wanderer") as pool, pool.instance() as environment:
         trajectory = await play(environment, Script("a", "b", "c"), limits=Limits(100, 2))
     assert trajectory.outcome is Outcome.TRUNCATED
     assert closes(tmp_path) == 1
 
 
 async def test_a_bug_of_the_policys_side_is_not_the_environments(tmp_path: Path) -> None:
-    async with pooled(tmp_path, "agent") as pool:
+    async with pooled(tmp_path, "wanderer") as pool:
         with pytest.raises(ZeroDivisionError):
             await played(pool, Script(ZeroDivisionError()))
     assert closes(tmp_path) == 1
+
+
+async def test_a_turn_is_told_to_an_environment_in_another_process_while_it_is_sampled(tmp_path: Path) -> None:
+    async def policy(call: GenerateCall) -> Completion:
+        for end in range(1, 5) if call.watch is not None else ():
+            call.watch(tuple(map(ord, "four"[:end])))
+            await asyncio.sleep(0.1)
+        return completion("four")
+
+    async with pooled(tmp_path, "wanderer") as pool:
+        trajectory = await played(pool, policy, Task("t", "go", "listen"))
+    heard = list(trajectory.info["heard"])
+    assert trajectory.info["whole"] == "four" and len(heard) > 1 and heard == sorted(heard, key=len)
+    assert all("four".startswith(text) for text in heard)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from relax_core.api import Action, Environment, InfrastructureError, Message, Observation, Outcome, Step, Task, Tool
+from relax_core.api.errors import PoolFailed
 from relax_core.engines.requests import Completion, cut
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn
 from relax_core.sampling.session import sample_seed, turn_seed
 from tests.unit.roles.virtual_time import run_virtual
-from tests.unit.sampling.toy_policy import Script, completion, play, texts
+from tests.unit.sampling.toy_policy import Letters, Script, completion, play, texts
 
 
 class Echo(Environment):
@@ -52,8 +53,8 @@ class Asked(Environment):
         return Step(str(action.tool_calls[0].arguments["query"]) if action.tool_calls else "", not action.tool_calls)
 
 
-def here(environment: Environment, timeout_s: float = 60.0) -> InProcess:
-    return InProcess(environment, timeout_s)
+def here(environment: Environment, timeout_s: float = 60.0, total_timeout_s: float = 0.0) -> InProcess:
+    return InProcess(environment, timeout_s, total_timeout_s)
 
 
 async def test_a_single_turn_is_two_nodes_and_one_row() -> None:
@@ -133,6 +134,12 @@ async def test_an_engine_that_fails_is_an_outcome(failure: Any) -> None:
     trajectory = await play(here(Echo()), Script("a", failure))
     assert trajectory.outcome is Outcome.ENGINE_ERROR
     assert any(word in trajectory.info["error"] for word in ("memory", "gone"))
+
+
+async def test_a_sample_of_a_pool_without_engines_has_no_outcome() -> None:
+    """Another start of the run may have some: the sample is issued again, whether or not its environment would catch it."""
+    with pytest.raises(PoolFailed):
+        await play(here(Echo()), Script("a", PoolFailed("engine-0 failed 8 times in a row")))
 
 
 async def test_an_environment_that_raises_is_an_outcome_and_is_closed() -> None:
@@ -242,6 +249,38 @@ def test_a_driving_environment_has_time_of_its_own() -> None:
     assert trajectory.outcome is Outcome.ENVIRONMENT_TIMEOUT
 
 
+class Dawdler(Brancher):
+    """It takes its time before every turn, and never too much at once."""
+
+    async def run(self, task: Task, seed: int, session: Any) -> None:
+        while True:
+            await asyncio.sleep(4.0)
+            await session.generate()
+
+
+class DawdlerInSteps(Echo):
+    async def step(self, action: Action) -> Step:
+        await asyncio.sleep(4.0)
+        return await super().step(action)
+
+
+@pytest.mark.parametrize("environment", [Dawdler, DawdlerInSteps])
+@pytest.mark.parametrize(("total_timeout_s", "turns"), [(9.0, 2), (0.0, 8), (100.0, 8)])
+def test_the_time_of_all_calls_is_bounded_without_that_of_the_turns(environment, total_timeout_s, turns) -> None:
+    async def late(call: Any) -> Completion:
+        await asyncio.sleep(5.0)
+        return completion("ok")
+
+    trajectory = run_virtual(play(here(environment(), 5.0, total_timeout_s), late))
+    # An environment in steps is asked after a step whether it may go on.
+    assert len(trajectory.states) == turns + (turns == 2 and environment is DawdlerInSteps)
+    if turns == 2:
+        assert trajectory.outcome is Outcome.ENVIRONMENT_TIMEOUT
+        assert "more than the 9 s of the environment's `total_timeout_s`" in trajectory.info["error"]
+    else:
+        assert trajectory.outcome is Outcome.TRUNCATED
+
+
 async def test_a_driving_environment_that_does_not_stop_asking_is_cut() -> None:
     class Greedy(Brancher):
         async def run(self, task: Task, seed: int, session: Any) -> None:
@@ -266,3 +305,18 @@ def test_seeds_are_63_bit_and_differ_by_every_part() -> None:
     assert not seeds & turns
     assert all(0 <= seed < 2**63 for seed in seeds | turns)
     assert sample_seed(1, 2, 3, 4) == sample_seed(1, 2, 3, 4)
+
+
+async def test_calls_are_read_with_the_tools_and_the_tokens_that_the_turn_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def parse(self: Letters, tokens: Any, tools: Any = (), before: Any = ()) -> tuple[str, Any, str]:
+        seen.append((tokens, tools, before))
+        return self.decode(tokens), (), ""
+
+    monkeypatch.setattr(Letters, "parse", parse)
+    policy = Script("one")
+    await play(here(Asked()), policy)
+    assert seen == [(completion("one").tokens, Asked.tools, policy.calls[0].tokens)]

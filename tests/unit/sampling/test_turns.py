@@ -6,8 +6,25 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from relax_core.api import Action, Environment, Media, Message, Observation, Part, Step, Task, Tool, Trajectory
+import numpy as np
+
+from relax_core.api import (
+    Action,
+    Environment,
+    Media,
+    Message,
+    Observation,
+    Part,
+    Session,
+    Step,
+    Task,
+    Tool,
+    Trajectory,
+    context_key,
+)
+from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.episode import InProcess, SingleTurn
+from relax_core.sampling.rows import turn_columns
 from relax_core.sampling.session import state_key
 from tests.unit.sampling.toy_policy import Script, play
 
@@ -107,3 +124,25 @@ def test_keys_tell_roles_parts_and_media_apart() -> None:
     assert len(keys) == len(shown) + 2
     assert all(-(2**63) <= key < 2**63 for key in keys)
     assert state_key("", [], (1, 2)) != state_key("", [], (12,))
+
+
+async def test_turns_know_their_contexts_and_hand_them_to_forks_and_restarts() -> None:
+    class Pair(Environment):
+        in_process = True
+
+        async def run(self, task: Task, seed: int, session: Session) -> None:
+            await session.generate()
+            planner = session.restart((Message("user", "plan"),), context="planner")
+            await planner.generate()
+            await planner.fork().generate()
+            await planner.restart((Message("user", "again"),)).generate()
+            await planner.restart((Message("user", "no name"),), context="").generate()
+
+    played = await play(InProcess(Pair(), 5.0), Script(*"abcde"))
+    assert played.contexts == ("", "planner", "planner", "planner", "")
+    lengths = np.array([sum(len(node.tokens) for node, _ in path) for path in played.paths()])
+    columns = turn_columns([(played.paths(), played, ScoredSample(1.0))], lengths)
+    of_turn = dict(zip(columns["turns"].values.tolist(), columns["contexts"].values.tolist(), strict=True))
+    key = context_key("planner")
+    assert of_turn == {-1: 0, 0: 0, 1: key, 2: key, 3: key, 4: 0} and key
+    assert (await maze("x", "")).contexts == ()

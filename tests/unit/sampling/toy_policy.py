@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relax_core.api import Message, ModelFamily, Outcome, Rendered, Task, Tool, Trajectory
-from relax_core.data.chat_template import parse_calls
+from relax_core.data.tool_calls import FORMATS
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.sampling.episode import EnvironmentHandle, Limits, run_episode
 
@@ -16,7 +16,9 @@ END = 0
 
 
 class Letters(ModelFamily):
-    """`[role:text]`, a token a character; the policy ends its turn with token 0."""
+    """`[role:text]`, a token a character; the policy ends its turn with token 0, and writes calls in a format by name."""
+
+    tool_calls = "hermes"
 
     def open(self, model: Mapping[str, Any]) -> None:
         """Nothing to load."""
@@ -34,8 +36,11 @@ class Letters(ModelFamily):
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
-    def parse(self, text: str) -> tuple[str, Any, str]:
-        return parse_calls(text)
+    def parse(
+        self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()
+    ) -> tuple[str, Any, str]:
+        said = self.decode(tokens)
+        return FORMATS[self.tool_calls].parse(said, tools) if tools else (said, (), "")
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -67,3 +67,9 @@ def test_a_reward_without_its_own_samples_is_not_blamed_for_the_default_ones(out
     picky = reward("def score(self, t, j): return t.metadata['matrix'][0][0]")
     assert "KeyError" in str(failures(outcomes(picky)))
     assert failures(outcomes(picky + "    generic = True\n")) == {}
+
+
+def test_an_option_with_the_name_of_a_key_of_the_core_is_told(outcomes, failures):
+    taken = reward("def score(self, t, j): return self.options.memory_mb").replace("scale", "memory_mb")
+    failed = failures(outcomes(taken))
+    assert "['memory_mb']" in failed["test_no_option_has_the_name_of_a_key_of_the_core"]

@@ -102,3 +102,21 @@ def test_what_a_run_says_cannot_steer_the_terminal(clock):
         shown = screen.file.getvalue()
         assert "\x1b]" not in shown and "\x07" not in shown and "\x9b" not in shown
         assert r"broke \u001b]0;title\u0007" in shown
+
+
+def test_the_first_step_says_what_it_shows_of_the_set_up(clock):
+    screen = console(False)
+    display = LiveDisplay("maths", 10, console=screen, clock=clock)
+    display.event(RunStarted("r", "runs/maths", {"model": {"dtype": "float32"}}))
+    metrics = {**STEP, "train/rollout_log_prob_diff_lag0": 0.2, "train/grad_norm": 0.5}
+    for step in (1, 2):
+        display.event(StepFinished(step, metrics))
+    display.close()
+    lines = [line for line in screen.file.getvalue().splitlines() if line.startswith("step 1:")]
+    assert lines == [
+        "step 1: the gradient is finite and not 0 (norm 0.5)",
+        (
+            "step 1: not so that engine and trainer agree: |log-prob difference| 2.0e-01; do they have the same weights, "
+            "tokens, temperature and top_p?"
+        ),
+    ]

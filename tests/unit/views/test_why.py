@@ -193,6 +193,21 @@ def test_a_lost_run_is_told_as_it_was_at_its_last_word():
     assert answer.culprit == "engine-1" and answer.chain[0].for_s == 40.0
 
 
+def test_what_is_in_play_and_what_holds_back_more_is_told_with_the_caches():
+    cached = {"engine-0": ENGINES["engine-0"] | {"kv_capacity": 9000, "kv_running": 8100, "kv_idle": 700}}
+    scheduling = {"in_play": 64, "at_engines": 5, "prelaunched": 8, "held_by": "engines"}
+    facts = {"engines": cached, "under_way": [GROUP | {"at": "engines"}], "scheduling": scheduling}
+    details = why(waiting_for_rollout(facts), RUNNING, 5000.0).details
+    assert (
+        "64 samples in play, 5 of them at the engines; environments of 8 more have started (placement.rollout.prelaunch); "
+        "no group is begun: the engines have no room"
+    ) in details
+    assert any("which hold 8,100 of 9,000 cache tokens, 700 of sessions between turns" in line for line in details)
+    bound = facts | {"scheduling": scheduling | {"held_by": "placement.rollout.sessions", "prelaunched": 0}}
+    details = why(waiting_for_rollout(bound), RUNNING, 5000.0).details
+    assert any(line.endswith("no group is begun: bounded by placement.rollout.sessions") for line in details)
+
+
 def test_a_wait_that_asks_again_has_no_deadline():
     polling = Wait("rollout", "leave to start groups", "actor", 60.0, 100.5, polls=True)
     (found,) = why(status(Heartbeat("rollout", "waiting", waits=(polling,))), RUNNING, 5000.0).waits
@@ -222,6 +237,21 @@ def test_a_judge_that_owes_answers_is_named_with_its_engine():
     assert [link.who for link in answer.chain][-3:] == ["reward judge", "engine pool judge", "judge-engine-0"]
     assert answer.chain[-2].says == "owes 4 answers"
     assert any(line.startswith("judge-engine-0 (version judge@0.0) does not serve") for line in answer.details)
+
+
+def test_a_judge_that_waits_for_its_turn_says_so():
+    facts = {
+        "under_way": [{"group": 3, "for_s": 9.0, "samples": 4, "missing": 0, "at": "rewards"}],
+        "judging": {"rewards": {"judge": 4}, "for_s": 8.0},
+        "pools": {"judge": {"open": 4, "for_s": 7.0, "engines": {}, "paused": True}},
+    }
+    said = status(
+        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
+        Heartbeat("rollout", "busy", doing="generating", facts=facts),
+    )
+    answer = why(said, RUNNING, 5000.0)
+    assert answer.culprit == "engine pool judge"
+    assert answer.chain[-1].says == "owes 4 answers and waits for its turn on the devices"
 
 
 def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):

@@ -117,3 +117,26 @@ def test_views_outlive_a_release(tmp_path: Path) -> None:
     held = [array for _, array in Disk().receive(manifest)]
     Disk().release(manifest)
     assert held[0].tobytes() == some_tensors()[0][1].tobytes()
+
+
+def test_a_message_about_a_file_is_no_longer_than_a_person_reads(tmp_path: Path) -> None:
+    """Whatever names stand in the file: another process has written it."""
+    long = "x" * 5000
+    manifest = Disk().send(ONE, "full", "", some_tensors(), str(tmp_path))
+    path = Path(manifest.location)
+    known = {"version": str(ONE), "payload": "full", "base": ""}
+    for metadata, tensors, said in (
+        ({**known, "base": long}, some_tensors(), "holds version"),
+        (known, [(long, np.zeros(2, np.float32), "F32")], "too many"),
+    ):
+        with path.open("wb") as file:
+            safetensors_file.write(file, tensors, metadata, header_bytes=1 << 14)
+        with pytest.raises(ValueError, match=said) as refused:
+            list(Disk().receive(manifest))
+        assert len(str(refused.value)) < 1500
+    path.write_bytes(
+        (40 + len(long)).to_bytes(8, "little") + b'{"' + long.encode() + b'": {"dtype": "F32"}}' + b" " * 99
+    )
+    with pytest.raises(ValueError, match="header is broken") as refused:
+        list(Disk().receive(manifest))
+    assert len(str(refused.value)) < 1500

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Six client libraries in every dialect that they speak, over three kinds of chat templates, and a run that trains them.
+
+What they were answered is one row, and is trained as it was sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from relax_core.api import Chosen, Message, ModelFamily, Outcome, Task, Trajectory
+from relax_core.config.run_config import EnvironmentChoice
+from relax_core.data.chat import ChatFamily
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.registry import Catalogue
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.environments import EnvironmentPool
+from relax_core.sampling.episode import Limits, run_episode
+from relax_core.views.run import open_run
+from tests.clients.conftest import PYTHON
+from tests.clients.model_folders import KINDS, write_model
+from tests.graph.conftest import Relax
+
+EXAMPLES = Path(__file__).parents[2] / "plugins/relax-plugin-agents/examples"
+CLIENTS = (
+    ("openai_sdk.py", "chat"),
+    ("openai_sdk.py", "chat-stream"),
+    ("openai_sdk.py", "responses"),
+    ("anthropic_sdk.py", "whole"),
+    ("anthropic_sdk.py", "stream"),
+    ("openai_agents.py", "chat"),
+    ("openai_agents.py", "responses"),
+    ("smolagents_tools.py",),
+    ("langgraph_react.py", "chat"),
+    ("langgraph_react.py", "responses"),
+    ("langgraph_react.py", "messages"),
+    ("mini_swe_agent.py", "openai"),
+    ("mini_swe_agent.py", "anthropic"),
+)
+AT_ONCE = 3
+STEPS, PROMPTS = 3, 5
+"""Of the run: every client has a turn."""
+QUESTION, ANSWER = "What is 17 + 25? Use the tool.", "42"
+
+
+def called(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def lines(client: tuple[str, ...]) -> list[str]:
+    """What the policy says to a client: thoughts, words and calls, and in the end the answer."""
+    thought = "<think>\nI had better add them.\n</think>\n\n"
+    if client[0].startswith("mini_swe"):
+        done = f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {ANSWER}"
+        return [
+            f"{thought}I look.\n{called('bash', command='echo $((17+25))')}",
+            thought + called("bash", command=done),
+        ]
+    final = called("final_answer", answer=ANSWER) if client[0].startswith("smolagents") else f"It is {ANSWER}."
+    two = f"{called('add', b=25, a=17)}\n{called('add', a=1, b=2)}"
+    return [
+        f"{thought}I add.\n{called('add', a=17, b=25)}",
+        thought + two,
+        f"<think>\nIt is {ANSWER}.\n</think>\n\n{final}",
+    ]
+
+
+class Says:
+    """A policy that says lines in the tokens of a family."""
+
+    def __init__(self, family: ModelFamily, said: list[str]) -> None:
+        self._family, self._said = family, list(said)
+        self.calls: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    async def __call__(self, call: GenerateCall) -> Completion:
+        tokens = (*self._family.encode(self._said.pop(0)), self._family.stop_tokens[0])
+        self.calls.append((call.tokens, tokens))
+        versions = (1,) * len(tokens)
+        return Completion(tokens, (-0.5,) * len(tokens), versions, versions, "stop")
+
+
+@asynccontextmanager
+async def pooled(**options: object) -> AsyncIterator[EnvironmentPool]:
+    workers = LocalWorkers(())
+    choice = EnvironmentChoice(chosen=Chosen("environment", "agent", options), timeout_s=240)
+    pool = EnvironmentPool(choice, workers, build=Catalogue.load(()).build)
+    try:
+        await pool.start()
+        yield pool
+        await pool.stop()
+    finally:
+        await workers.close()
+
+
+def written(folder: Path, kind: str) -> Path:
+    return write_model(folder, kind, [file.read_text() for file in sorted(EXAMPLES.iterdir()) if file.is_file()])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "thoughts left out" else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS],
+)
+async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(kind: str, tmp_path: Path) -> None:
+    family = ChatFamily()
+    family.open({"path": str(written(tmp_path / "model", kind))})
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def played(client: tuple[str, ...], policy: Says) -> Trajectory:
+        task = Task("-".join(client), QUESTION, ANSWER, {"agent": list(client)})
+        first = family.start((Message("user", QUESTION),))
+        async with at_once:
+            return await pool.play(
+                lambda environment: run_episode(task, first, 7, environment, family, policy, Limits(400, 8))
+            )
+
+    policies = {client: Says(family, lines(client)) for client in CLIENTS}
+    command = [PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)]
+    async with pooled(command=command) as pool:
+        samples = await asyncio.gather(*(played(client, policy) for client, policy in policies.items()))
+    for (client, policy), sample in zip(policies.items(), samples, strict=True):
+        assert sample.outcome is Outcome.FINISHED, (client, sample.info)
+        assert sample.environment_reward == 1.0, (client, sample.messages)
+        assert not sample.num_discarded and len(policy.calls) == len(lines(client)), client
+        rows = sample.rows()
+        reasons = sample.info["agent"]["calls"]
+        rewrites = client[0].startswith("smolagents")  # its history is text of its own making
+        assert len(rows) == (len(policy.calls) if rewrites else 1), (client, sample.info)
+        assert reasons == (
+            {"first": 1, "rewritten": 2} if rewrites else {"first": 1, "continued": len(policy.calls) - 1}
+        ), client
+        for number, (asked, said) in enumerate(policy.calls):
+            row = rows[number if rewrites else 0]
+            assert row.tokens[: len(asked) + len(said)] == asked + said, (
+                f"{client}: what the engine saw is what is trained"
+            )
+            assert all(row.loss_mask[len(asked) : len(asked) + len(said)]), client
+        assert sum(sum(row.loss_mask) for row in rows) == sum(len(said) for _, said in policy.calls), client
+
+
+def test_every_client_is_trained(relax: Relax, tmp_path: Path) -> None:
+    written(tmp_path / "model", "plain")
+    rows = [{"id": "-".join(client), "prompt": QUESTION, "answer": ANSWER, "agent": client} for client in CLIENTS]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.toml").write_text(f"""
+steps = {STEPS}
+max_staleness = 0
+algorithm = {{ name = "grpo", entropy_coef = 0.01 }}   # equal rewards alone would give nothing to train
+engine = "transformers"
+trainer = "torch"
+[model]
+path = "model"
+[data]
+train = "tasks.jsonl"
+[environment]
+name = "agent"
+command = {json.dumps([PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)])}
+timeout_s = 240
+[rollout]
+prompts_per_step = {PROMPTS}
+group_size = 2
+max_new_tokens = 12
+max_turns = 8
+[eval]
+every = 0
+""")
+    ran = relax("train", "run.toml", "--runner", "local", "--run-dir", "run", "--json")
+    assert ran.code == 0, ran.err
+    summary = ran.json
+    assert (summary["status"], summary["balanced"]) == ("finished", True)
+    assert summary["samples_trained"] == STEPS * PROMPTS * 2
+    steps = [row for row in open_run(tmp_path / "run").metrics() if "reward/mean" in row]
+    assert len(steps) == STEPS
+    for row in steps:
+        assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4, "the trainer sees the tokens that the engine sampled"
+        assert not [key for key in row if key.startswith("tokens/discarded/")], "every answer was read"
+    run = open_run(tmp_path / "run")
+    played = {
+        sample["task_id"] for step in run.sample_steps() for sample in run.samples(step) if sample["reward"] is not None
+    }
+    assert played == {"-".join(client) for client in CLIENTS}

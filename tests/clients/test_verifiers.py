@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A taskset of the real verifiers plays here: what the policy was asked and said is trained, and paid as its rewards say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api import Chosen, Outcome, Task, Trajectory
+from relax_core.config.run_config import EnvironmentChoice
+from relax_core.registry import Catalogue
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.environments import EnvironmentPool
+from relax_core.sampling.episode import Limits
+from tests.clients.conftest import VERIFIERS
+from tests.unit.sampling.toy_policy import Script, play, texts
+
+TASKSETS = {"PYTHONPATH": str(Path(__file__).with_name("tasksets"))}
+START_S = 600.0
+"""Its imports take half a minute on a busy machine."""
+AGENT = {"harness": {"id": "relax-asks"}, "runtime": {"type": "subprocess"}}
+WRITE = "from relax_plugin_agents.verifiers_environment import write_tasks; write_tasks()"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """The taskset as rows of a task file."""
+    command = [sys.executable, "-c", WRITE, VERIFIERS, "relax-sums"]
+    written = subprocess.run(command, env={**os.environ, **TASKSETS}, check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in written.stdout.splitlines()]
+
+
+def test_its_tasks_are_written(rows: list[dict[str, Any]]) -> None:
+    asked = [(row["prompt"], row["verifiers"]["answer"]) for row in rows]
+    assert asked == [(f"What is {n} + 1?", str(n + 1)) for n in range(3)]
+
+
+async def test_its_tasks_are_played_and_paid_and_what_fails_is_no_zero(rows: list[dict[str, Any]]) -> None:
+    workers = LocalWorkers(())
+    options = {
+        "python": VERIFIERS, "taskset": "relax-sums", "settings": {"agent": AGENT}, "env": TASKSETS, "start_s": START_S
+    }  # fmt: skip
+    choice = EnvironmentChoice(chosen=Chosen("environment", "verifiers", options), timeout_s=START_S)
+    pool = EnvironmentPool(choice, workers, build=Catalogue.load(()).build)
+
+    async def played(said: str) -> Trajectory:
+        task = Task("one", rows[1]["prompt"], None, {"verifiers": rows[1]["verifiers"]})
+        return await pool.play(lambda environment: play(environment, Script(said), task, Limits(200, 8)))
+
+    try:
+        await pool.start()
+        right, wrong, failed = await asyncio.gather(*map(played, ("It is 2.", "it is 3", "raise")))
+        await pool.stop()
+    finally:
+        await workers.close()
+    assert [sample.outcome for sample in (right, wrong)] == [Outcome.FINISHED] * 2, (right.info, wrong.info)
+    assert [sample.environment_reward for sample in (right, wrong)] == [1.25, 0.0]
+    assert right.info["verifiers"]["metrics"] == {"length": 8.0}
+    assert texts(right) == ["[user:what is 1 + 1?][a:IT IS 2.$"]
+    (row,) = right.rows()
+    assert sum(row.loss_mask) == len("It is 2.") + 1
+    assert failed.outcome is Outcome.ENVIRONMENT_ERROR and "scoring broke" in failed.info["error"]

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes of agents start: both stages run, and the environment answers as the recipe says. One of them in processes, as a
+user starts it; the environments' own processes are there in any case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relax_core.views.run import open_run
+from tests.graph.conftest import Relax
+
+SHORT = (
+    "stages.0.steps=1", "stages.0.rollout.prompts_per_step=4", "stages.1.steps=1", "stages.1.rollout.prompts_per_step=2",
+    "stages.1.rollout.group_size=4", "eval.every=0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["code", "reasoning", "repair", "search", "signalling", "zoom"])
+def test_a_recipe_of_an_agent_starts(relax: Relax, recipe: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ran = relax("train", recipe, *SHORT, "--runner", "local" if recipe == "search" else "inline", "--run-dir", run)
+    assert ran.code == 0, ran.err
+    done = json.loads((run / "summary.json").read_text())
+    assert (done["status"], done["steps"], done["balanced"]) == ("finished", 2, True)
+    assert done["samples_dropped"] == {} and done["samples_trained"] == 4 + 8
+    assert list((run / "export").glob("*.safetensors"))
+    assert {sample["outcome"] for sample in open_run(run).samples(2)} <= {"finished", "truncated"}

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the TOML to the number: every setting that changes what is learnt is set, and seen in the thing that it governs.
+
+The settings are those of the schema. A new one fails here until it is seen (`SEEN`), is known to be seen elsewhere
+(`ELSEWHERE`, by test), or does not change what is learnt (`NOT_LEARNT`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from relax_core.api.batch import RowBatch
+from relax_core.api.engine import EngineSpec, GenerateRequest
+from relax_core.api.trainer import TrainerSpec
+from relax_core.config.run_config import Core
+from tests.unit.roles import simulated_run
+from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun, SimulatedWorker
+
+ROOT = Path(__file__).resolve().parents[3]
+STEPS = 4
+
+
+@dataclass
+class Observed:
+    """One run: what engines and trainers were started with, asked and given."""
+
+    requests: list[GenerateRequest] = field(default_factory=list)
+    engines: dict[str, EngineSpec] = field(default_factory=dict)
+    trainers: dict[str, TrainerSpec] = field(default_factory=dict)
+    rows: list[RowBatch] = field(default_factory=list)
+    outcome: RunOutcome = field(default_factory=lambda: RunOutcome([], [], [], None, 0.0))  # type: ignore[arg-type]
+
+    @property
+    def actor(self) -> TrainerSpec:
+        return self.trainers["actor"]
+
+    @property
+    def engine(self) -> EngineSpec:
+        return self.engines["engine-0"]
+
+    def updates(self, role: str) -> int:
+        return len(self.outcome.of(f"{role}-rank", "finish_update"))
+
+    def evaluated(self) -> list[Any]:
+        return [event for event in self.outcome.events if type(event).__name__ == "EvalFinished"]
+
+
+See = Callable[[Observed], Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A value, where it is seen, and as what. Other tables that it needs are `beside`."""
+
+    value: Any
+    see: See
+    want: Any
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _optimizer(name: str, value: Any, want: Any = None) -> Seen:
+    return Seen(value, lambda run: getattr(run.actor.optimizer, name), value if want is None else want)
+
+
+PPO, EVALUATES = {"algorithm": "ppo"}, {"eval": {"every": 2, "size": 4, "temperature": 0.5}}
+
+
+def _questions(run: Observed) -> set[str]:
+    return {"".join(map(chr, one.tokens))[:1] for one in run.requests}
+
+
+SEEN = {
+    "steps": Seen(6, lambda run: (len(run.outcome.steps), run.actor.optimizer.total_steps), (6, 6)),
+    "seed": Seen(7, lambda run: (run.actor.seed, run.engine.seed), (7, 7)),
+    "max_staleness": Seen(2, lambda run: run.actor.max_staleness, 2, {"placement": "async"}),
+    "deterministic": Seen(True, lambda run: (run.actor.deterministic, run.engine.deterministic), (True, True)),
+    "data.columns": Seen({"prompt": "question"}, _questions, {"q"}),
+    "data.shuffle": Seen(
+        False, lambda run: [one.tokens for one in run.requests[:16:4]], [tuple(map(ord, f"p{at}")) for at in range(4)]
+    ),
+    "rollout.prompts_per_step": Seen(2, lambda run: run.outcome.account.trained, STEPS * 2 * 4),
+    "rollout.group_size": Seen(2, lambda run: run.outcome.account.trained, STEPS * 4 * 2),
+    "rollout.max_new_tokens": Seen(5, lambda run: {one.max_new_tokens for one in run.requests}, {5}),
+    "rollout.temperature": Seen(
+        0.7, lambda run: ({one.temperature for one in run.requests}, run.actor.temperature), ({0.7}, 0.7)
+    ),
+    "rollout.top_p": Seen(0.9, lambda run: {one.top_p for one in run.requests}, {0.9}),
+    "rollout.dtype": Seen(
+        "bfloat16",
+        lambda run: (run.engine.model["dtype"], run.actor.publish_dtype, run.actor.model["dtype"]),
+        ("bfloat16", "bfloat16", "float32"),
+    ),
+    "rollout.kv_across_versions": Seen(
+        True,
+        lambda run: run.engine.kv_across_versions,
+        True,
+        {"placement": "async", "max_staleness": 1, "engine": "scripted-keeping-engine"},
+    ),
+    "optimizer.lr": _optimizer("lr", 0.01),
+    "optimizer.schedule": _optimizer("schedule", "cosine"),
+    "optimizer.warmup_steps": _optimizer("warmup_steps", 3),
+    "optimizer.betas": _optimizer("betas", [0.8, 0.9], (0.8, 0.9)),
+    "optimizer.weight_decay": _optimizer("weight_decay", 0.1),
+    "optimizer.grad_clip": _optimizer("grad_clip", 0.5),
+    "critic.path": Seen("critic", lambda run: Path(run.trainers["critic"].model["path"]).name, "critic", PPO),
+    "critic.lr": Seen(
+        0.02, lambda run: (run.trainers["critic"].optimizer.lr, run.actor.optimizer.lr), (0.02, 0.1), PPO
+    ),
+    "critic.warmup_steps": Seen(3, lambda run: (run.updates("actor"), run.updates("critic")), (STEPS - 3, STEPS), PPO),
+    "batch.updates_per_step": Seen(2, lambda run: run.updates("actor"), 2 * STEPS),
+    "eval.every": Seen(1, lambda run: [one.step for one in run.evaluated()], list(range(STEPS + 1)), EVALUATES),
+    "eval.at_start": Seen(False, lambda run: [one.step for one in run.evaluated()], [2, 4], EVALUATES),
+    "eval.samples": Seen(3, lambda run: {one.count for one in run.evaluated()}, {12}, EVALUATES),
+    "eval.size": Seen(5, lambda run: {one.count for one in run.evaluated()}, {5}, EVALUATES),
+    "eval.temperature": Seen(
+        0.25, lambda run: {one.temperature for one in run.requests}, {0.25, 1.0}, {"eval": {"every": 2, "size": 4}}
+    ),
+    "eval.sets.temperature": Seen(
+        0.25, lambda run: {one.temperature for one in run.requests}, {0.25, 1.0}, {"eval": {"every": 2}}
+    ),
+    "eval.sets.samples": Seen(3, lambda run: {one.count for one in run.evaluated()}, {48}, {"eval": {"every": 2}}),
+    "eval.sets.size": Seen(5, lambda run: {one.count for one in run.evaluated()}, {5}, {"eval": {"every": 2}}),
+    "eval.sets.name": Seen(
+        "own", lambda run: {one.set_name for one in run.evaluated()}, {"own"}, {"eval": {"every": 2}}
+    ),
+    "eval.sets.columns": Seen({"prompt": "question"}, _questions, {"p", "q"}, {"eval": {"every": 2}}),
+    "eval.sets.path": Seen("other.jsonl", _questions, {"p", "o"}, {"eval": {"every": 2}}),
+}
+LORA: dict[str, Any] = {
+    "rank": 4, "alpha": 8.0, "targets": ["q_proj"], "dropout": 0.1, "rslora": True, "dora": True,
+    "modules_to_save": ["embed_tokens"], "export_adapter": False,
+}  # fmt: skip
+SEEN |= {  # the trainer is told; what it makes of them, its own tests show
+    f"model.lora.{name}": Seen(value, lambda run, name=name: (run.actor.model.get("lora") or {}).get(name), value)
+    for name, value in LORA.items()
+}
+DATA, CHAT, TASKS = "tests/unit/data/test_dataset.py", "tests/unit/data/test_chat.py", "tests/unit/data/test_tasks.py"
+ADAPTERS, TEACHER = "plugins/relax-plugin-torch/tests/test_adapters.py", "tests/unit/roles/test_teacher.py"
+GUARD, TRAINER = "tests/unit/roles/test_guard.py", "plugins/relax-plugin-torch/tests/test_trainer.py"
+ELSEWHERE = {
+    "model.path": f"{TRAINER}::test_scores_and_gradients_equal_those_of_single_rows",
+    "model.dtype": f"{TRAINER}::test_bf16_trains_float32_weights_and_publishes_their_bits",
+    "model.tokenizer": f"{CHAT}::test_a_missing_folder_or_tokenizer_is_named",
+    "model.chat_template": f"{CHAT}::test_a_template_is_taken_from_the_configuration_before_the_folder",
+    "model.chat_template_kwargs": f"{CHAT}::test_tools_reach_the_template_as_schema_and_kwargs_as_variables",
+    "model.tool_calls": "tests/unit/data/test_tool_calls.py::test_a_format_is_told_by_the_template",
+    "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_on_the_routes_of_its_rollout",
+    "data.train": f"{TASKS}::test_a_prompt_is_tokenized_once_and_only_when_asked_for",
+    "data.system_prompt": f"{TASKS}::test_the_system_prompt_goes_before_chats_without_one",
+    "data.max_prompt_tokens": f"{TASKS}::test_long_prompts_are_skipped_and_counted",
+    "data.too_long": f"{TASKS}::test_long_prompts_are_cut_where_the_policy_does_not_speak",
+    "data.max_row_tokens": f"{DATA}::test_long_rows_are_skipped_cut_at_their_end_or_refused",
+    "data.train_on": f"{DATA}::test_all_tokens_but_the_first_are_trained_on_demand",
+    "teachers.path": f"{TEACHER}::test_every_row_has_the_columns_of_its_own_teacher",
+    "teachers.only": "tests/unit/data/test_teacher_assignment.py::test_a_task_is_taught_by_those_whose_filter_it_meets",
+    "teachers.engine": "tests/graph/test_engine_pools.py::test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is",
+    "rollout.stop": "tests/unit/engines/test_requests.py::test_a_cut_completion_keeps_what_its_first_tokens_had",
+    "rollout.max_turns": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
+    "rollout.token_budget": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
+    "rollout.late": "tests/graph/test_late.py::test_late_groups_are_let_go_and_the_bound_and_the_account_hold",
+    "optimizer.not_finite": f"{GUARD}::test_it_stops_the_run",
+}
+NOT_LEARNT = {
+    "plugins": "names files of components",
+    "engines": "how other models are asked; what they answer is a reward's or a teacher's",
+    "data.media": "where media may come from",
+    "teachers.dtype": "the format in which another model computes",
+    "rollout.spare_groups": "which groups a step has; tests/unit/bus/test_rule.py",
+    "rollout.refill_limit": "when a run gives up",
+    "rollout.media_store_mb": "what is kept on disk",
+    "rollout.turn_timeout_s": "when a sample is given up",
+    "rollout.step_timeout_s": "when a step is given up",
+    "batch.tokens_per_micro_batch": "results do not depend on it; the trainers' conformance",
+    "batch.stream": "results do not depend on it; tests/unit/roles/test_streaming.py",
+    "placement": "where it runs",
+    "checkpoint": "what is kept",
+    "recovery": "what follows a fault",
+    "guards": "what follows a divergence; tests/unit/roles/test_divergence.py",
+    "run": "its name and surroundings",
+    "notify": "who is told",
+}
+ELSEWHERE["model.freeze"] = f"{ADAPTERS}::test_frozen_parts_stay_and_a_delta_sends_nothing_of_them"
+
+
+def _tables(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that a field holds, alone, in a list, or perhaps."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for part in typing.get_args(annotation) for table in _tables(part)]
+
+
+def _settings(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key of a table and of those within it, with dots."""
+    for name, info in table.model_fields.items():
+        within = _tables(info.annotation)
+        if within:
+            yield from _settings(within[0], f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_setting_is_seen_or_is_known_not_to_change_what_is_learnt() -> None:
+    settings = set(_settings(Core))
+    known = {name for name in settings for part in NOT_LEARNT if name == part or name.startswith(f"{part}.")}
+    assert not settings - known - SEEN.keys() - ELSEWHERE.keys(), "show what they govern, or that it is nothing learnt"
+    assert not (SEEN.keys() | ELSEWHERE.keys()) - settings, "these are no settings any more"
+    assert not known & (SEEN.keys() | ELSEWHERE.keys()) and not SEEN.keys() & ELSEWHERE.keys(), "said twice"
+
+
+@pytest.mark.parametrize("where", sorted(set(ELSEWHERE.values())))
+def test_what_is_seen_elsewhere_has_its_test_there(where: str) -> None:
+    path, _, name = where.partition("::")
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def observe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Observed]:
+    """Run with some settings, and tell what workers were asked."""
+    now = Observed()
+    call, stream = SimulatedWorker.call, SimulatedWorker.stream
+
+    async def calling(self: SimulatedWorker, method: str, *args: Any, timeout_s: float) -> Any:
+        for given in args:
+            if isinstance(given, TrainerSpec):
+                now.trainers[given.role] = given
+            if isinstance(given, EngineSpec):
+                now.engines[given.name] = given
+        return await call(self, method, *args, timeout_s=timeout_s)
+
+    def streaming(self: SimulatedWorker, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        if method == "generate":
+            now.requests.extend(args[0])
+        return stream(self, method, *args, timeout_s=timeout_s)
+
+    monkeypatch.setattr(simulated_run.SimulatedWorker, "call", calling)
+    monkeypatch.setattr(simulated_run.SimulatedWorker, "stream", streaming)
+
+    def run(**settings: Any) -> Observed:
+        nonlocal now
+        now = Observed()
+        now.outcome = SimulatedRun(tmp_path, **settings).run()
+        return now
+
+    return run
+
+
+def _merged(setting: str, value: Any, beside: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as tables: the one with its value in what stands beside it."""
+    merged = {"steps": STEPS, **json.loads(json.dumps(beside))}
+    *tables, name = setting.split(".")
+    table = merged
+    for part in tables:
+        table = table.setdefault(part, {})
+    table[name] = value
+    return merged
+
+
+@pytest.mark.parametrize("setting", SEEN)
+def test_a_setting_is_seen_in_what_it_governs(setting: str, observe: Callable[..., Observed], tmp_path: Path) -> None:
+    seen, value = SEEN[setting], SEEN[setting].value
+    rows = [{"prompt": f"p{at}", "question": f"q{at}"} for at in range(16)]
+    for name, key in (("both.jsonl", "prompt"), ("other.jsonl", "prompt")):
+        renamed = [{**row, key: f"o{at}"} if name == "other.jsonl" else row for at, row in enumerate(rows)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in renamed))
+    if setting.endswith(".path"):
+        value = str(tmp_path / value)
+    beside = dict(seen.beside)
+    if setting == "data.columns":
+        beside["data"] = {"train": str(tmp_path / "both.jsonl")}
+    if setting.startswith("eval.sets."):
+        held = {"name": "held", "path": str(tmp_path / "both.jsonl")}
+        plain = {**beside, "eval": {**beside["eval"], "sets": [held]}}
+        changed = {**beside, "eval": {**beside["eval"], "sets": [{**held, setting.rpartition(".")[2]: value}]}}
+        before, after = observe(steps=STEPS, **plain), observe(steps=STEPS, **changed)
+    else:
+        before, after = observe(**{"steps": STEPS, **beside}), observe(**_merged(setting, value, beside))
+    assert seen.see(after) == seen.want
+    assert seen.see(before) != seen.want, "it is so without the setting, and shows nothing"

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches that an environment names, gives tools of their own, or never wants to be trained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from relax_core.api import Action, Environment, Message, Node, Outcome, Task, Tool, Trajectory
+from relax_core.api.errors import ConfigError
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.sampling.episode import InProcess, Limits
+from relax_core.sampling.session import SessionEnded
+from tests.unit.sampling import toy_policy
+from tests.unit.sampling.toy_policy import Script, completion, play, texts
+
+Drive = Callable[[Any], Awaitable[None]]
+
+
+class Driven(Environment):
+    """Drives its sample as a function says."""
+
+    in_process = True
+    drive: Drive
+
+    async def run(self, task: Task, seed: int, session: Any) -> None:
+        await self.drive(session)
+
+
+async def driven(drive: Drive, *said: str) -> tuple[Trajectory, Script]:
+    policy, environment = Script(*said), Driven()
+    environment.drive = drive
+    return await play(InProcess(environment, 60.0), policy), policy
+
+
+async def test_branches_draw_by_their_names_in_whatever_order_they_begin() -> None:
+    async def one_way(session: Any) -> None:
+        for name in ("left", "right"):
+            await session.fork(name).generate()
+
+    async def other_way(session: Any) -> None:
+        right, left = session.fork("right"), session.fork("left")
+        session.fork()  # an unnamed one changes nothing for them
+        await right.generate()
+        await left.generate()
+
+    (_, one), (_, other) = await driven(one_way, "a", "b"), await driven(other_way, "a", "b")
+    assert [call.seed for call in one.calls] == [call.seed for call in reversed(other.calls)]
+    assert len({call.seed for call in one.calls}) == 2
+
+
+async def test_a_restart_may_have_tools_of_its_own_and_hands_them_to_its_forks() -> None:
+    async def drive(session: Any) -> None:
+        assert not (await session.generate()).tool_calls
+        helper = session.restart((Message("user", "help"),), (Tool("find", {"q": str}),), "helper")
+        first = await helper.generate()
+        second = await helper.fork().generate()
+        assert [call.name for call in (*first.tool_calls, *second.tool_calls)] == ["find", "find"]
+
+    call = '<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>'
+    trajectory, _ = await driven(drive, call, call, call)
+    assert trajectory.outcome is Outcome.FINISHED and len(trajectory.rows()) == 2
+
+
+async def test_an_action_tells_what_stood_before_it_and_whether_a_limit_cut_it() -> None:
+    seen: list[tuple[bool, int]] = []
+
+    async def drive(session: Any) -> None:
+        for bound in (2, None):
+            action = await session.generate(bound)
+            seen.append((action.cut, action.prompt_tokens))
+
+    _, policy = await driven(drive, "long", "b")
+    assert seen == [(True, len(policy.calls[0].tokens)), (False, len(policy.calls[1].tokens))]
+
+
+async def test_a_discarded_turn_is_in_no_row_and_counted_under_its_reason() -> None:
+    async def drive(session: Any) -> None:
+        await session.generate()
+        lost, kept = session.fork("lost"), session.fork("kept")
+        for branch in (lost, kept):
+            branch.observe("go on")
+            await branch.generate()
+        lost.discard("undelivered")
+        session.reward(1.0)
+
+    trajectory, _ = await driven(drive, "plan", "nobody", "read")
+    assert texts(trajectory) == ["[user:go][a:PLAN$][user:go on][a:READ$"]
+    assert trajectory.num_discarded == {"undelivered": len("nobody$")}
+    assert trajectory.num_sampled == len("plan$nobody$read$")
+
+
+async def test_where_all_turns_are_discarded_nothing_is_left_to_train() -> None:
+    async def drive(session: Any) -> None:
+        await session.generate()
+        session.discard("superseded")
+
+    trajectory, _ = await driven(drive, "gone")
+    assert trajectory.rows() == () and trajectory.num_discarded == {"superseded": len("gone$")}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 12), st.booleans(), st.booleans()), max_size=14))
+def test_every_sampled_token_is_trained_once_or_was_discarded(drawn: list[tuple[int, bool, bool]]) -> None:
+    """Over forests of any shape: (parent, sampled, discarded where nothing is built on it)."""
+    parents = {parent for parent, _, _ in drawn}
+    forest = [
+        Node(
+            parent if 0 <= parent < number else None, (number,), sampled, *(((-1.0,), (0,)) if sampled else ()),
+            discarded="lost" if sampled and discarded and number not in parents else "",
+        )
+        for number, (parent, sampled, discarded) in enumerate(drawn)
+    ]  # fmt: skip
+    trajectory = Trajectory((), "", tuple(forest))
+    trained = [
+        token for row in trajectory.rows() for token, mask in zip(row.tokens, row.loss_mask, strict=True) if mask
+    ]
+    assert sorted(trained) == [n for n, node in enumerate(forest) if node.sampled and not node.discarded]
+    lost = {n for n, node in enumerate(forest) if node.discarded}
+    assert not lost & {token for row in trajectory.rows() for token in row.tokens}
+
+
+async def test_a_prompt_that_nothing_went_on_from_is_not_among_what_was_said() -> None:
+    async def with_a_prompt_of_its_own(session: Any) -> None:
+        session.note({"of": "its own"})
+        await session.restart((Message("user", "mine"),)).generate()
+
+    async def never(session: Any) -> None:
+        session.restart((Message("user", "mine"),))
+
+    async def by_forks(session: Any) -> None:
+        for branch in (session.fork(), session.fork()):
+            await branch.generate()
+
+    said = []
+    for drive in (with_a_prompt_of_its_own, never, by_forks):
+        trajectory, _ = await driven(drive, "a", "b")
+        said.append([message.text for message in trajectory.messages])
+    asked = said[1][0]
+    assert said == [["mine", "a"], [asked], [asked, "a", "b"]]
+    assert (await driven(with_a_prompt_of_its_own, "a"))[0].info == {"of": "its own"}
+
+
+class Letters:
+    """A policy that samples letter after letter."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+
+    async def __call__(self, call: GenerateCall) -> Completion:
+        for end in range(1, len(self.said) + 1):
+            await asyncio.sleep(0)
+            if call.watch is not None and call.watch(tuple(map(ord, self.said[:end]))):
+                return completion(self.said[:end], end)
+        return completion(self.said)
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "told", "text"),
+    [
+        ("four", (), ["f", "fo", "fou", "four"], "four"),
+        ("one.two", (".",), ["o", "on", "one"], "one."),
+        ("go <tool_call>x", (), [], "go <tool_call>x"),
+    ],
+    ids=["whole", "cut", "with tools"],
+)
+async def test_a_turn_is_told_as_it_is_sampled_and_never_what_may_be_taken_back(
+    said: str, stop: tuple[str, ...], told: list[str], text: str
+) -> None:
+    heard: list[Action] = []
+
+    async def drive(session: Any) -> None:
+        tools = (Tool("find", {"q": str}),) if "<" in said else ()
+        branch = session.restart((Message("user", "a"),), tools)
+        assert (await branch.generate(None, stop, heard.append)).text == text
+
+    environment = Driven()
+    environment.drive = drive
+    assert (await play(InProcess(environment, 60.0), Letters(said))).outcome is Outcome.FINISHED
+    assert [one.text for one in heard if one.text] == told
+
+
+async def test_a_long_turn_is_told_in_pieces_that_grow_with_it() -> None:
+    heard: list[Action] = []
+
+    async def drive(session: Any) -> None:
+        await session.generate(None, (), heard.append)
+
+    environment = Driven()
+    environment.drive = drive
+    await play(InProcess(environment, 60.0), Letters("x" * 5000), limits=Limits(6000, 8))
+    lengths = [len(one.text) for one in heard]
+    assert lengths[:64] == list(range(1, 65)) and len(lengths) < 400
+    assert all(after - before <= before // 64 + 1 for before, after in pairwise(lengths))
+
+
+async def test_what_a_template_refuses_of_a_driver_s_words_costs_its_sample_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(self: Letters, prompt: Any, tools: Any = ()) -> Any:
+        if not isinstance(prompt, str) and prompt[0].role == "critic":
+            raise ConfigError("model.chat_template", "messages of critic", "change the messages")
+        return started(self, prompt, tools)
+
+    async def drive(session: Any) -> None:
+        await session.generate()
+        with pytest.raises(SessionEnded):
+            await session.restart((Message("critic", "no"),)).generate()
+
+    started = toy_policy.Letters.start
+    monkeypatch.setattr(toy_policy.Letters, "start", start)
+    trajectory, _ = await driven(drive, "a")
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and "messages of critic" in trajectory.info["error"]

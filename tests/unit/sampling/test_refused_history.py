@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A history that the chat template refuses, or that is no whole text, costs no other sample anything."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_contrib.recipes.quickstart.model import save_tokenizer
+from relax_core.api import Environment, Message, Outcome, Task, Trajectory
+from relax_core.data.chat import ChatFamily
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.sampling.episode import InProcess, Limits, run_episode
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}{{ m.content }}<eos>"
+    "{% endfor %}"
+)
+
+
+class Agent(Environment):
+    """Asks with a history of its own."""
+
+    in_process = True
+    history: tuple[Message, ...]
+
+    async def run(self, task: Task, seed: int, session: Any) -> None:
+        session = session.restart(self.history)
+        await session.generate()
+        session.observe("more\ud83d")
+        await session.generate()
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> ChatFamily:
+    folder = tmp_path_factory.mktemp("model")
+    save_tokenizer(folder)
+    (folder / "config.json").write_text("{}")
+    family = ChatFamily()
+    family.open({"path": str(Path(folder)), "chat_template": TEMPLATE})
+    return family
+
+
+async def played(family: ChatFamily, *history: Message) -> Trajectory:
+    tokens = (*family.encode("ok"), family.stop_tokens[0])
+
+    async def policy(call: GenerateCall) -> Completion:
+        await asyncio.sleep(0)
+        return Completion(tokens, (-0.1,) * len(tokens), (1,) * len(tokens), (1,) * len(tokens), "stop")
+
+    agent, task = Agent(), Task("t", (Message("user", "go"),))
+    agent.history = history
+    prompt = family.start(task.prompt)
+    return await run_episode(task, prompt, 7, InProcess(agent, 60.0), family, policy, Limits(8, 4))
+
+
+async def test_a_template_that_refuses_a_history_ends_that_sample_alone(family: ChatFamily) -> None:
+    refused, sibling = await asyncio.gather(
+        played(family, Message("user", "go"), Message("critic", "no")), played(family, Message("user", "go"))
+    )
+    assert refused.outcome is Outcome.ENVIRONMENT_ERROR and "no critics" in refused.info["error"]
+    assert (sibling.outcome, sibling.response) == (Outcome.FINISHED, "ok")
+
+
+async def test_halves_of_characters_are_read_as_the_replacement_character(family: ChatFamily) -> None:
+    halved, whole = [await played(family, Message("user", f"go {text} on")) for text in ("\ud800", "\ufffd")]
+    assert halved.outcome is Outcome.FINISHED
+    assert [node.tokens for node in halved.forest] == [node.tokens for node in whole.forest]

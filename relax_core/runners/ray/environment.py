@@ -18,6 +18,7 @@ SETTINGS = {
     "RAY_SERVE_ENABLE_HA_PROXY": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: beside other work on the machine a run would hardly start
     "RAY_SCHEDULER_EVENTS": "0",
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contracts: everything a plugin may import, together with `relax_core.learn`.
+"""The contracts between the core and plugins. docs/plugins.md lists all packages of the core that a plugin may import.
 
 Names load on first use, and none of them imports ray or torch; only `Options` imports pydantic.
 """

@@ -75,7 +75,7 @@ class Step:
 
 
 class Session(Protocol):
-    """One sample's hand on the policy, for environments that write `run`."""
+    """The interface of one sample to the policy, for environments that write `run`."""
 
     async def generate(
         self,
@@ -131,11 +131,11 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     needs_engines: tuple[str, ...] = ()
     """Pools of `[[engines]]` that it asks; set by `__init__` where an option names them."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
-    """A hand on each of them, from `reset` or `run` on."""
+    """A client for each of them, from `reset` or `run` on."""
     needs_sandbox: SandboxLimits | None = None
     """Bounds of the boxes in which it runs programs; set by `__init__` where options say so. Not with `in_process`."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A hand on the run's sandbox, from `reset` or `run` on. Programs that run count against the deadline of a call;
+    """A client of the run's sandbox, from `reset` or `run` on. Programs that run count against the deadline of a call;
     waiting for a place does not, in `run`."""
 
     @classmethod

@@ -51,11 +51,11 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     needs_engines: tuple[str, ...] = ()
     """Pools of `[[engines]]` that it asks, which it does with `async def`; set by `__init__` where an option names them."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
-    """A hand on each of them, there once it judges. Waiting for one does not count against `timeout_s`."""
+    """A client for each of them, set before any sample is judged. Waiting for one does not count against `timeout_s`."""
     needs_sandbox: SandboxLimits | None = None
     """Bounds of the boxes in which it runs programs, which it does with `async def`; set by `__init__` where options say so."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A hand on the run's sandbox, there once it judges. Programs that run do not count against `timeout_s`."""
+    """A client of the run's sandbox, set before any sample is judged. Running programs do not count against `timeout_s`."""
 
     def close(self) -> Awaitable[None] | None:
         """Release what `__init__` took, once a process, within 5 s; `async def` where judging is. A process that is killed has

@@ -272,13 +272,14 @@ class WeightService(Protocol):
         """Versions that are on a route, or that a receiver was given and may still be reading."""
 
     async def handed_out(self, version: Version) -> None:
-        """live: the transfer is over; who comes now must want it. Announcing it again opens the door again."""
+        """Note that the transfer of a live version is over. A receiver that comes later calls `want`, and the version is
+        announced and transferred again."""
 
     async def want(self, receiver: str, model: str) -> None:
-        """A receiver stands at the door: the newest version is live, or no route leads there from what it has."""
+        """Ask for the newest version to be transferred again: no route leads to it from what the receiver has."""
 
     async def wanted(self, model: str) -> tuple[str, ...]:
-        """Receivers at the door since the newest version was handed out; the publisher serves them between steps."""
+        """Return the receivers that called `want` since the last announcement; the publisher serves them between steps."""
 
     async def receipt(self, receipt: Receipt) -> bool:
         """A receiver's proof; False where its version was abandoned meanwhile, so that it proves nothing. Raises

@@ -95,7 +95,7 @@ class Box(Protocol):
 
 
 class SandboxClient(Protocol):
-    """A hand on the run's sandbox."""
+    """A client of the run's sandbox."""
 
     def open(self, limits: SandboxLimits | None = None) -> AbstractAsyncContextManager[Box]:
         """Open a box; without `limits` with those that were declared. At the end nothing of it is left."""

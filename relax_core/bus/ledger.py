@@ -268,7 +268,8 @@ class Ledger:
     def train(self, group: Group, step: int, without_gradient: frozenset[RowId]) -> None:
         """Note that the update which completes version `step` was applied: the members are trained, provisionally."""
         if group.number in self.provisional or self.live.get(group.number) is not group:
-            raise RelaxError(f"ledger: group {group.number} would be trained twice; report this with `relax bundle`")
+            fix = "this is a fault of Relax: report it with `ledger.db` and `logs/` of the run directory"
+            raise RelaxError(f"ledger: group {group.number} would be trained twice; {fix}")
         moving = {row.attempt_id for row in group.rows if row not in without_gradient}
         self.records.append(TrainedRecord(group.number, step))
         newest = group.newest

@@ -247,13 +247,14 @@ KNOWN: dict[str, dict[str, str]] = {
         "vllm": "relax-plugin-vllm",
         "sglang": "relax-plugin-sglang",
     },
-    "trainer": {"torch": "relax-plugin-torch", "megatron": "relax-plugin-megatron"},
+    "trainer": {"torch": "relax-plugin-torch"},
     "sink": {"tensorboard": "relax-plugin-tensorboard"},
     "sandbox": dict.fromkeys(("bubblewrap", "landlock", "process"), "relax-plugin-sandboxes"),
     "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),
     "bus": {"transferqueue": "relax-plugin-transferqueue"},
 }
-"""Components of the project's own plugins, so that an unknown name can say what to install. Not a registry."""
+"""The plugin to install for each component of this repository's own plugins. A test compares the table with the plugins, so
+that no error recommends a package that does not exist."""
 
 
 def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hand on a sandbox without a run: boxes in the process that asks."""
+"""A client of a sandbox without a run: boxes in the process that asks."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class RewardSuite(Suite):
 
     @classmethod
     def handed(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
-        """The same, with these very samples in the reward's hands."""
+        """Return the same results, given these samples themselves instead of copies."""
         reward.engines = {name: ScriptedClient(name, cls.engine_says) for name in reward.needs_engines}
         if reward.needs_sandbox is not None:
             sandbox = Catalogue.load(cls.files).build(Chosen("sandbox", cls.sandbox), Sandbox)

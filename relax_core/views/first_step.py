@@ -76,7 +76,7 @@ def _checks(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float)
     issued = metrics.get("samples/issued", 0.0)
     failed = metrics.get("samples/dropped/failed", 0.0)
     if issued:
-        what = "their outcomes are in `relax samples` of the run"
+        what = "their outcomes and errors are in `samples/` of the run directory"
         yield FirstStepCheck(
             "samples are judged", failed <= MOST_FAILED * issued, f"{failed:.0f} of {issued:.0f} failed", what
         )

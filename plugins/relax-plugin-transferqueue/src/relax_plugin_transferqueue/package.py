@@ -52,7 +52,7 @@ def _bound(module: Any, address: str, actor: Any, *arguments: Any) -> Any:
 
 
 def connect(name: str, controller: dict[str, Any], units: list[dict[str, Any]]) -> Any:
-    """A client of servers that are described by `describe`. Blocks while it shakes hands."""
+    """A client of servers that are described by `describe`. Blocks during the handshake."""
     load()
     from transfer_queue.client import AsyncTransferQueueClient
 

@@ -24,7 +24,7 @@ class Extent:
 
     def __init__(self) -> None:
         self.first = 0
-        """First row of those now in the model's hands."""
+        """First row of the present forward pass."""
         self.rows = 0
         """Number of these rows."""
         self.length = 0
@@ -108,7 +108,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         """Nothing: memory is taken when the first states come."""
 
     def state(self, name: str) -> torch.Tensor | None:
-        """Return the state of the rows now in the model's hands, in place: some models write there."""
+        """Return the state of the rows of the present forward pass, in place: some models write there."""
         if not self._extent.length:
             return None
         return self._states[name][self._extent.first : self._extent.first + self._extent.rows]

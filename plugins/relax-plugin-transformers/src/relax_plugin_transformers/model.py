@@ -180,7 +180,7 @@ class CausalModel:
     def _passes(
         self, tokens: torch.Tensor, start: np.ndarray, cache: RowsCache, per_pass: int, keep: int
     ) -> Iterator[tuple[slice, bool, torch.Tensor]]:
-        """Row by row, then column by column, at most `per_pass` tokens in the model's hands at a time."""
+        """Row by row, then column by column, at most `per_pass` tokens in one forward pass."""
         rows, length = tokens.shape
         rows_each = max(1, per_pass // length)
         columns_each = length if rows_each > 1 else per_pass

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of the whole suite: tests that start Ray share one process, and with `--no-skips` only a missing GPU excuses one.
 
-Fixtures do not belong here, but the one that all tests have; they stand in the `conftest.py` beside the tests that use them.
+A test marked `process`, as every test on Ray is, starts processes. It may be repeated once, and the summary lists the repeat as
+a defect. Fixtures stand in the `conftest.py` beside the tests that use them, except for the one that all tests have.
 """
 
 from __future__ import annotations
@@ -26,10 +27,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One Ray cluster at a time: with `--dist loadgroup` these run one after another in one process. Before xdist looks."""
+    """Choose which tests run one after another in one process of `--dist loadgroup`, before xdist reads the groups.
+
+    All tests on Ray do, since they share a cluster; else the tests of a class or file do, since they share fixtures.
+    """
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker("process")
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.parent.nodeid if item.parent else item.nodeid))
+        if item.get_closest_marker("process"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,6 +73,9 @@ class Skips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for report in terminalreporter.stats.get("rerun", ()):
+            terminalreporter.write_line(f"defect: failed once and was repeated: {report.nodeid}", red=True)
+            terminalreporter.write_line(report.longreprtext)
         if self._refused or self._for_gpu:
             terminalreporter.write_line(f"skipped for want of a GPU: {len(self._for_gpu)}")
         for nodeid in self._other if self._refused else ():

@@ -8,7 +8,6 @@ where nothing can be forked they are started plainly. `child.py` is the other en
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import selectors
@@ -182,7 +181,6 @@ def serve(line: socket.socket) -> None:
         modules, environ, path, folder = pickle.loads(request)
         pid = 0
         if _imported(modules) and len(os.listdir("/proc/self/task")) == 1:
-            gc.freeze()  # a child that ends does not search the server's objects for garbage, which takes up to 0.7 s
             pid = os.fork()
             if pid == 0:
                 break

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plugin's author starts from: wheels of the core and of the plugins in the box, installed in fresh environments.
+"""A machine of a plugin's author: Relax and three baked projects, installed from wheels in a fresh environment.
 
-Third-party packages are lent to such an environment by a folder of links that leaves out everything of ours, so that
-whatever is imported of Relax comes from its wheels.
+Third-party packages are lent to that environment by a folder of links that leaves out all of Relax, so that whatever is
+imported of Relax comes from its wheels.
 """
 
 from __future__ import annotations
@@ -13,19 +13,38 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
 
-from tests.graph.conftest import game
+from relax_core.cli.main import app
+from tests.docs.test_pages import ROOT, write_files
+from tests.graph.conftest import game, relax_here
 from tests.shared_folder import shared_folder
 
-__all__ = ["game"]
+__all__ = ["game", "relax_here"]
 
-ROOT = Path(__file__).parents[2]
-DEADLINE_S = 280
+DEADLINE_S = 600
+PROJECTS = {"reward": "my-reward", "environment": "my-environment", "algorithm": "lite-ppo"}
+"""By kind, the component of its project. The algorithm moves in from a single file; the others are their template's code."""
+FROM = {"algorithm": "lite_ppo.py"}
+"""Single files that `docs/plugins.md` shows."""
+BUILD = """
+import importlib, os, sys, tomllib
+out, *projects = sys.argv[1:]
+for project in projects:
+    os.chdir(project)
+    with open("pyproject.toml", "rb") as file:
+        backend = tomllib.load(file)["build-system"]["build-backend"]
+    importlib.import_module(backend).build_wheel(out)
+"""
+"""Call the build backend that each project names, as pip does, in one process for all projects."""
 
 
 @dataclass(frozen=True)
@@ -43,42 +62,32 @@ class Ended:
 
 @dataclass(frozen=True)
 class Home:
-    """An author's directory, and the virtual environment that its commands run in."""
+    """An author's directory with its projects, and the virtual environment that its commands run in."""
 
     path: Path
-    environment: Path
-    wheels: Path
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "venv"
 
     @property
     def python(self) -> Path:
         return self.environment / "bin/python"
 
-    def relax(self, *arguments: str | Path) -> Ended:
-        return ended([self.environment / "bin/relax", *arguments], self.path)
+    def project(self, kind: str) -> Path:
+        return self.path / f"relax-plugin-{PROJECTS[kind]}"
 
     def must(self, *arguments: str | Path) -> Ended:
-        """`relax` that has to succeed."""
-        done = self.relax(*arguments)
+        """Run `relax`, which has to succeed."""
+        done = ended([self.environment / "bin/relax", *arguments], self.path)
         assert done.code == 0, done.out + done.err
         return done
 
-    def install(self, *what: str | Path) -> None:
-        """From wheels on this disk only; what is required must be there or be had already."""
-        pip("--python", self.python, "install", "--quiet", "--no-index", "--find-links", self.wheels, *what)
 
-    def build(self, project: Path) -> Path:
-        """The project's wheel."""
-        made = self.path / "dist" / project.name
-        command = [self.python, "-m", "build", "--wheel", "--no-isolation", "--outdir", made, project]
-        done = ended(command, self.path)
-        assert done.code == 0, done.out + done.err
-        (wheel,) = made.glob("*.whl")
-        return wheel
-
-
-def ended(command: list[str | Path], directory: Path) -> Ended:
+def ended(command: Iterable[str | Path], directory: Path) -> Ended:
     """Run to its end; nothing of this process's environment says where Relax is."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+    environ = {name: value for name, value in os.environ.items() if name not in dropped}
     environ |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         list(map(str, command)), cwd=directory, env=environ, capture_output=True, text=True, timeout=DEADLINE_S,
@@ -87,20 +96,16 @@ def ended(command: list[str | Path], directory: Path) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = ended(command, ROOT)
+def build(out: Path, projects: Iterable[Path]) -> None:
+    done = ended([sys.executable, "-c", BUILD, out, *projects], out)
     assert done.code == 0, done.out + done.err
 
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The core's and every plugin's."""
+    """The core's wheel and every plugin's."""
     projects = (ROOT, *sorted((ROOT / "plugins").glob("relax-plugin-*")))
-    options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index")
-    return shared_folder(
-        tmp_path_factory, "wheels", lambda folder: pip("wheel", *options, "--wheel-dir", folder, *projects)
-    )
+    return shared_folder(tmp_path_factory, "wheels", lambda folder: build(folder, projects))
 
 
 @pytest.fixture(scope="session")
@@ -117,27 +122,50 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def installed(wheels: Path, lent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with Relax as its users install it, from wheels. Tests read it and install nothing into it."""
-    return shared_folder(tmp_path_factory, "installed", lambda folder: install_relax(folder, wheels, lent))
+def author(wheels: Path, lent: Path, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """An author who has made, built and installed a project of each kind. Tests read the directory only."""
+
+    def make(folder: Path) -> None:
+        write_files(ROOT / "docs/plugins.md", folder)
+        for kind, name in PROJECTS.items():
+            moved = ["--from", str(folder / FROM[kind])] if kind in FROM else []
+            made = CliRunner().invoke(app, ["new", kind, name, "--out", str(folder), *moved])
+            assert made.exit_code == 0, made.output
+        dist = folder / "dist"
+        dist.mkdir()
+        build(dist, folder.glob("relax-plugin-*"))
+        venv.create(folder / "venv", symlinks=True)
+        (site,) = (folder / "venv").glob("lib/python*/site-packages")
+        (site / "lent.pth").write_text(f"{lent}\n")
+        relax = required(wheels, "relax-core[quickstart,testing]")
+        pip("install", "--no-deps", "--no-compile", *relax, *dist.iterdir(), python=folder / "venv/bin/python")
+
+    return Home(shared_folder(tmp_path_factory, "author", make))
 
 
-def install_relax(environment: Path, wheels: Path, lent: Path) -> None:
-    venv.create(environment, symlinks=True)
-    (site,) = environment.glob("lib/python*/site-packages")
-    (site / "lent.pth").write_text(f"{lent}\n")
-    Home(environment, environment, wheels).install("relax-core[quickstart,testing]")
+def pip(*arguments: str | Path, python: Path) -> None:
+    """Run pip for the environment of this interpreter; nothing is downloaded."""
+    options = ("--disable-pip-version-check", "--quiet", "--no-input", "--python")
+    done = ended([sys.executable, "-m", "pip", *options, python, *arguments, "--no-index"], ROOT)
+    assert done.code == 0, done.out + done.err
 
 
-@pytest.fixture
-def home(installed: Path, wheels: Path, tmp_path: Path) -> Home:
-    """An author's directory that shares its virtual environment with other tests."""
-    return Home(tmp_path, installed, wheels)
+def required(wheels: Path, requirement: str) -> list[Path]:
+    """Return the wheels of Relax that a requirement asks for, itself or through other wheels of Relax.
 
-
-@pytest.fixture(scope="module")
-def own_home(wheels: Path, lent: Path, tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """An author's directory with a virtual environment of its own, to install into."""
-    path = tmp_path_factory.mktemp("author")
-    install_relax(path / "venv", wheels, lent)
-    return Home(path, path / "venv", wheels)
+    pip would also look up every third-party package that the environment is lent, which takes five times as long.
+    """
+    seen: dict[tuple[str, str], Path] = {}
+    left = [Requirement(requirement)]
+    while left:
+        asked = left.pop()
+        for extra in asked.extras | {""}:
+            if (asked.name, extra) in seen:
+                continue
+            (wheel,) = wheels.glob(f"{asked.name.replace('-', '_')}-*.whl")
+            seen[asked.name, extra] = wheel
+            (distribution,) = Distribution.discover(path=[str(wheel)])
+            for needed in map(Requirement, distribution.requires or ()):
+                if needed.name.startswith("relax-") and (not needed.marker or needed.marker.evaluate({"extra": extra})):
+                    left.append(needed)
+    return sorted(set(seen.values()))

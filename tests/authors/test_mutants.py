@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax plugins check` fails a template's code once it breaks a promise, and names the check that saw it."""
+"""A check fails a template's code once it breaks a promise, and the report of `relax plugins check` names the check.
+
+`tests/unit/testing/test_template_mutants.py` shows that a project's own tests fail in the same way, for every kind.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from relax_core.registry import Catalogue
 from relax_core.registry.templates import bake
-from tests.authors.conftest import Home
+from tests.graph.conftest import Relax
 
 SAME = "the_same_input_gives_the_same_result"
 FAULTS = {
@@ -19,32 +23,66 @@ FAULTS = {
     },
     "environment": {
         "WrongType": ('return Step("Wrong, try again.", done=False)', 'return "Wrong"', SAME),
-        "Blocking": ("self.tries += 1", "__import__('time').sleep(3600)", SAME),
         "ByChance": ("reward=1.0 / self.tries", "reward=__import__('random').random()", SAME),
     },
     "algorithm": {
         "WrongType": ("return Loss(", "return dict(", SAME),
-        "Blocking": ("ratio = ", "__import__('time').sleep(3600)\n        ratio = ", SAME),
         "ByChance": (".exp()", ".exp() * __import__('torch').rand(())", SAME),
     },
 }
+"""By kind and class: text of the template, the text in its place, and the check that must fail.
+
+One component that blocks is enough: the base of all suites waits for components, and the wait takes its whole deadline.
+"""
 NAMES = {"WrongType": "wrong-type", "Blocking": "blocking", "ByChance": "by-chance"}
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_mutants_of_a_template_fail_and_the_template_does_not(kind: str, home: Home, tmp_path: Path) -> None:
-    project = bake(kind, "sound", tmp_path)
-    code = (project / "src/relax_plugin_sound" / f"{kind}.py").read_text()
+def with_mutants(kind: str, folder: Path) -> str:
+    """Return the template's code followed by each mutant of it."""
+    project = bake(kind, f"sound-{kind}", folder)
+    code = (project / f"src/relax_plugin_sound_{kind}" / f"{kind}.py").read_text()
     copies = [code]
     for name, (old, new, _) in FAULTS[kind].items():
         assert old in code
-        copies.append(code.replace(old, new).replace("Sound", name))
-    (home.path / "mutants.py").write_text("\n\n".join(copies))
+        copies.append(code.replace(old, new).replace(f"Sound{kind.title()}", f"{kind.title()}{name}"))
+    return "\n\n".join(copies)
 
-    done = home.relax("plugins", "check", "mutants.py", "--json")
+
+@pytest.mark.process
+def test_plugins_check_fails_mutants_of_templates_by_name_and_not_the_templates(
+    relax_here: Relax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ("reward", "environment")
+    (tmp_path / "mutants.py").write_text("\n\n".join(with_mutants(kind, tmp_path) for kind in kinds))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p tests.authors.quick_suites")
+
+    done = relax_here("plugins", "check", "mutants.py", "--json")
     assert done.code == 3, done.err
-    failed = {(check["subject"], check["name"]) for check in done.json["checks"] if check["verdict"] == "failed"}
-    assert {subject for subject, _ in failed} == {f"{kind} {name}" for name in NAMES.values()}
-    for name, (_, _, check) in FAULTS[kind].items():
-        assert (f"{kind} {NAMES[name]}", check) in failed
+    checks = done.json["checks"]
+    mutants = {f"{kind} {kind}-{NAMES[name]}": found for kind in kinds for name, (*_, found) in FAULTS[kind].items()}
+    templates = {f"{kind} sound-{kind}" for kind in kinds}
+    assert {check["subject"] for check in checks if check["name"] == "is_of_its_kind"} == {*mutants, *templates}
+    failed = {(check["subject"], check["name"]) for check in checks if check["verdict"] == "failed"}
+    assert {subject for subject, _ in failed} == mutants.keys()
+    assert mutants.items() <= failed
     assert any(check in done.err for _, check in failed)
+
+
+def test_the_suite_of_algorithms_fails_mutants_of_the_template_and_not_the_template(tmp_path: Path) -> None:
+    """In this process: importing torch in the three processes of a check takes longer than all other checks here."""
+    from relax_core.testing.algorithm import AlgorithmSuite
+
+    file = tmp_path / "mutants.py"
+    file.write_text(with_mutants("algorithm", tmp_path))
+    catalogue = Catalogue.load([str(file)])
+
+    def exercised(name: str) -> list[object]:
+        suite = type("Mutant", (AlgorithmSuite,), {"component": catalogue.target("algorithm", name)})
+        return [suite.exercise(suite.make()) for _ in range(2)]
+
+    first, again = exercised("sound-algorithm")
+    assert first == again
+    first, again = exercised("algorithm-by-chance")
+    assert first != again
+    with pytest.raises(AssertionError, match="return Loss"):
+        exercised("algorithm-wrong-type")

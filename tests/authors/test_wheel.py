@@ -7,7 +7,10 @@ import json
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
+
 from tests.authors.conftest import ROOT, Home, ended
+from tests.graph.conftest import Relax
 
 PACKAGES = (
     "relax_core", "relax_contrib", "relax_plugin_distillation", "relax_plugin_network_weights",
@@ -16,12 +19,13 @@ PACKAGES = (
     "relax_plugin_torch", "relax_plugin_transformers",
 )  # fmt: skip
 WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]
 
 
-def test_all_of_relax_is_imported_from_its_wheels(home: Home) -> None:
-    done = ended([home.python, "-c", WHERE], home.path)
+def test_all_of_relax_is_imported_from_its_wheels(author: Home) -> None:
+    done = ended([author.python, "-c", WHERE], author.path)
     assert done.code == 0, done.err
-    site = home.environment / "lib"
+    site = author.environment / "lib"
     assert [file for file in json.loads(done.out) if not Path(file).is_relative_to(site)] == []
 
 
@@ -36,11 +40,11 @@ def test_every_file_of_the_packages_and_templates_is_in_the_cores_wheel(wheels: 
     assert [name for name in held if name.startswith(("tests/", "plugins/", "docs/"))] == []
 
 
-def test_an_installed_core_bakes_and_knows_its_recipes(home: Home) -> None:
-    home.must("new", "reward", "mine")
-    assert (home.path / "relax-plugin-mine/.gitignore").is_file()
-    assert home.must("train", "guess-number", "--dry-run").out
-    refused = home.relax("train", "nowhere")
+def test_an_installed_core_bakes_and_knows_its_recipes(author: Home, relax_here: Relax, tmp_path: Path) -> None:
+    author.must("new", "reward", "mine", "--out", tmp_path)
+    assert (tmp_path / "relax-plugin-mine/.gitignore").is_file()
+    assert author.must("train", "guess-number", "--dry-run").out
+    refused = relax_here("train", "nowhere")
     assert refused.code == 2
     assert "guess-number, mixed, motion, quickstart" in refused.err
 

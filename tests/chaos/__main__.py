@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run schedules of faults: `python -m tests.chaos`, as `tox -e chaos` does; `--seed N` replays exactly one, and says all.
+"""Run schedules of faults: `python -m tests.chaos`, as `tox -e faults -- schedules` does; `--seed N` replays one.
 
 `RELAX_CHAOS_SCHEDULES` is their number (100,000), `RELAX_CHAOS_FIRST` the first seed, `RELAX_CHAOS_PROCESSES` how many
 processes share the seeds. Exit 1 where something was wrong; the seed and its trace are printed.
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=int(os.environ.get("RELAX_CHAOS_FIRST", "0")))
     parser.add_argument("--count", type=int, default=int(os.environ.get("RELAX_CHAOS_SCHEDULES", "100000")))
     parser.add_argument("--every", type=int, default=1, help="from seed to seed: the other shards run those between")
+    parser.add_argument("--again", action="store_true", help="run the first seed once more at the end; it must replay")
     parser.add_argument("--processes", type=int, default=int(os.environ.get("RELAX_CHAOS_PROCESSES", "1")))
     told = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
@@ -48,9 +49,10 @@ def main() -> int:
             for at in range(told.processes)
         ]
         return max(shard.wait() for shard in shards)
-    failed, variants, starts, emergencies = 0, Counter[str](), 0, 0
+    failed, variants, starts, emergencies, first = 0, Counter[str](), 0, 0, ""
     for seed in range(told.first, told.first + told.count, told.every):
         schedule = run(seed)
+        first = first or str(schedule)
         variants[schedule.variant] += 1
         starts += schedule.starts
         emergencies += schedule.emergencies
@@ -59,6 +61,10 @@ def main() -> int:
             print(f"{schedule}\nreplay it: python -m tests.chaos --seed {seed}\n", flush=True)
             if failed == SHOWN:
                 break
+    if told.again:
+        again = str(run(told.first))
+        print(f"replayed {again}" if again == first else f"WRONG: {first}\nreplays as {again}")
+        failed += again != first
     ran = f"{sum(variants.values())} schedules of {len(variants)} kinds, {starts} starts of runs"
     print(f"{ran}, {emergencies} of them from a state saved in an emergency: {failed} failed")
     return 1 if failed else 0

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripted sequences of every durable writer, and what must be whole after a crash at any of their points.
 
-`python -m tests.chaos.crash_checks [NAME ...]` runs them; `--every N` looks at every N-th point only. Nothing else may run
-in the process, which is forked for each point.
+`python -m tests.chaos.crash_checks [NAME ...]` runs them; `NAME:N` looks at every N-th point of a sequence only. Nothing else
+may run in the process, which is forked for each point.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -334,15 +335,21 @@ def check(name: str, every: int = 1) -> tuple[int, list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.chaos.crash_checks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*CHECKS, []])
-    parser.add_argument("--every", type=int, default=1)
-    words = parser.parse_args()
+    parser.add_argument(
+        "sequences", nargs="*", default=list(CHECKS), metavar="NAME[:N]", help=f"of {', '.join(CHECKS)}"
+    )
+    chosen = {
+        name: int(every or 1) for name, _, every in (word.partition(":") for word in parser.parse_args().sequences)
+    }
+    if unknown := chosen.keys() - CHECKS:
+        parser.error(f"unknown sequences {sorted(unknown)}; known are {', '.join(CHECKS)}")
     reference()
-    if "export" in (words.names or CHECKS):
+    if "export" in chosen:
         import relax_plugin_torch.checkpoint  # noqa: F401 -- before the forks, which would each import torch
+    gc.freeze()  # a collection in a fork would copy every page of the parent
     status = 0
-    for name in words.names or CHECKS:
-        points, wrong = check(name, words.every)
+    for name, every in chosen.items():
+        points, wrong = check(name, every)
         print(f"{name}: {points} crash points, {len(wrong)} wrong", *wrong[:12], sep="\n  ", flush=True)
         status |= bool(wrong) or not points
     return status

@@ -135,7 +135,8 @@ class Schedule:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}, {self.variant}, {self.starts} starts, {self.seconds:.1f} virtual seconds"]
+        starts = f"{self.starts} starts, {self.emergencies} of them from a state saved in an emergency"
+        lines = [f"seed {self.seed}, {self.variant}, {starts}, {self.seconds:.1f} virtual seconds"]
         drawn = [f"{at:9.2f}  drawn: {kind} {what}" for at, kind, what in self.faults]
         return "\n  ".join([*lines, *drawn, "---", *self.trace, *(f"WRONG: {wrong}" for wrong in self.problems)])
 

@@ -104,7 +104,7 @@ def written(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize(
     "kind",
-    [kind if kind == "thoughts left out" else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS],
+    [kind if kind == "thoughts left out" else pytest.param(kind, marks=pytest.mark.faults) for kind in KINDS],
 )
 async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(kind: str, tmp_path: Path) -> None:
     family = ChatFamily()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
 def test_the_examples_are_typed_as_the_contracts_ask() -> None:
     api = pytest.importorskip("mypy.api")
     here = Path(__file__).parent

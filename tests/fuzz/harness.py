@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import os
 import resource
 import select
@@ -17,6 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,8 +31,10 @@ from relax_core.runners.local.landlock import give_up_writing
 from tests.fuzz.configuration_inputs import SECRET, Files
 from tests.fuzz.targets import TARGETS, Target
 
-TIME_S = 30.0
-"""For one input; the slowest valid ones take a thirtieth of it."""
+CPU_S = 30
+"""Seconds of CPU time for one input; the slowest valid ones take a thirtieth of it."""
+WAIT_S = 300.0
+"""Seconds until an input that waits and does nothing counts as stalled. Not less: a busy machine must not fail an input."""
 MEMORY_BYTES = 1 << 30
 """Beyond what the process has when it begins."""
 LONGEST = 4000
@@ -131,18 +135,20 @@ def _listen(told: Iterable[bytes], pid: int) -> tuple[list[str], str]:
     descriptor = told.fileno()  # type: ignore[attr-defined]
     why = ""
     while True:
-        ready, _, _ = select.select([descriptor], [], [], TIME_S)
+        ready, _, _ = select.select([descriptor], [], [], WAIT_S)
         if not ready:
             os.kill(pid, signal.SIGKILL)
-            why = f"no end within {TIME_S:.0f} s"
+            why = f"no end within {WAIT_S:.0f} s"
             break
         if not (part := os.read(descriptor, 1 << 16)):
             break
         rest += part
         *whole, rest = rest.split(b"\n")
         lines += [line.decode() for line in whole]
-    _, status = os.waitpid(pid, 0)
-    return lines, why or f"the process ended ({os.waitstatus_to_exitcode(status)})"
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == -signal.SIGXCPU:
+        why = f"more than {CPU_S} s of CPU time"
+    return lines, why or f"the process ended ({code})"
 
 
 def _serve(name: str, numbers: list[int], writing: int, place: Path) -> None:
@@ -185,7 +191,9 @@ def confine(place: Path) -> None:
 
 
 def fed(name: str, files: Files, place: Path) -> str:
-    """Judge one input, and whether it left anything outside its folder."""
+    """Judge one input, and whether it left anything outside its folder; one that takes too much CPU time ends the process."""
+    used, (_, most) = time.process_time(), resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used) + CPU_S, most))
     said = judge(TARGETS[name], files, place / "input")
     shutil.rmtree(place / "input", ignore_errors=True)
     for own in ("home", "tmp", "here"):
@@ -211,7 +219,7 @@ def made_smaller(fault: Fault) -> Fault:
                 os.write(writing, fed(name, files, place).encode("utf-8", errors="backslashreplace"))
                 os._exit(0)
             os.close(writing)
-            ready, _, _ = select.select([reading], [], [], TIME_S)
+            ready, _, _ = select.select([reading], [], [], WAIT_S)
             said = os.read(reading, 1 << 16).decode() if ready else ""
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

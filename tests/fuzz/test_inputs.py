@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad inputs end in one error in words, at every entry point that reads what others wrote; a few through the real command.
+"""Bad inputs end in one error in words, at every entry point that reads files, messages or bytes of strangers.
 
-The inputs are the first ones of those that `tox -e fuzz` makes. The regressions are inputs that once did worse.
+The inputs are the first 300 of the 10,000 that `tox -e faults -- bad-inputs` makes, and the regressions: inputs that once
+ended in a crash, a hang or an error without words.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,21 @@ import pytest
 from tests.fuzz.__main__ import shares
 from tests.fuzz.harness import make_input, refusal_fault, run_target, write_files
 from tests.fuzz.targets import TARGETS
+from tests.graph.conftest import Ran, Relax, command, environment, relax_here
 
-SUITE = 1500
+__all__ = ["relax_here"]
+
+SUITE = 300
 COMMANDS = (("plan", "configuration"), ("resume", "documents"), ("data", "lines"))
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").iterdir())
-EXIT_CODES = {0, 1, 2, 3, 4}
+REFUSED = {2, 4}
+"""Exit codes of a faulty configuration and of damaged files."""
+EXIT_CODES = {0, 1, 3, *REFUSED}
+REFUSED_CONFIGURATION = 0
+"""Number of an input whose configuration is refused."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_bad_input_is_read_or_refused_in_words(target: str) -> None:
     faults = list(run_target(target, range(shares(list(TARGETS), SUITE)[target])))
@@ -43,18 +51,45 @@ def test_an_input_that_once_did_worse_is_read_or_refused_in_words(kept: Path, tm
 
 
 @pytest.mark.parametrize(("verb", "target"), COMMANDS)
-def test_the_command_ends_bad_inputs_with_one_error_and_its_exit_code(verb: str, target: str, tmp_path: Path) -> None:
+def test_the_command_ends_bad_inputs_with_one_error_and_its_exit_code(
+    verb: str, target: str, relax_here: Relax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codes = set()
     for number in range(4):
-        folder = tmp_path / str(number)
-        write_files(folder, make_input(target, number))
-        file = next((path for path in folder.iterdir() if path.name == "my.toml" or path.stem == "tasks"), folder)
-        words = {"plan": ["plan", file], "resume": ["resume", folder], "data": ["data", "check", file]}[verb]
-        done = subprocess.run(
-            [sys.executable, "-m", "relax_core", *map(str, words)], capture_output=True, text=True, timeout=600, check=False,
-            cwd=folder, errors="replace",
-        )  # fmt: skip
-        assert done.returncode in EXIT_CODES, done.stderr
-        assert "Traceback" not in done.stderr and "this is a fault of relax" not in done.stderr
-        codes.add(done.returncode)
-    assert 2 in codes or 4 in codes
+        folder, words = bad_command(verb, target, number, tmp_path)
+        monkeypatch.chdir(folder)
+        ran = relax_here(*words)
+        check_end(ran)
+        codes.add(ran.code)
+    assert codes & REFUSED
+
+
+@pytest.mark.process
+def test_a_process_ends_a_bad_input_as_the_command_in_this_process_does(relax_here: Relax, tmp_path: Path) -> None:
+    folder, words = bad_command(*COMMANDS[0], REFUSED_CONFIGURATION, tmp_path)
+    done = subprocess.run(
+        command(*words), cwd=folder, env=environment(), capture_output=True, text=True, timeout=600, check=False,
+        errors="replace",
+    )  # fmt: skip
+    check_end(Ran(done.returncode, done.stdout, done.stderr))
+    here = relax_here(*words)
+    assert (done.returncode, done.stderr) == (here.code, here.err)
+    assert done.returncode in REFUSED
+
+
+def bad_command(verb: str, target: str, number: int, place: Path) -> tuple[Path, list[str | Path]]:
+    """Write an input to a folder of its own; return the folder and the words that have `relax` read the input."""
+    folder = place / str(number)
+    write_files(folder, make_input(target, number))
+    file = next((path for path in folder.iterdir() if path.name == "my.toml" or path.stem == "tasks"), folder)
+    words: dict[str, list[str | Path]] = {
+        "plan": ["plan", file],
+        "resume": ["resume", folder],
+        "data": ["data", "check", file],
+    }
+    return folder, words[verb]
+
+
+def check_end(ran: Ran) -> None:
+    assert ran.code in EXIT_CODES, ran.err
+    assert "Traceback" not in ran.err and "this is a fault of relax" not in ran.err

@@ -92,7 +92,7 @@ def relax(tmp_path: Path) -> Iterator[Relax]:
 
 @pytest.fixture
 def relax_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Relax:
-    """Run `relax` inside this process: for what is shown or refused without a run, and without code of authors."""
+    """Run `relax` inside this process, which saves the start of an interpreter: refusals, views, inline runs."""
     from relax_core.cli.main import main
 
     monkeypatch.chdir(tmp_path)
@@ -108,11 +108,19 @@ def relax_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            if "torch" in sys.modules:  # a deterministic run asks for it
+                sys.modules["torch"].use_deterministic_algorithms(False)
         code = ended.value.code
         assert isinstance(code, int)
         return Ran(code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture
+def train_here(relax_here: Relax) -> Relax:
+    """Train with the inline runner inside this process."""
+    return lambda *arguments: relax_here("train", *arguments, "--runner", "inline", "--json")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from relax_contrib.recipes.guess_number.build import hint
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
+pytestmark = pytest.mark.process
 SHORT = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=8", "eval.every=0")
 TRAINED = 2 * 2 * 8
 PLAYER = '''
@@ -71,10 +72,10 @@ def test_an_agent_is_trained_on_exactly_what_it_was_answered(
     player = tmp_path / "player.py"
     player.write_text(PLAYER)
     played = f'function="{player}:solve"' if how == "function" else f'command=["{sys.executable}", "{player}"]'
-    ran = relax(
-        "train", game / "recipe.toml", *SHORT, f'environment={{name="agent", timeout_s=120, {played}}}',
-        "--run-dir", "run", "--json",
-    )  # fmt: skip
+    environment = f'environment={{name="agent", timeout_s=120, {played}}}'
+    # The inline runner has one thread, which a function that waits for the policy would keep.
+    runner = "local" if how == "function" else "inline"
+    ran = relax("train", game / "recipe.toml", *SHORT, environment, "--runner", runner, "--run-dir", "run", "--json")
     assert ran.code == 0, ran.err
     summary = ran.json
     assert (summary["status"], summary["samples_trained"], summary["balanced"]) == ("finished", TRAINED, True)
@@ -112,23 +113,25 @@ ask("sub")
 """
 
 
-def test_a_try_shows_the_tree_of_an_agent_s_calls_and_why_it_branched(relax: Relax, game: Path, tmp_path: Path) -> None:
+def test_a_try_shows_the_tree_of_an_agent_s_calls_and_why_it_branched(
+    relax_here: Relax, game: Path, tmp_path: Path
+) -> None:
     (tmp_path / "agent.py").write_text(REPEATS)
     asked = ("try", "agent", game / "recipe.toml", "rollout.group_size=2", "--tasks", "1")
-    ran = relax(
+    ran = relax_here(
         *asked, 'rewards=["exact"]', "environment={name=agent, reward=rewards}", "--", sys.executable, "agent.py"
     )
     assert ran.code == 0, ran.err
     assert "call 3 is rewritten: an answer in its history is not what the policy wrote" in ran.out
     assert "calls: 1 first, 1 continued, 1 rewritten, 1 new" in ran.out
     assert "not the client's but the run's own: temperature" in ran.out
-    told = json.loads(relax(*asked, "--json", "--", "no-such-program").out)
+    told = json.loads(relax_here(*asked, "--json", "--", "no-such-program").out)
     assert [one["outcome"] for one in told] == ["environment_error"] * 2 and "no-such-program" in told[0]["error"]
-    told = json.loads(relax(*asked, "--json", "--", sys.executable, "agent.py").out)
+    told = json.loads(relax_here(*asked, "--json", "--", sys.executable, "agent.py").out)
     assert "reported no reward" in told[0]["error"]
     for one in told:
         roots = [node for node in one["nodes"] if node["parent"] is None]
         assert [node["text"] for node in roots][-1].endswith("sub") or len(roots) == 3
         assert all(node["trained"] == (node["tokens"] if node["sampled"] else 0) for node in one["nodes"])
-    refused = relax("try", game / "recipe.toml", "--", "agent.py")
+    refused = relax_here("try", game / "recipe.toml", "--", "agent.py")
     assert refused.code == 2 and "write relax try agent FILES -- PROGRAM" in refused.err

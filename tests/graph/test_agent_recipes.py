@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes of agents start: both stages run, and the environment answers as the recipe says. One of them in processes, as a
-user starts it; the environments' own processes are there in any case."""
+"""Recipes of agents start: both stages run, and the environment answers as the recipe says. The gate runs one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +17,11 @@ SHORT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", ["code", "reasoning", "repair", "search", "signalling", "zoom"])
+OTHERS = ("code", "reasoning", "repair", "signalling", "zoom")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("recipe", ["search", *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
 def test_a_recipe_of_an_agent_starts(relax: Relax, recipe: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ran = relax("train", recipe, *SHORT, "--runner", "local" if recipe == "search" else "inline", "--run-dir", run)

@@ -10,6 +10,7 @@ import pytest
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
+pytestmark = pytest.mark.process
 SHORT = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=8", "eval.every=0")
 TRAINED = 2 * 2 * 8
 AGENT = """
@@ -39,19 +40,14 @@ print(json.dumps({"reward": 1.0 if guess == task["answer"] else 0.5 * (guess < t
 """
 
 
-@pytest.mark.parametrize("runner", ["local", "inline"])
-def test_an_agent_in_a_sandbox_is_trained_on_what_its_judge_says(
-    relax: Relax, game: Path, tmp_path: Path, runner: str
-) -> None:
+def test_an_agent_in_a_sandbox_is_trained_on_what_its_judge_says(train_here: Relax, game: Path, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "judge.py").write_text(JUDGE)
     boxed = (
         'environment={name="agent", sandbox=true, timeout_s=120, command=["python", "agent.py"], '
         'copies={"agent.py"="agent.py"}, judge=["python", "judge.py"], judge_copies={"judge.py"="judge.py"}}'
     )
-    ran = relax(
-        "train", game / "recipe.toml", *SHORT, boxed, "--run-dir", "run", "--runner", runner, "--json",
-    )  # fmt: skip
+    ran = train_here(game / "recipe.toml", *SHORT, boxed, "--run-dir", "run")
     assert ran.code == 0, ran.err
     summary = ran.json
     assert (summary["status"], summary["samples_trained"], summary["balanced"]) == ("finished", TRAINED, True)

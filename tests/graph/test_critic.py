@@ -18,7 +18,7 @@ SMALL = (
     "eval.every=0",
     "optimizer.schedule=constant",
 )
-EXACT = (*SMALL, "run.runner=local", "deterministic=true", "max_staleness=0", "placement=colocate")
+EXACT = (*SMALL, "deterministic=true", "max_staleness=0", "placement=colocate")
 
 
 def critics(run: Path) -> list[dict[str, Any]]:
@@ -28,13 +28,15 @@ def critics(run: Path) -> list[dict[str, Any]]:
     return [{key: record[key] for key in keys} for record in records if "critic/loss" in record]
 
 
-def test_actor_and_critic_go_on_together_from_a_checkpoint(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_actor_and_critic_go_on_together_from_a_checkpoint(
+    train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    words = ("train", tiny / "recipe.toml", *EXACT)
-    assert relax(*words, "steps=6", "--run-dir", whole).code == 0
-    assert relax(*words, "steps=3", "--run-dir", parts).code == 0
+    words = (tiny / "recipe.toml", *EXACT)
+    assert train_here(*words, "steps=6", "--run-dir", whole).code == 0
+    assert train_here(*words, "steps=3", "--run-dir", parts).code == 0
     assert [line["step"] for line in critics(parts)] == [1, 2, 3]
-    resumed = relax("resume", parts, "steps=6", "--json")
+    resumed = relax_here("resume", parts, "steps=6", "--json")
     assert resumed.code == 0, resumed.err
     assert resumed.json["balanced"] and resumed.json["samples_trained"] == 6 * 16
     assert critics(parts) == critics(whole)

@@ -21,7 +21,7 @@ SMALL = (
 )
 
 
-def test_two_teachers_by_domain_see_the_policys_likeliest_tokens(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_two_teachers_by_domain_see_the_policys_likeliest_tokens(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     """Without rewards, on the actor's devices in turns; both teach what the policy does not know yet."""
     tasks = [json.loads(line) for line in (tiny / "train.jsonl").read_text().splitlines()[:64]]
     for number, task in enumerate(tasks):
@@ -34,9 +34,7 @@ def test_two_teachers_by_domain_see_the_policys_likeliest_tokens(relax: Relax, t
         "steps=3", f"data.train={data}", "rewards=[]", "placement=colocate", "algorithm.mode=loss", "algorithm.divergence=jsd",
         "algorithm.tokens=student-top-k", "algorithm.k=8", f"teachers=[{teachers}]",
     )  # fmt: skip
-    ran = relax(
-        "train", tiny / "recipe.toml", *SMALL, *options, "--runner", "local", "--run-dir", tmp_path / "run", "--json"
-    )
+    ran = train_here(tiny / "recipe.toml", *SMALL, *options, "--run-dir", tmp_path / "run")
     assert ran.code == 0, ran.err
     assert (ran.json["status"], ran.json["samples_trained"]) == ("finished", 3 * 16)
     metrics = open_run(tmp_path / "run").metrics()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs that ask other models: a judge on Ray whose engine is killed, and a teacher and a judge on the local runner."""
+"""Whole runs that ask other models: a judge whose engine is killed, and a teacher and a judge that share devices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tests.graph.conftest import Relax, started_runs
 from tests.graph.gated import gated, open_gate, shut
 from tests.graph.ray_run import Running, kill
 
+pytestmark = pytest.mark.process
+
 JUDGE = (
     '{name = "judge", read = "log-probs", chat = false, truncated = true, template = "{prompt}", '
     'choices = {"0" = 0.0, "9" = 1.0}}'
@@ -22,9 +24,10 @@ JUDGE = (
 
 @pytest.fixture(scope="module")
 def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    """A run on Ray whose teacher is the policy itself, whose judge is scored by a pool, and whose pool's engine was killed."""
+    """A run whose teacher is the policy itself, whose judge is scored by a pool, and whose pool's engine was killed."""
     pool = f'[{{name = "judge", path = "{tiny / "model"}"}}]'
-    settings = ("algorithm=distillation", "steps=8", "rollout.prompts_per_step=4", "rollout.group_size=4", "optimizer.lr=1e-6",
+    settings = ("run.runner=local", "algorithm=distillation", "steps=8", "rollout.prompts_per_step=4",
+                "rollout.group_size=4", "optimizer.lr=1e-6",
                 f"teachers={tiny / 'model'}", f"engines={pool}", f"rewards=[{JUDGE}]")  # fmt: skip
     with started_runs(tmp_path_factory.mktemp("pools")) as start:
         path = start.directory / "run"
@@ -37,7 +40,6 @@ def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFact
     return run
 
 
-@pytest.mark.ray
 def test_a_judges_engine_dies_and_no_sample_is_lost_or_scored_zero(run_with_teacher_and_judge: Running) -> None:
     summary = run_with_teacher_and_judge.summary()
     assert (summary["status"], summary["samples_trained"], summary["restarts"]) == ("finished", 128, {"engine": 1})
@@ -45,7 +47,6 @@ def test_a_judges_engine_dies_and_no_sample_is_lost_or_scored_zero(run_with_teac
     assert all(0 < step["reward/judge"] < 1 for step in run_with_teacher_and_judge.steps())
 
 
-@pytest.mark.ray
 def test_a_teacher_that_is_the_policy_has_nothing_to_teach_at_first(run_with_teacher_and_judge: Running) -> None:
     """Rewards are measured all the same; what it learns from is 0 until its own rounding moves it."""
     metrics = open_run(run_with_teacher_and_judge.path).metrics()
@@ -54,13 +55,13 @@ def test_a_teacher_that_is_the_policy_has_nothing_to_teach_at_first(run_with_tea
     assert all(0 <= reward <= 1 for reward in metrics.column("reward/mean"))
 
 
-def test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     """And a judge beside it, with a pool of its own over the same folder."""
     pools = ", ".join(f'{{name = "{name}", path = "{tiny / "model"}"}}' for name in ("same", "judge"))
-    ran = relax(
-        "train", tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.prompts_per_step=4",
+    ran = train_here(
+        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.prompts_per_step=4",
         "rollout.group_size=4", "eval.every=0", "checkpoint.every=0", "optimizer.lr=1e-6", f"engines=[{pools}]",
-        'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+        'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]", "--run-dir", tmp_path / "run",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert (ran.json["status"], ran.json["samples_trained"]) == ("finished", 32)
@@ -69,16 +70,16 @@ def test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is(relax: Relax, t
     assert all(0 < reward < 1 for reward in metrics.column("reward/judge"))
 
 
-def test_a_judge_and_a_teacher_take_turns_with_colocated_engines(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_judge_and_a_teacher_take_turns_with_colocated_engines(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     """The judge is asked at the end of each wave, also by the evaluation, and the trainer has its lease as ever."""
     pools = ", ".join(
         f'{{name = "{name}", path = "{tiny / "model"}", devices = "deferred"}}' for name in ("same", "judge")
     )
-    ran = relax(
-        "train", tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.prompts_per_step=4",
+    ran = train_here(
+        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.prompts_per_step=4",
         "rollout.group_size=4", "eval={every = 2, size = 4, at_start = false}", "checkpoint.every=0", "optimizer.lr=1e-6",
         "placement=colocate", f"engines=[{pools}]", 'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]",
-        "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+        "--run-dir", tmp_path / "run",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert (ran.json["status"], ran.json["samples_trained"], ran.json["balanced"]) == ("finished", 32, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts through the command line on both runners, on the routes of the rollout and on its own."""
+"""A mixture of experts through the command line, on the routes of the rollout and on its own."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    "own", [("model.routing_replay=recompute", "batch.updates_per_step=2"), ("model.dtype=bfloat16",)]
+)
 def test_a_mixture_of_experts_is_trained_on_the_routes_of_its_rollout(
-    relax: Relax, runner: str, experts: Path, tmp_path: Path
+    train_here: Relax, experts: Path, tmp_path: Path, own: tuple[str, ...]
 ) -> None:
     small = (
         "steps=3",
@@ -40,11 +43,8 @@ def test_a_mixture_of_experts_is_trained_on_the_routes_of_its_rollout(
         "eval.every=0",
         "algorithm.entropy_coef=0.01",
     )  # nothing is right yet
-    own = (
-        ("model.routing_replay=recompute", "batch.updates_per_step=2") if runner == "ray" else ("model.dtype=bfloat16",)
-    )
     run = tmp_path / "run"
-    ran = relax("train", experts / "recipe.toml", *small, *own, "--runner", runner, "--run-dir", run)
+    ran = train_here(experts / "recipe.toml", *small, *own, "--run-dir", run)
     assert ran.code == 0, ran.err
     done = json.loads((run / "summary.json").read_text())
     assert done["steps"] == 3

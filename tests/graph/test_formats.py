@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 SMALL = ("steps=3", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0")
 
 
-def test_an_engine_in_bfloat16_serves_a_float32_trainer(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_an_engine_in_bfloat16_serves_a_float32_trainer(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     run, formats = tmp_path / "run", ("rollout.dtype=bfloat16", "weights.payload=delta", "weights.proof=behaviour",
                                       "weights.tolerance=1.0", "optimizer.lr=1e-3", "optimizer.warmup_steps=0")  # fmt: skip
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *formats, "--runner", "local", "--run-dir", run, "--json")
+    ran = train_here(tiny / "recipe.toml", *SMALL, *formats, "--run-dir", run)
     assert ran.code == 0, ran.err
     metrics = open_run(run).metrics()
     far = metrics.column("train/rollout_log_prob_diff_lag0")

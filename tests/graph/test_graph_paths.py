@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 from relax_core.views.run import Metrics, open_run
 from tests.graph.conftest import Ran, Relax
 
+pytestmark = pytest.mark.process
+
 SMALL = ("steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0")
 SAMPLES = 4 * 4 * 4
 
@@ -40,6 +42,7 @@ SEVERAL = (
 
 
 @pytest.mark.ray
+@pytest.mark.faults
 def test_every_role_with_several_updates_of_adapters_on_ray(
     relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
@@ -59,14 +62,13 @@ def test_every_role_with_several_updates_of_adapters_on_ray(
     assert kept and all(".lora_" in name or "score" in name for name in kept)
 
 
-def test_the_old_policy_is_the_same_whoever_computes_it(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_the_old_policy_is_the_same_whoever_computes_it(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     """On-policy, both placements see the same samples; log-probs from another process must change nothing."""
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *SEVERAL, "placement=async", "--runner", "local", "--run-dir",
-                tmp_path / "async", "--json")  # fmt: skip
+    words = (tiny / "recipe.toml", *SMALL, *SEVERAL)
+    ran = train_here(*words, "placement=async", "--run-dir", tmp_path / "async")
     async_metrics = trained(ran, tmp_path / "async")
     assert all(kl > 0 for kl in async_metrics.column("policy/ref_kl"))
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *SEVERAL, "placement=hybrid", "--runner", "local", "--run-dir", "run",
-                "--json")  # fmt: skip
+    ran = train_here(*words, "placement=hybrid", "--run-dir", tmp_path / "run")
     hybrid_metrics = trained(ran, tmp_path / "run")
     for name in ("reward/mean", "train/loss", "train/grad_norm", "policy/ratio_max", "policy/ref_kl"):
         assert hybrid_metrics.column(name) == pytest.approx(async_metrics.column(name), rel=1e-4, abs=1e-5), name
@@ -125,7 +127,7 @@ def test_a_file_of_components_and_a_reward_from_python(tiny: Path, tmp_path: Pat
         return 1.0 / (1 + len(trajectory.response))
 
     layer = {"plugins": [str(tmp_path / "mine.py")], "filters": ["odd-groups"], "sinks": ["lines"]}
-    run = relax.train(tiny / "recipe.toml", layer, rewards=[brevity], runner="local", run_dir=tmp_path / "run",
+    run = relax.train(tiny / "recipe.toml", layer, rewards=[brevity], runner="inline", run_dir=tmp_path / "run",
                       overrides=SMALL, show=False)  # fmt: skip
     assert run.summary()["status"] == "finished" and run.summary()["samples_trained"] == SAMPLES
     assert run.metrics().column("samples/dropped/filtered")[-1] >= 16
@@ -135,15 +137,15 @@ def test_a_file_of_components_and_a_reward_from_python(tiny: Path, tmp_path: Pat
     assert {line["step"] for line in lines if "reward/mean" in line} == {1, 2, 3, 4}
 
 
-def test_log_probs_agree_over_turns_with_observations_between_them(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_log_probs_agree_over_turns_with_observations_between_them(
+    train_here: Relax, tiny: Path, tmp_path: Path
+) -> None:
     games = tmp_path / "games.jsonl"
     prompt = [{"role": "user", "content": "?"}]
     games.write_text("".join(json.dumps({"prompt": prompt, "answer": letter}) + "\n" for letter in "abcdefgh"))
     overrides = ("environment=guess-number", "rewards=[]", f"data.train={games}", "eval.sets=[]", "rollout.max_turns=4",
                  "rollout.max_new_tokens=2", "max_staleness=0")  # fmt: skip
-    ran = relax(
-        "train", tiny / "recipe.toml", *SMALL, *overrides, "--runner", "local", "--run-dir", tmp_path / "run", "--json"
-    )
+    ran = train_here(tiny / "recipe.toml", *SMALL, *overrides, "--run-dir", tmp_path / "run")
     trained(ran, tmp_path / "run")
     run = open_run(tmp_path / "run")
     samples = [sample for step in run.sample_steps() for sample in run.samples(step)]

@@ -30,10 +30,10 @@ class Counting(Algorithm):
 '''
 
 
-def test_a_game_of_several_turns_trains_on_guesses_only(relax: Relax, game: Path, runner: str, tmp_path: Path) -> None:
+def test_a_game_of_several_turns_trains_on_guesses_only(train_here: Relax, game: Path, tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(COUNTING)
     (tmp_path / "mine.toml").write_text('plugins = ["./counting.py"]\nalgorithm = "counting"\n')
-    ran = relax("train", game / "recipe.toml", "mine.toml", *SHORT, "--runner", runner, "--run-dir", "run", "--json")
+    ran = train_here(game / "recipe.toml", "mine.toml", *SHORT, "--run-dir", "run")
     assert ran.code == 0, ran.err
     summary = ran.json
     assert (summary["status"], summary["samples_trained"]) == ("finished", TRAINED)
@@ -70,18 +70,18 @@ def by_turn(groups):
 """
 
 
-def test_a_function_of_the_user_credits_turns(relax: Relax, game: Path, tmp_path: Path) -> None:
+def test_a_function_of_the_user_credits_turns(train_here: Relax, game: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BY_TURN)
     (tmp_path / "mine.toml").write_text('algorithm = {name = "grpo", advantages = "mine.py:by_turn"}\n')
-    words = ("train", game / "recipe.toml", "mine.toml", *SHORT, "steps=1", "--runner", "inline")
-    ran = relax(*words, "--run-dir", "run", "--json")
+    words = (game / "recipe.toml", "mine.toml", *SHORT, "steps=1")
+    ran = train_here(*words, "--run-dir", "run")
     assert ran.code == 0, ran.err
     (step,) = [row for row in open_run(tmp_path / "run").metrics() if "reward/mean" in row]
     assert step["train/grad_norm"] > 0
     seen = [line.split() for line in (tmp_path / "mine.seen").read_text().splitlines()]
     assert sum(int(groups) for groups, *_ in seen) >= 4 and all(samples == "8" for _, samples, _ in seen)
     (tmp_path / "mine.py").write_text("def another(groups): ...")
-    refused = relax(*words, "--run-dir", "other")
+    refused = train_here(*words, "--run-dir", "other")
     assert refused.code == 2 and "algorithm.advantages: got" in refused.err and "no function 'by_turn'" in refused.err
 
 

@@ -40,12 +40,12 @@ REASONS = {"drop": "expired", "regenerate": "regenerated"}
 
 @pytest.mark.parametrize("late", REASONS)
 def test_late_groups_are_let_go_and_the_bound_and_the_account_hold(
-    relax: Relax, tiny: Path, tmp_path: Path, late: str
+    train_here: Relax, tiny: Path, tmp_path: Path, late: str
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    ran = relax(
-        "train", tiny / "recipe.toml", *SHORT, f"rollout.late={late}", f"plugins=['{tmp_path / 'slow.py'}']",
-        "environment={name='slow', timeout_s=600}", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+    ran = train_here(
+        tiny / "recipe.toml", *SHORT, f"rollout.late={late}", f"plugins=['{tmp_path / 'slow.py'}']",
+        "environment={name='slow', timeout_s=600}", "--run-dir", tmp_path / "run",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     summary = ran.json

@@ -7,8 +7,12 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
+
+pytestmark = pytest.mark.process
 
 SERVERS = Path(__file__).parents[2] / "plugins" / "relax-plugin-mcp" / "tests" / "servers.py"
 SHORT = (
@@ -21,18 +25,20 @@ SHORT = (
 )
 
 
-def test_tools_are_told_before_a_run_and_a_run_with_others_is_refused(relax: Relax, game: Path, tmp_path: Path) -> None:
+def test_tools_are_told_before_a_run_and_a_run_with_others_is_refused(
+    train_here: Relax, relax_here: Relax, game: Path, tmp_path: Path
+) -> None:
     table = f'name="acting", per="worker", command=["{sys.executable}", "{SERVERS}", "plain"]'
 
     def environment(more: str = "") -> str:
         return f'environment={{name="mcp", servers=[{{{table}{more}}}]}}'
 
-    told = relax("train", game / "recipe.toml", *SHORT, environment(), "--dry-run")
+    told = relax_here("train", game / "recipe.toml", *SHORT, environment(), "--dry-run")
     assert told.code == 0, told.err
     (digest,) = re.findall(r"^environment mcp, acting: act; digest (sha256:[0-9a-f]{64})$", told.out, re.MULTILINE)
 
-    command = ("train", game / "recipe.toml", *SHORT, environment(f', digest="{digest}"'), "--run-dir", "run", "--json")
-    ran = relax(*command)
+    command = (game / "recipe.toml", *SHORT, environment(f', digest="{digest}"'), "--run-dir", "run")
+    ran = train_here(*command)
     assert ran.code == 0, ran.err
     assert (ran.json["status"], ran.json["samples_trained"], ran.json["balanced"]) == ("finished", 2 * 2 * 4, True)
     run = open_run(tmp_path / "run")
@@ -42,6 +48,6 @@ def test_tools_are_told_before_a_run_and_a_run_with_others_is_refused(relax: Rel
     }
 
     wrong = f"sha256:{'0' * 64}"
-    refused = relax(*command[:-3], "--run-dir", "other", environment(f', digest="{wrong}"'))
+    refused = train_here(*command[:-2], "--run-dir", "other", environment(f', digest="{wrong}"'))
     assert refused.code == 2, "before anything was trained"
     assert wrong in refused.err and digest in refused.err

@@ -12,15 +12,15 @@ from tests.graph.conftest import Relax
 PLUGIN = Path(__file__).with_name("scorer.py")
 
 
-def test_a_role_of_a_plugin_scores_with_a_model_of_its_own(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_role_of_a_plugin_scores_with_a_model_of_its_own(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny / "model", tmp_path / "second-model")
     overlay = tmp_path / "scorer.toml"
     overlay.write_text(
         f'plugins = ["{PLUGIN}"]\nalgorithm = "anchored"\n\n[placement.roles.scorer]\npath = "{tmp_path}/second-model"\n'
     )
     run = tmp_path / "run"
-    ran = relax("train", tiny / "recipe.toml", overlay, "steps=3", "max_staleness=0", "optimizer.lr=1e-3", "eval.every=0",
-                "--runner", "local", "--run-dir", run, "--json")  # fmt: skip
+    ran = train_here(tiny / "recipe.toml", overlay, "steps=3", "max_staleness=0", "optimizer.lr=1e-3", "eval.every=0",
+                     "--run-dir", run)  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.json["steps"] == 3 and ran.json["balanced"]
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

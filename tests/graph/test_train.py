@@ -15,6 +15,8 @@ import pytest
 
 from tests.graph.conftest import Relax, relax_in
 
+pytestmark = pytest.mark.process
+
 SHORT = (
     "steps=6", "eval.every=3", "checkpoint.every=3", "rollout.prompts_per_step=8", "eval.sets.0.size=32",
     "placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1",

@@ -8,10 +8,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.graph.conftest import Relax
 from tests.graph.ray_run import Start, until
 from tests.processes import stop
 
+pytestmark = pytest.mark.process
 STUCK = """
 import pathlib, time
 
@@ -29,7 +32,7 @@ class StuckReward(Reward):
 
 
 def test_the_engine_and_then_the_reward_that_hangs_is_named(
-    start: Start, relax: Relax, tiny: Path, tmp_path: Path
+    start: Start, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     run = start.train(
@@ -39,7 +42,7 @@ def test_the_engine_and_then_the_reward_that_hangs_is_named(
     run.until_steps(2)
 
     def why() -> dict[str, Any]:
-        return relax("why", run.path, "--json").json
+        return relax_here("why", run.path, "--json").json
 
     engine = run.fact("rollout", "engines")["engine-0"]["pid"]
     stop(engine)

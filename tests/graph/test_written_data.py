@@ -36,10 +36,10 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_pairs_raise_their_margin(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_pairs_raise_their_margin(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ran = relax("train", tiny / "recipe.toml", "algorithm=dpo", "steps=8", "optimizer.lr=1e-3", "eval.every=8",
-                "eval.sets.0.size=32", "--runner", "local", "--run-dir", run, "--json")  # fmt: skip
+    ran = train_here(tiny / "recipe.toml", "algorithm=dpo", "steps=8", "optimizer.lr=1e-3", "eval.every=8",
+                     "eval.sets.0.size=32", "--run-dir", run)  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.json["balanced"] and ran.json["samples_trained"] == 8 * 32 * 2 and ran.json["max_lag"] == 0
     margins = [line["eval/held-out/margin"] for line in lines(run) if "eval/held-out/margin" in line]
@@ -49,12 +49,11 @@ def test_pairs_raise_their_margin(relax: Relax, tiny: Path, tmp_path: Path) -> N
 
 
 def test_stages_go_on_with_what_was_exported_and_resume_where_they_were(
-    relax: Relax, tiny: Path, tmp_path: Path
+    train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stages.toml").write_text(STAGES)
     run = tmp_path / "run"
-    ran = relax("train", tiny / "recipe.toml", tmp_path / "stages.toml", "eval.every=0", "--runner", "local", "--run-dir",
-                run, "--json")  # fmt: skip
+    ran = train_here(tiny / "recipe.toml", tmp_path / "stages.toml", "eval.every=0", "--run-dir", run)
     assert ran.code == 0, ran.err
     assert ran.json["steps"] == 6 and ran.json["samples_trained"] == 3 * 16 + 3 * 16 and ran.json["balanced"]
     steps = [(line["step"], line["stage"]) for line in lines(run) if "train/loss" in line]
@@ -66,9 +65,9 @@ def test_stages_go_on_with_what_was_exported_and_resume_where_they_were(
     for left in (rl / "stage.json", run / "export", run / "summary.json"):
         left.unlink()
     shutil.rmtree(rl / "checkpoints" / "step-000003")
-    again = relax("resume", run, "--json")
+    again = relax_here("resume", run, "--json")
     assert again.code == 0, again.err
     assert again.json["steps"] == 6 and again.json["balanced"]
     steps = [(line["step"], line["stage"]) for line in lines(run) if "train/loss" in line]
     assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6] and steps[-1] == (6, "rl")
-    assert relax("resume", run).code == 2
+    assert relax_here("resume", run).code == 2

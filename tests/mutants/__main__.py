@@ -49,7 +49,7 @@ def dies(mutant: Mutant, folder: Path, environment: dict[str, str]) -> bool:
             "-n",
             "0",
             "-m",
-            "not ray and not exhaustive",
+            "not ray and not faults",
             *mutant.tests.split(),
         ]
         done = subprocess.run(

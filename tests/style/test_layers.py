@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -27,6 +28,17 @@ def test_every_plugin_folder_stands_in_the_import_contracts() -> None:
     assert plugins <= set(contracts["The core imports no plugin"]["forbidden_modules"])
     assert plugins <= set(contracts[PUBLIC]["source_modules"])
     assert plugins <= set(contracts["No plugin imports another"]["modules"])
+
+
+def test_the_plugin_page_lists_the_packages_that_plugins_may_import() -> None:
+    """The list in docs/plugins.md is what the import contract leaves; roles may import `relax_core.roles` as well."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contracts = {contract["name"]: contract for contract in linter["contracts"]}
+    forbidden = {module.removeprefix("relax_core.") for module in contracts[PUBLIC]["forbidden_modules"]}
+    allowed = set(contracts["Imports only go down"]["layers"]) - {"__main__"} - forbidden
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `relax_core\.(\w+)` \|", page, re.MULTILINE))
+    assert listed == allowed | {"roles"}
 
 
 def test_no_module_of_the_api_brings_torch_or_ray() -> None:

@@ -4,12 +4,14 @@
 Two steps of the quickstart run on the inline runner under a profile hook. A function lies on the way of a sample when the
 sample, in any of its forms (`FORMS`), is among its arguments or is what it returns; so the walk is what somebody reads
 who follows it.
+A name in `FORMS` that no class of the core has is an error, since the walk would silently become shorter.
 Run by `tox -e walk`; `python -m tests.style.walk --list` names every function as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import sys
 import tempfile
@@ -29,15 +31,12 @@ FORMS = {
         "Issue",
         "Sample",
         "Branch",
-        "Prompt",
         "Rendered",
         "GenerateRequest",
         "Delta",
         "Completion",
         "Trajectory",
         "InflightGroup",
-        "FinishedGroup",
-        "JudgedGroup",
         "ScoredSample",
         "RewardResult",
         "Score",
@@ -67,7 +66,7 @@ FORMS = {
     },
     "publish": {"Manifest", "Receipt", "TensorInfo", "WeightRegistry"},
 }
-"""The classes in which each traveller appears on its way."""
+"""The names of the classes in which each traveller appears on its way. `check_forms` refuses a name that no class has."""
 SENTINEL = 0.00012345
 
 
@@ -144,6 +143,14 @@ def layers() -> list[str]:
     return list(next(contract["layers"] for contract in linter["contracts"] if contract["type"] == "layers"))
 
 
+def check_forms(forms: Mapping[str, set[str]]) -> None:
+    """Raise LookupError naming every class in `forms` that the core does not define."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in CORE.rglob("*.py"))
+    classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    if missing := sorted(set().union(*forms.values()) - classes):
+        raise LookupError(f"relax_core has no class {', '.join(missing)}; correct FORMS in tests/style/walk.py")
+
+
 def is_form(forms: set[str]) -> Callable[[Any], bool]:
     """A test for objects of these classes, alone or as the first of a collection."""
 
@@ -212,6 +219,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="name every function")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     options = parser.parse_args()
+    check_forms(FORMS)
     with tempfile.TemporaryDirectory() as folder:
         walks = {"override": walk_override(Path(folder)), **walk_run(Path(folder))}
     if options.json:

@@ -88,6 +88,7 @@ def changing(count: int, names: Sequence[str] = ()) -> frozenset[str]:
     return frozenset(name for name in made[0] if made[0][name] != made[1][name])
 
 
+@pytest.mark.faults
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::SyntaxWarning")  # of rules, over texts that they can't read
 @pytest.mark.parametrize("name", SETS)
 def test_a_set_is_sound_or_barred_for_a_fault_that_it_has(name: str, unstable: frozenset[str]) -> None:
@@ -110,14 +111,14 @@ def test_text_of_the_policy_is_evaluated_only_where_it_was_admitted(name: str) -
         assert name in ADMITTED
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::SyntaxWarning")
 @pytest.mark.parametrize("name", USABLE)
 def test_no_fault_shows_in_more_tasks(name: str) -> None:
     assert list(faults(name, 24)) == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::SyntaxWarning")
 @pytest.mark.parametrize("name", [name for name in USABLE if has_curriculum(name)])
 def test_the_first_levels_of_a_curriculum_are_sound(name: str) -> None:
@@ -128,6 +129,6 @@ def test_the_first_levels_of_a_curriculum_are_sound(name: str) -> None:
             open_set(Recipe(name, 3 << 20, 4, 0, level))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_no_usable_set_changes_in_many_tasks() -> None:
     assert changing(40, USABLE) == frozenset()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,11 +111,10 @@ LONG = [
 
 
 @judging
-def test_long_responses_of_one_sign_take_no_time(case: Case) -> None:
-    start = time.process_time()
+@pytest.mark.timeout(300)  # a quadratic scan would take hours
+def test_long_responses_of_one_sign_are_scored_in_linear_time(case: Case) -> None:
     for response in LONG:
         assert case.low <= case.score(response) <= 1.0
-    assert time.process_time() - start < 10.0, "a scan that goes over the response again and again"
 
 
 @judging

@@ -19,6 +19,7 @@ class Ranked(TrainerSuite):
     test_every_process_gives_the_same_result = None
 
 
+@pytest.mark.faults
 class TestTorchOnTwoRanks(Ranked):
     options = {"sharding": "none"}
 
@@ -32,6 +33,7 @@ class TestTorchInBfloat16(TrainerSuite):
     dtype, tolerance, rounding = "bfloat16", 0.05, 0.15
 
 
+@pytest.mark.faults
 class TestTorchInFloat16(TrainerSuite):
     component = "torch"
     dtype, tolerance, rounding = "float16", 0.01, 0.02

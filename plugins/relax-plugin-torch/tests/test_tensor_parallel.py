@@ -54,8 +54,8 @@ def trained(folder, path, ranks=1, **options):
 
 @pytest.mark.parametrize(("ranks", "options"), [
     (2, {}),
-    pytest.param(4, {"sharding": "none"}, marks=pytest.mark.exhaustive),
-    pytest.param(4, {"sharding": "fsdp"}, marks=pytest.mark.exhaustive),
+    pytest.param(4, {"sharding": "none"}, marks=pytest.mark.faults),
+    pytest.param(4, {"sharding": "fsdp"}, marks=pytest.mark.faults),
 ])  # fmt: skip
 def test_a_tensor_parallel_group_trains_as_one_rank_does(folder, tmp_path, ranks, options):
     alone, weights, scores = trained(folder, tmp_path / "one")

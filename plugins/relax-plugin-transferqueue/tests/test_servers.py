@@ -86,6 +86,7 @@ async def test_columns_of_every_kind_come_back_as_they_went(servers: ChildServer
 
 
 @pytest.mark.ray
+@pytest.mark.faults
 @pytest.mark.timeout(200)
 def test_on_a_cluster_its_servers_are_actors_that_a_copy_reaches_and_a_dead_one_is_named() -> None:
     """In a process of its own: Ray's other tests are on a cluster of theirs."""

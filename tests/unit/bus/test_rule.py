@@ -23,9 +23,8 @@ SMALL = [  # max_staleness, groups_per_step, spare_groups, steps without checkpo
     (1, 1, 1, 1),
     (1, 2, 0, 0),
     (2, 1, 0, 0),
-    (3, 1, 0, 0),
 ]
-LARGE = [(1, 2, 0, 1), (2, 1, 0, 1), (2, 1, 0, 2), (1, 2, 1, 0), (2, 2, 0, 0), (3, 1, 0, 1), (1, 2, 0, 2)]
+LARGE = [(3, 1, 0, 0), (1, 2, 0, 1), (2, 1, 0, 1), (2, 1, 0, 2), (1, 2, 1, 0), (2, 2, 0, 0), (3, 1, 0, 1), (1, 2, 0, 2)]
 
 
 def limits(k: int, groups: int, spare: int, uncovered: int) -> model.Limits:
@@ -45,7 +44,7 @@ def test_rule_holds_where_engines_let_go_of_groups_and_others_go_on_with_them(ca
     assert model.explore(replace(limits(*case), carries=True), most=12_000) > 20
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 @pytest.mark.parametrize("case", [(1, 2, 0, 0), (1, 2, 0, 1), (2, 1, 0, 1), (2, 2, 0, 0), (3, 1, 0, 0), (3, 1, 0, 1)])
 def test_rule_holds_for_carried_groups_in_larger_worlds(case):
     assert model.explore(replace(limits(*case), carries=True), most=400_000) > 1000
@@ -57,7 +56,7 @@ def test_going_on_at_an_engine_below_the_groups_floor_is_refuted(monkeypatch):
         model.explore(replace(limits(1, 1, 0, 0), carries=True))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 @pytest.mark.parametrize("case", LARGE)
 def test_rule_holds_in_larger_worlds(case):
     # The largest are cut off: nearest worlds first, so what is left out is what takes the longest schedules.

@@ -70,7 +70,7 @@ def test_long_schedules_reach_many_steps_and_lose_nothing():
     assert len(mixed) > 20, "samples must really mix versions"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(1000, 1040))
 def test_very_long_schedules_lose_nothing(seed):

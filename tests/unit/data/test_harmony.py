@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -189,13 +188,12 @@ def test_a_thought_is_given_to_the_template_apart_and_read_back(family: ChatFami
 LONG = 100_000
 
 
+@pytest.mark.timeout(300)  # a quadratic scan would take hours
 @pytest.mark.parametrize(
     "unit", [*harmony.MARKS, THOUGHT, CALLED, FINAL, "<|start|> ", "<|channel|>x<|message|>", " to=", " ", "<", "<|message|> {"]
 )  # fmt: skip
 @pytest.mark.parametrize("thinking", [False, True])
-def test_the_time_of_words_grows_with_the_length_and_no_faster(unit: str, thinking: bool) -> None:
+def test_long_texts_are_read_in_linear_time(unit: str, thinking: bool) -> None:
     for text in (unit * (LONG // len(unit)), unit + " " * LONG, " " * LONG + unit, " to=" + "x" * LONG + unit):
-        started = time.process_time()
         READ.words(READ.beginning(text, thinking), thinking=thinking)
         READ.words(text, thinking=thinking)
-        assert time.process_time() - started < 2.0, text[:40]

@@ -180,7 +180,7 @@ async def test_a_turn_ends_at_its_deadline_with_the_tokens_it_has_and_frees_its_
         assert told == []
 
 
-async def test_more_than_fits_waits_at_the_door_and_is_answered_in_its_turn() -> None:
+async def test_more_than_fits_waits_for_admission_and_is_answered_in_its_turn() -> None:
     async with engines(1, limits=RequestLimits(per_engine=2, backlog=2)) as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, 3) for n in range(12)]))
         await until(lambda: not pool.room(1))

@@ -146,7 +146,7 @@ async def test_an_engine_whose_version_is_abandoned_while_it_loads_goes_on_to_it
         assert told == [] and pool.facts()["engine-0"]["pid"] == pid
 
 
-async def test_a_live_version_whose_door_is_shut_is_wanted_until_it_opens() -> None:
+async def test_a_live_version_whose_transfer_is_over_is_wanted_until_it_is_announced_again() -> None:
     async with pool_of("ScriptedEngine") as (pool, service, told):
         live = manifest(1, live=True)
         await service.announce(live, NONE)
@@ -160,7 +160,7 @@ async def test_a_live_version_whose_door_is_shut_is_wanted_until_it_opens() -> N
         assert told == []
 
 
-async def test_a_door_that_never_opens_ends_at_the_deadline() -> None:
+async def test_a_live_version_that_is_never_announced_again_ends_at_the_deadline() -> None:
     async with pool_of("ScriptedEngine", timeout_s=0.5) as (pool, service, _):
         live = manifest(1, live=True)
         await service.announce(live, NONE)

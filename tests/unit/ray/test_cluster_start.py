@@ -51,6 +51,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.faults
 @pytest.mark.ray
 def test_a_cluster_of_a_run_listens_on_loopback_alone_and_answers_nobody_without_its_token() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -60,6 +60,7 @@ def _workers(lease_s: float, name: str) -> Any:
 
 
 @pytest.mark.ray
+@pytest.mark.faults
 async def test_a_controller_that_was_replaced_commands_nothing_any_more(joined: None, tmp_path: Path) -> None:
     from relax_core.api.role import RunStatus
     from relax_core.registry.catalogue import Catalogue
@@ -97,6 +98,7 @@ async def test_a_controller_that_was_replaced_commands_nothing_any_more(joined: 
 
 
 @pytest.mark.ray
+@pytest.mark.faults
 async def test_a_hub_whose_controller_has_no_successor_ends_with_what_it_started(joined: None, tmp_path: Path) -> None:
     from relax_core.bus.ledger_file import FILE
     from relax_core.runners.ray.connection import asked
@@ -128,6 +130,7 @@ async def test_a_hub_whose_controller_has_no_successor_ends_with_what_it_started
 
 
 @pytest.mark.ray
+@pytest.mark.faults
 async def test_a_start_of_a_run_ends_what_lives_of_earlier_ones_and_of_no_other_run(
     joined: None, tmp_path: Path
 ) -> None:
@@ -155,6 +158,7 @@ async def test_a_start_of_a_run_ends_what_lives_of_earlier_ones_and_of_no_other_
 
 
 @pytest.mark.ray
+@pytest.mark.faults
 async def test_shells_hear_of_the_next_start_of_a_run_and_one_application_runs_a_role(
     joined: None, tmp_path: Path
 ) -> None:

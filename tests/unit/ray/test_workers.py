@@ -131,6 +131,7 @@ async def test_no_placement_group_stays_of_workers_that_did_not_start(begin: Sta
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.faults
 async def test_a_successor_adopts_an_actor_aborts_what_it_ran_and_shuts_out_who_had_it(
     joined: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding, importing and building components, and every way in which a name can be wrong."""
 
+from pathlib import Path
+
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Options, PluginError, Reward
 from relax_core.api.events import RunFinished, StepFinished
 from relax_core.registry import Catalogue, ResolvedPlugin
 from relax_core.registry.catalogue import KNOWN
+
+ROOT = Path(__file__).parents[3]
 
 
 def load(*files: str) -> Catalogue:
@@ -51,7 +55,7 @@ def test_two_components_of_one_name_need_their_distribution(half):
     ("kind", "name", "said"),
     [
         ("reward", "haf", "did you mean 'half'"),
-        ("trainer", "megatron", "pip install relax-plugin-megatron"),
+        ("trainer", "megatron", "no plugin offers it; known are .*torch"),
         ("environment", "half", "has it as reward; it belongs in .rewards."),
         ("reward", "other-dist:half", "write fake-half:half"),
         ("rewards", "half", "did you mean 'reward'"),
@@ -61,6 +65,12 @@ def test_an_unknown_name_says_what_to_do(half, kind, name, said):
     half()
     with pytest.raises(ConfigError, match=said):
         load().find(kind, name)
+
+
+def test_a_component_of_a_plugin_that_is_not_installed_names_the_plugin(monkeypatch):
+    monkeypatch.setitem(KNOWN, "trainer", {"other": "relax-plugin-other"})
+    with pytest.raises(ConfigError, match="it is not installed; pip install relax-plugin-other"):
+        load().find("trainer", "other")
 
 
 def test_a_known_component_that_its_installed_distribution_lacks_asks_for_an_upgrade(site):
@@ -220,9 +230,12 @@ def test_of_an_interpreter_of_its_own_only_what_both_have_is_compared(half):
         have.verify(other, shared=True)
 
 
-def test_of_every_component_in_the_box_it_is_known_what_to_install():
-    """So that whoever lacks one is told; the plugins of this repository are installed where its tests run."""
-    box = {record.distribution: record for record in load().records if record.distribution.startswith("relax-plugin-")}
+def test_the_suggested_plugins_are_those_that_offer_the_component():
+    """The plugins of this repository are installed where its tests run."""
+    folders = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
+    box = {record.distribution: record for record in load().records if record.distribution in folders}
     offered = {(kind, component.name): name for name, record in box.items() for kind, component in record.components}
+    suggested = {(kind, name): plugin for kind, plugins in KNOWN.items() for name, plugin in plugins.items()}
     assert len(box) > 5
-    assert {key: KNOWN.get(key[0], {}).get(key[1]) for key in offered} == offered
+    assert set(suggested.values()) <= folders
+    assert {key: plugin for key, plugin in suggested.items() if plugin in box} == offered

@@ -132,6 +132,7 @@ print(sorted({"torch", "ray", "pydantic", "numpy", "transformers"} & set(sys.mod
 """
 
 
+@pytest.mark.process
 def test_listing_a_hundred_plugins_imports_nothing_heavy(half, site):
     for index in range(100):
         half(f"fake-n{index}", f"half-{index}", files={"reward.py": "import torch, ray, pydantic\n"})

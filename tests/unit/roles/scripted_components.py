@@ -336,7 +336,7 @@ def manifest(version: Version) -> Manifest:
 # -- live weights: nothing is stored, those who come together hand over and take ------------------------------------
 
 MEETING: dict[Version, list[asyncio.Future[None]]] = {}
-"""Engines that stand at the door, by the version that they want."""
+"""Engines that wait for a transfer, by the version that they want."""
 
 
 class ScriptedLiveTransport(ScriptedTransport):

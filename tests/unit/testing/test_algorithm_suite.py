@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 
+TORCH_SUITES = pytest.mark.xdist_group("torch suites")
 SUITE = """
 import os, torch
 from relax_core import learn
@@ -17,7 +18,7 @@ class Mine(Algorithm):
 
 class TestMine(AlgorithmSuite):
     component = Mine
-    deadline_s = 10.0
+    deadline_s = {deadline_s}
 """
 CLIPPED = """
 denominators = frozenset({"tokens"})
@@ -49,19 +50,7 @@ def fit_loss(self, fit, batch, outputs):
     return Loss({"value": Term((outputs.output("values") - batch.advantages).square())})
 """
 )
-
-
-def algorithm(body: str) -> str:
-    return SUITE.format(body="\n".join(f"    {line}" for line in body.splitlines()))
-
-
-@pytest.mark.parametrize("body", [CLIPPED, PAIRS, ROWS, CRITIC], ids=["clipped", "pairs", "rows", "critic"])
-def test_a_good_algorithm_conforms(outcomes, failures, body):
-    result = outcomes(algorithm(body))
-    assert failures(result) == {}
-    assert sum(told == "passed" for told in result.values()) >= 11
-
-
+GOOD = {"clipped": CLIPPED, "pairs": PAIRS, "rows": ROWS, "critic": CRITIC}
 APART = {
     "wrong type": (CLIPPED.replace("return Loss(", "return max("), ""),
     "blocking": (CLIPPED.replace("ratio = ", "__import__('time').sleep(3600)\n    ratio = "), "blocks for ever"),
@@ -87,9 +76,34 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize(("body", "said"), APART.values(), ids=APART)
-def test_a_mutant_that_needs_a_process_of_its_own_fails(outcomes, failures, body, said):
-    failed = failures(outcomes(algorithm(body)))
+def suite_files() -> dict[str, str]:
+    codes = {name: algorithm(body) for name, body in GOOD.items()}
+    for name, (body, said) in APART.items():
+        codes[name] = algorithm(body, deadline_s=0.5 if said == "blocks for ever" else 300.0)
+    return {f"{path(name)}.py": code for name, code in codes.items()}
+
+
+def algorithm(body: str, deadline_s: float = 300.0) -> str:
+    return SUITE.format(body="\n".join(f"    {line}" for line in body.splitlines()), deadline_s=deadline_s)
+
+
+def path(name: str) -> str:
+    return f"torch/test_algorithm_{name.replace(' ', '_')}"
+
+
+@pytest.mark.process
+@TORCH_SUITES
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_algorithm_conforms(outcomes, failures, name):
+    assert failures(path(name)) == {}
+    assert sum(told == "passed" for told in outcomes(path(name)).values()) >= 11
+
+
+@pytest.mark.process
+@TORCH_SUITES
+@pytest.mark.parametrize("name", APART)
+def test_a_mutant_that_needs_a_process_of_its_own_fails(failures, name):
+    failed, said = failures(path(name)), APART[name][1]
     assert any(said in told for told in failed.values()), failed
 
 

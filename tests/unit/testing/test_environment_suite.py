@@ -3,6 +3,7 @@
 
 import pytest
 
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("plain suites")]
 SUITE = """
 import asyncio, random, time
 from relax_core.api import Environment, Observation, Step, Tool
@@ -13,13 +14,13 @@ class Mine(Environment):
 
 class TestMine(EnvironmentSuite):
     component = Mine
-    deadline_s = 10.0
+    deadline_s = {deadline_s}
 """
 GUESS = """
 @classmethod
 async def open(cls, options): return {"opened": 1}
 async def reset(self, task, seed):
-    self.hidden, self.left = random.Random(seed).randint(0, 9), 2
+    self.hidden, self.left = random.Random(seed).randint(0, 10**12), 2
     return Observation(f"{task.id}: {self.shared['opened']}")
 async def step(self, action):
     self.left -= 1
@@ -34,19 +35,7 @@ async def run(self, task, seed, session):
         branch.observe(f"{action.text} of {task.id}")
     session.reward(1.0)
 """
-
-
-def environment(body: str) -> str:
-    return SUITE.format(body="\n".join(f"    {line}" for line in body.splitlines()))
-
-
-@pytest.mark.parametrize("body", [GUESS, BRANCH], ids=["step", "run"])
-def test_a_good_environment_conforms(outcomes, failures, body):
-    result = outcomes(environment(body))
-    assert failures(result) == {}
-    assert sum(told == "passed" for told in result.values()) >= 9
-
-
+GOOD = {"step": GUESS, "run": BRANCH}
 MUTANTS = {
     "wrong type": (GUESS.replace("return Step(", "return tuple("), "TypeError"),
     "no step": (GUESS.replace("return Step(", "return str("), ""),
@@ -61,8 +50,29 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize(("body", "said"), MUTANTS.values(), ids=MUTANTS)
-def test_a_mutant_fails(outcomes, failures, body, said):
-    failed = failures(outcomes(environment(body)))
+def suite_files() -> dict[str, str]:
+    codes = {name: environment(body) for name, body in GOOD.items()}
+    for name, (body, said) in MUTANTS.items():
+        codes[name] = environment(body, deadline_s=0.5 if said == "blocks for ever" else 300.0)
+    return {f"{path(name)}.py": code for name, code in codes.items()}
+
+
+def environment(body: str, deadline_s: float = 300.0) -> str:
+    return SUITE.format(body="\n".join(f"    {line}" for line in body.splitlines()), deadline_s=deadline_s)
+
+
+def path(name: str) -> str:
+    return f"plain/test_environment_{name.replace(' ', '_')}"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_environment_conforms(outcomes, failures, name):
+    assert failures(path(name)) == {}
+    assert sum(told == "passed" for told in outcomes(path(name)).values()) >= 9
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_fails(failures, name):
+    failed, said = failures(path(name)), MUTANTS[name][1]
     assert failed
-    assert any(said in f"{name}: {told}" for name, told in failed.items()), failed
+    assert any(said in f"{test}: {told}" for test, told in failed.items()), failed

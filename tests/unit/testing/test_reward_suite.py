@@ -3,8 +3,9 @@
 
 import pytest
 
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("plain suites")]
 SUITE = """
-import asyncio, os, random, time
+import asyncio, atexit, os, random, threading, time
 from relax_core.api import BatchReward, GroupReward, Options, Reward, Score
 from relax_core.testing.reward import RewardSuite
 
@@ -17,13 +18,13 @@ class Opts(Options):
 class TestMine(RewardSuite):
     component = Mine
     options = {{"scale": 2.0}}
-    deadline_s = 10.0
+    deadline_s = {deadline_s}
 """
 
 
-def reward(body: str, base: str = "Reward[Opts]") -> str:
+def reward(body: str, base: str = "Reward[Opts]", deadline_s: float = 300.0) -> str:
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    return SUITE.format(mine=f"class Mine({base}):\n{lines}")
+    return SUITE.format(mine=f"class Mine({base}):\n{lines}", deadline_s=deadline_s)
 
 
 GOOD = {
@@ -33,20 +34,17 @@ GOOD = {
     "group": reward("async def score_group(self, task, js): return [0.5 for j in js]", "GroupReward[Opts]"),
     "prints": reward("def score(self, t, j):\n    print('noise'); os.write(1, b'noise')\n    return 1"),
 }
-
-
-@pytest.mark.parametrize("code", GOOD.values(), ids=GOOD)
-def test_a_good_reward_conforms(outcomes, failures, code):
-    result = outcomes(code)
-    assert failures(result) == {}
-    assert sum(told == "passed" for told in result.values()) >= 8
-
-
+BLOCKS = "blocks for ever"
 MUTANTS = {
     "wrong type": ("def score(self, t, j): return 'good'", "return a number or a Score"),
     "not finite": ("def score(self, t, j): return float('nan')", "scores are finite"),
-    "blocking": ("def score(self, t, j): time.sleep(3600)", "blocks for ever"),
-    "sleeping": ("async def score(self, t, j): await asyncio.sleep(3600)", "blocks for ever"),
+    "blocking": ("def score(self, t, j): time.sleep(3600)", BLOCKS),
+    "sleeping": ("async def score(self, t, j): await asyncio.sleep(3600)", BLOCKS),
+    "thread": (
+        "def score(self, t, j):\n    threading.Thread(target=time.sleep, args=(3600,)).start()\n    return 1",
+        BLOCKS,
+    ),
+    "exit": ("def score(self, t, j):\n    atexit.register(time.sleep, 3600)\n    return 1", BLOCKS),
     "random": ("def score(self, t, j): return random.random()", "gave another result"),
     "hash order": ("def score(self, t, j): return hash(j.response) % 97", "another process gave another result"),
     "crash": ("def score(self, t, j): os._exit(9)", "exit code 9"),
@@ -55,21 +53,37 @@ MUTANTS = {
     "writes": ("def score(self, t, j):\n    j.info['x'] = t.metadata['n'] = 1\n    return 1", "left_as_they_were"),
     "abstract": ("pass", "does not define score"),
 }
+PICKY = reward("def score(self, t, j): return t.metadata['matrix'][0][0]")
+TAKEN = reward("def score(self, t, j): return self.options.memory_mb").replace("scale", "memory_mb")
 
 
-@pytest.mark.parametrize(("body", "said"), MUTANTS.values(), ids=MUTANTS)
-def test_a_mutant_fails(outcomes, failures, body, said):
-    failed = failures(outcomes(reward(body)))
-    assert any(said in f"{name}: {told}" for name, told in failed.items()), failed
+def suite_files() -> dict[str, str]:
+    codes = {**GOOD, "picky": PICKY, "picky generic": PICKY + "    generic = True\n", "taken": TAKEN}
+    for name, (body, said) in MUTANTS.items():
+        codes[name] = reward(body, deadline_s=0.5 if said == BLOCKS else 300.0)
+    return {f"{path(name)}.py": code for name, code in codes.items()}
 
 
-def test_a_reward_without_its_own_samples_is_not_blamed_for_the_default_ones(outcomes, failures):
-    picky = reward("def score(self, t, j): return t.metadata['matrix'][0][0]")
-    assert "KeyError" in str(failures(outcomes(picky)))
-    assert failures(outcomes(picky + "    generic = True\n")) == {}
+def path(name: str) -> str:
+    return f"plain/test_reward_{name.replace(' ', '_')}"
 
 
-def test_an_option_with_the_name_of_a_key_of_the_core_is_told(outcomes, failures):
-    taken = reward("def score(self, t, j): return self.options.memory_mb").replace("scale", "memory_mb")
-    failed = failures(outcomes(taken))
-    assert "['memory_mb']" in failed["test_no_option_has_the_name_of_a_key_of_the_core"]
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_reward_conforms(outcomes, failures, name):
+    assert failures(path(name)) == {}
+    assert sum(told == "passed" for told in outcomes(path(name)).values()) >= 8
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_fails(failures, name):
+    failed, said = failures(path(name)), MUTANTS[name][1]
+    assert any(said in f"{test}: {told}" for test, told in failed.items()), failed
+
+
+def test_a_reward_without_its_own_samples_is_not_blamed_for_the_default_ones(failures):
+    assert "KeyError" in str(failures(path("picky")))
+    assert failures(path("picky generic")) == {}
+
+
+def test_an_option_with_the_name_of_a_key_of_the_core_is_told(failures):
+    assert "['memory_mb']" in failures(path("taken"))["test_no_option_has_the_name_of_a_key_of_the_core"]

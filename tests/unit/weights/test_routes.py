@@ -70,8 +70,8 @@ class World:
             self.registry.handed_out(self.newest.version)
             self.open = False
 
-    def serve_the_door(self) -> None:
-        """As the doorkeeper does: whole, since who stands there may have no base."""
+    def serve_waiting(self) -> None:
+        """Announce the newest live version again, as the publisher does: whole, since a waiting receiver may lack the base."""
         if self.newest is not None and self.newest.live and self.registry.wanted("actor"):
             version = self.newest.version
             self.newest = manifest(version, self.contents[version], "full", None, True)
@@ -119,7 +119,7 @@ events = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.sampled_from(KINDS)),
         st.tuples(st.sampled_from(("ask", "load", "load", "die")), st.integers(0, 2)),
-        st.tuples(st.sampled_from(("shut", "door", "release")), st.none()),
+        st.tuples(st.sampled_from(("shut", "serve", "release")), st.none()),
         st.tuples(st.just("wait"), st.floats(0, 6)),
     ),
     max_size=60,
@@ -128,7 +128,7 @@ events = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(st.booleans(), events)
-def test_whoever_follows_routes_ends_at_the_newest_bytes_or_stands_at_the_door(
+def test_a_receiver_that_follows_its_routes_gets_the_newest_bytes_or_asks_for_them(
     live: bool, happening: list[tuple[str, object]]
 ) -> None:
     world = World(live)
@@ -140,7 +140,7 @@ def test_whoever_follows_routes_ends_at_the_newest_bytes_or_stands_at_the_door(
         elif what in ("ask", "load", "die"):
             getattr(world, what)(world.receivers[which])  # type: ignore[index]
         else:
-            {"shut": world.shut, "door": world.serve_the_door, "release": world.release}[what]()
+            {"shut": world.shut, "serve": world.serve_waiting, "release": world.release}[what]()
     if world.newest is None:
         return
     for receiver in world.receivers:
@@ -149,7 +149,7 @@ def test_whoever_follows_routes_ends_at_the_newest_bytes_or_stands_at_the_door(
         world.ask(receiver)
         if not receiver.route and receiver.have != world.newest.version:
             assert receiver.name in world.registry.wanted("actor")
-            world.serve_the_door()
+            world.serve_waiting()
             world.ask(receiver)
         while receiver.route:
             world.load(receiver)

@@ -42,8 +42,9 @@ SUPERVISED = "--supervised"
 REPORT = "relax.detached/1"
 RESTARTS = 3
 """Default of `[recovery] restarts`, for a configuration that an earlier version wrote."""
-ORPHANS_S, LOOK_S = 20.0, 0.1
-"""For what a dead driver had started to end by itself, as it does when its pipe closes; then it is killed."""
+ORPHANS_S, KILLED_S, LOOK_S = 20.0, 20.0, 0.1
+"""Seconds for what a dead driver had started to end by itself, as it does when its pipe closes; seconds after that for the
+killed rest to be gone; and seconds between two looks."""
 PR_SET_CHILD_SUBREAPER = 36
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -191,7 +192,7 @@ def _end_orphans(spared: int | None = None) -> None:
     `spared`: a process that lives on, with all below it.
     """
     deadline = time.monotonic() + ORPHANS_S
-    while time.monotonic() < deadline + ORPHANS_S:
+    while time.monotonic() < deadline + KILLED_S:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -48,8 +48,11 @@ def ask(said: list[str]) -> str:
 
 
 def run(command: str) -> str:
-    """Run a command of the model; give the end of what it printed. `python` is the interpreter that runs this."""
-    shell = ["/bin/sh", "-c", f'python() {{ "{sys.executable}" "$@"; }}\n{command}']
+    """Run a command of the model; give the end of what it printed. `python` is the interpreter that runs this.
+
+    It keeps no compiled files: one of the same second and size as an edited module would be taken for it.
+    """
+    shell = ["/bin/sh", "-c", f'python() {{ "{sys.executable}" -B "$@"; }}\n{command}']
     try:
         done = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False)
     except subprocess.TimeoutExpired:

@@ -146,7 +146,8 @@ class SandboxSuite(Suite):
 
     @pytest.mark.parametrize("what", GREEDY)
     async def test_a_greedy_program_ends_within_its_limits_and_the_box_goes_on(self, box: Box, what: str) -> None:
-        result = await _python(box, GREEDY[what], wall_s=4.0)
+        # Only sleeping may meet the limit of time, however slow the machine is.
+        result = await _python(box, GREEDY[what], wall_s=1.0 if what == "sleep" else 600.0)
         assert result.end not in (ProgramEnd.OK, ProgramEnd.OUTPUT), result.stderr[-500:]
         assert (result.end is ProgramEnd.WALL) == (what == "sleep")
         assert (await _python(box, "print(1)")).stdout == b"1\n"

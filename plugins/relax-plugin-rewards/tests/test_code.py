@@ -29,8 +29,10 @@ def block(program: str, language: str = "python") -> str:
     return f"Here it is:\n```{language}\n{program}\n```\nDone."
 
 
-async def judged(response: str, cases: Any = ADD, outcome: Outcome = Outcome.FINISHED, **options: Any) -> Score:
-    reward = Code(CodeOptions(case_s=3.0, **options))
+async def judged(
+    response: str, cases: Any = ADD, outcome: Outcome = Outcome.FINISHED, case_s: float = 600.0, **options: Any
+) -> Score:
+    reward = Code(CodeOptions(case_s=case_s, **options))
     assert reward.needs_sandbox is not None
     reward.sandbox = DirectSandbox(
         Catalogue.load().build(Chosen("sandbox", "bubblewrap"), Sandbox), reward.needs_sandbox
@@ -41,6 +43,7 @@ async def judged(response: str, cases: Any = ADD, outcome: Outcome = Outcome.FIN
 
 class TestCode(RewardSuite):
     component = "code"
+    options = {"case_s": 600.0}
     samples = tuple(
         (Task("t", "Add two numbers.", None, {"cases": ADD}), response)
         for response in (block(SUM), block("print(3)"), "3", block("print("))
@@ -93,7 +96,7 @@ async def test_a_right_program_earns_everything(response: str, cases: Any) -> No
     ],
 )  # fmt: skip
 async def test_anything_else_earns_nothing(response: str, cases: Any) -> None:
-    assert (await judged(response, cases)).value == 0.0
+    assert (await judged(response, cases, case_s=3.0)).value == 0.0
 
 
 async def test_a_program_that_finds_nothing_of_what_is_expected_can_not_forge_it() -> None:
@@ -105,7 +108,7 @@ async def test_a_program_that_finds_nothing_of_what_is_expected_can_not_forge_it
         "print(sys.stdin.read())"
     )
     cases = [{"input": "the question", "output": "the-secret-answer"}]
-    reward = Code(CodeOptions())
+    reward = Code(CodeOptions(case_s=600.0))
     assert reward.needs_sandbox is not None
     sandbox = DirectSandbox(Catalogue.load().build(Chosen("sandbox", "bubblewrap"), Sandbox), reward.needs_sandbox)
     (case,) = read_cases("t", cases)

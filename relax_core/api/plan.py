@@ -60,10 +60,6 @@ class WorkerGroup:
     """Devices that it lives on; groups with devices in common lease them one after another."""
     offloads: tuple[OffloadPart, ...] = ()
     """Parts that are offloaded while others hold the devices; the other parts stay where they are."""
-    adoptable: bool = False
-    """Its processes outlive the shell of their role, and the role's successor goes on with them."""
-    spares: int = 0
-    """Processes, of `size`, beyond those that work at once: one takes the place of one that fails."""
 
     def devices_of(self, number: int) -> tuple[str, ...]:
         """Name the part of the devices that one of its processes has; processes that share one have a place on it each."""

@@ -103,20 +103,6 @@ class WorkerSpec:
     """Modules that it needs and that take seconds to import: a child process may be forked from one that has them."""
     target: str = ""
     """Instead of a component: `module:Class`, built without arguments (the core's own hosts)."""
-    adoptable: bool = False
-    """It outlives the role that started it, and the role's successor goes on with it; else it ends with the role."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """The state of a worker that a role's successor takes over: nobody uses it, and no call of it has failed."""
-
-    start: tuple[Any, ...]
-    """Arguments of its `start`; sequences within are tuples."""
-    facts: Any
-    """The result of its `start`."""
-    loaded: Version | None = None
-    """Version of the weights that its `load_published` took last."""
 
 
 class Worker(Protocol):
@@ -126,8 +112,6 @@ class Worker(Protocol):
     pid: int
     host: str
     """Address of its machine as other machines reach it; loopback where all workers are on one."""
-    adopted: Handover | None
-    """The state in which an earlier incarnation of the role left it; None for one that was just started."""
 
     async def free_port(self, address: str) -> int:
         """A port of its machine, at this address of it, that was free a moment ago."""
@@ -144,18 +128,14 @@ class Worker(Protocol):
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Let it end, then kill it with its children."""
 
-    async def release(self) -> None:
-        """Use it no more: an adoptable one lives on until its role has ended, for a successor; any other one stops."""
-
     async def kill(self) -> None:
         """SIGKILL it with its children, now."""
 
 
 class Workers(Protocol):
-    """A starter of workers; a role never learns whether one is a child process or a Ray actor.
+    """A starter of workers; a role never learns whether a worker is a child process or a Ray actor.
 
-    A role that is begun again after a failure gets the workers of its predecessor that are adoptable, well, and of equal
-    specs (`Worker.adopted`), all of a call or none; what they did for the predecessor is aborted. Others are killed first.
+    Workers end with the role that started them: a role that is restarted starts its own.
     """
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
@@ -336,10 +316,8 @@ class Context(Protocol[ConfigT_co]):
     clock: Clock
     random: Random
     incarnation: int
-    taken_over: bool
-    """The role's process before this one has died in this start of the run, and this one goes on in its place."""
-    run_restarts: bool
-    """This start of the run has ended, and another one follows at once: a role that holds state may save it."""
+    restarted: bool
+    """An earlier process of the role died in this start of the run."""
     resume: Resume | None
     functions: Mapping[str, bytes]
     """Rewards passed from Python, by name; only their own child processes load them."""
@@ -401,10 +379,8 @@ class Role(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "role"
     name: ClassVar[str] = ""
     stateless: ClassVar[bool] = True
-    """Restarted in place when it dies or fails; a role with state goes back to its last checkpoint."""
-    takes_over: ClassVar[bool] = False
-    """Has state and, run again in another process (`taken_over`), goes on from what the dead one saved. Where neither is so,
-    the death of its process restarts the run."""
+    """A stateless role is restarted after an infrastructure failure. A role with state handles the failures of its workers
+    itself. When its process dies, it runs again with `Context.restarted` set, and restores its newest checkpoint."""
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:

@@ -105,28 +105,6 @@ def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False)
         raise _unreadable(ledger, error) from error
 
 
-def add_checkpoint(ledger: Path, step: int, incarnation: int, copy: Path) -> bool:
-    """Note in a ledger that a checkpoint of a step is made, and copy it there; False where it has not committed that step.
-
-    Nobody has the ledger open. Raises InfrastructureError where it can't be read or written.
-    """
-    if not ledger.is_file():
-        return False
-    place = (step, incarnation)
-    try:
-        with closing(_connect(ledger, at_rest=False)) as db:
-            if not db.execute("SELECT 1 FROM steps WHERE step = ? AND incarnation = ?", place).fetchone():
-                return False
-            with db:
-                db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?)", place)
-            with closing(sqlite3.connect(copy)) as target:
-                db.backup(target)
-        sync_to_disk(copy)
-    except (sqlite3.Error, OSError) as error:
-        raise _unreadable(ledger, error) from error
-    return True
-
-
 def _strange_value(db: sqlite3.Connection) -> str:
     """Name a column that holds other values than it was made for, which sqlite would keep; empty where none does."""
     declared = """SELECT t.name, c.name, lower(c.type) FROM sqlite_master t, pragma_table_info(t.name) c

@@ -20,7 +20,6 @@ from relax_core.api.errors import ConfigError
 from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
 
 if TYPE_CHECKING:
-    from relax_core.api.plan import WorkerGroup
     from relax_core.control.memory_check import ProcessNeed
     from relax_core.diagnostics.estimate import RunEstimate
     from relax_core.diagnostics.mismatch import MismatchReport
@@ -111,10 +110,8 @@ def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
             {
                 "name": need.group.name,
                 "processes": need.group.size,
-                "spares": need.group.spares,
                 "threads": need.group.threads,
                 "devices": sorted(need.group.devices),
-                "adoptable": need.group.adoptable,
                 "unknown": need.unknown,
                 "estimates": [{"phases": one.phases, "notes": list(one.notes)} for one in need.processes],
             }
@@ -138,11 +135,8 @@ def _print_plan(estimate: RunEstimate) -> None:
 
     say(f"placement {estimate.plan.mode}; each line is what dies together")
     groups = [need.group for need in estimate.needs]
-    rows = [
-        (group.name, _count(group), ", ".join(sorted(group.devices)), "lives on" if group.adoptable else "ends")
-        for group in groups
-    ]
-    print_table(("group", "processes", "on", "if its role's shell dies"), rows)
+    rows = [(group.name, str(group.size), ", ".join(sorted(group.devices))) for group in groups]
+    print_table(("group", "processes", "on"), rows)
     say(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (beside its libraries)")
     print_table(("group", "phase", "peak", "of which"), [row for need in estimate.needs for row in _phases(need)])
     notes = (f"{need.group.name}: {note}" for need in estimate.needs for one in need.processes for note in one.notes)
@@ -161,11 +155,6 @@ def _print_plan(estimate: RunEstimate) -> None:
             say(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, {one.least_s:.2g} s at least")
     for note in estimate.plan.notes:
         say(f"note: {note}")
-
-
-def _count(group: WorkerGroup) -> str:
-    """Write the number of its processes, spares apart."""
-    return f"{group.size - group.spares} + {group.spares} spare" if group.spares else str(group.size)
 
 
 def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:

@@ -76,7 +76,7 @@ def train(
     elif not (supervised or as_json) and _is_watched(sources, overrides):
         attach(str(start_detached("train", as_json)))
     else:
-        _run(prepare(sources, overrides, run_dir=run_dir, supervised=supervised), as_json, supervised)
+        _run(prepare(sources, overrides, run_dir=run_dir), as_json, supervised)
 
 
 def resume(
@@ -94,7 +94,7 @@ def resume(
     supervised: Supervised = False,
 ) -> None:
     """Continue a run from its newest checkpoint whose files are whole, or from that of --step."""
-    from relax_core.control.prepare import prepare_resume, prepare_successor
+    from relax_core.control.prepare import prepare_resume
     from relax_core.control.supervisor import predecessor
     from relax_core.observe.run_directory import RunDirectory, find_run
 
@@ -105,11 +105,8 @@ def resume(
     if not (supervised or as_json) and _is_watched([path / "config.toml"], changes):
         attach(str(start_detached("resume", as_json)))
         return
-    if supervised and predecessor(RunDirectory.open(path)) is not None:
-        prepared = prepare_successor(path)
-    else:
-        prepared = prepare_resume(path, changes, step, supervised=supervised)
-    _run(prepared, as_json, supervised)
+    unfinished = supervised and predecessor(RunDirectory.open(path)) is not None
+    _run(prepare_resume(path, changes, step, unfinished=unfinished), as_json, supervised)
 
 
 def _is_watched(sources: Sequence[str | Path], overrides: list[str]) -> bool:

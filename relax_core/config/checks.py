@@ -274,9 +274,6 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
     ):
         fix = 'on the actor\'s devices the actor does this itself: leave it out, or set share = "own"'
         yield ConfigError("placement.actor_fwd", "ranks of its own", fix)
-    if placement.rollout.spares and config.run.runner == "inline":
-        fix = "engines of this one process end only with it: leave it out, or use the local or the Ray runner"
-        yield ConfigError("placement.rollout.spares", f"{placement.rollout.spares}, with run.runner inline", fix)
     if "critic" not in algorithm.fits:
         fix = f"{config.algorithm.name} trains no critic: leave it out, or choose an algorithm that does, such as ppo"
         if config.critic != CriticTable():

@@ -315,10 +315,7 @@ class EnginePlacement(Options):
     """Devices of the engines."""
 
     engines: PositiveInt = 1
-    """Engine processes that serve."""
-    spares: NonNegativeInt = 0
-    """Engines beyond those, with the newest weights and without requests, on devices of their own: one serves at once in the
-    place of an engine that dies or is wrong, and another is started behind it."""
+    """Engine processes."""
     gpus_per_engine: NonNegativeFloat | None = None
     """Devices of one engine; 0: none; absent: where there are any, as many as the engine's options spread it over."""
     threads: NonNegativeInt = 0
@@ -409,9 +406,6 @@ class CheckpointTable(Options):
     """Steps between checkpoints, and one at the end, at Ctrl-C, SIGTERM, SIGHUP and `relax checkpoint`; 0: only those."""
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are deleted."""
-    micro_every: NonNegativeInt = 0
-    """Steps between copies of the state of actor and critic in the machine's shared memory, from which ranks that died go on:
-    at most so many steps are repeated. They end with the run. 0: none; ranks go on from the newest checkpoint on disk."""
     background: bool = True
     """Write them while training goes on, from a copy in the host's memory; false: training waits until they are on disk.
     With a critic it always waits."""
@@ -423,12 +417,12 @@ class CheckpointTable(Options):
 
 
 class RecoveryTable(Options):
-    """The ways in which a run goes on after a fault that could not be repaired in place."""
+    """Recovery from faults that could not be repaired in place."""
 
     restarts: NonNegativeInt = 3
-    """Times in a row that the run restarts by itself from its newest whole checkpoint, or from the beginning where there is
-    none, after a fault of the infrastructure; progress since the last restart gives them back. 0: the run ends at once. A
-    wrong configuration, an error in a plugin's code and a stop are never retried."""
+    """Times in a row that the supervisor of a detached run resumes it after a fault of the infrastructure, from the newest
+    whole checkpoint; a newer checkpoint gives them back. 0: the run ends at its first such fault. A wrong configuration, an
+    error in a plugin's code and a stop are never retried."""
 
 
 class RunTable(Options):

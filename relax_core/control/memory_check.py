@@ -49,11 +49,8 @@ LIBRARIES = 1 << 29
 """Bytes taken for a process with torch and transformers; a rank that trained a tiny model holds 0.35 GiB on a CPU."""
 KEPT = {"weights": "parameters", "optimizer": "optimizer", "kv": "kv cache"}
 """Parts, as estimates name them, that stay in memory while others use the devices, unless they are offloaded."""
-MICRO = "micro-checkpoints"
-MICRO_COPIES = 2
-"""Micro-checkpoints that lie in shared memory at once: the newest, and the one that takes its place."""
-IN_SHARED_MEMORY = ("published", MICRO)
-"""Parts that lie in the host's memory, whatever device the process uses."""
+IN_SHARED_MEMORY = "published"
+"""The part that lies in the host's memory, whatever device the process uses."""
 FIXES = {
     "activations": ("batch.tokens_per_micro_batch", "set fewer, or shorten rows with rollout.max_new_tokens"),
     "logits": ("trainer.logits_mb", "set less: logits are computed in more slices"),
@@ -160,8 +157,7 @@ def _bound(config: RunConfig, plan: Plan) -> float:
         weights = stored * (1 if (text.get("dtype") or text.get("torch_dtype")) == "float32" else 2)
         width = text.get("hidden_size")
         width = width if isinstance(width, int) and width > 0 else 1
-        state = STATE * (1 + MICRO_COPIES * bool(config.checkpoint.micro_every))
-        largest = max(largest, weights * (state + (COMPUTED * trained + CACHED * tokens) / width))
+        largest = max(largest, weights * (STATE + (COMPUTED * trained + CACHED * tokens) / width))
     return (LIBRARIES + largest) * sum(group.size for group in plan.groups.values())
 
 
@@ -199,31 +195,16 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
             share = replace(step, prompts=ceil(step.prompts / group.size))
             first = last = cast(Engine, backend).estimate(auxiliary_spec(config, pool), share)
         elif group.name == "rollout":
-            first = last = _engine_estimate(cast(Engine, backend), context, step, group.size - group.spares)
+            first = last = _engine_estimate(cast(Engine, backend), context, step, group.size)
         else:
             first, last = (_rank_estimate(cast(Trainer, backend), context, group, n, step) for n in (0, group.size - 1))
-        if config.checkpoint.micro_every and group.name in ("actor", *context.plan.fit_columns):
-            first = _with_micro_checkpoints(first, last, group.size)
         return ProcessNeed(group, first, last)
     except NotImplementedError as error:
         return ProcessNeed(group, None, None, f"not estimated by {choice.name}{f': {error}' if str(error) else ''}")
 
 
-def _with_micro_checkpoints(first: Estimate, last: Estimate, size: int) -> Estimate:
-    """Add the copies of what all ranks hold in shared memory, as a phase of the first."""
-    held = [
-        max(
-            (sum(parts.get(name, 0) for name in ("parameters", "optimizer")) for parts in one.phases.values()),
-            default=0,
-        )
-        for one in (first, *[last] * (size - 1))
-    ]
-    return replace(first, phases={**first.phases, "copy": {MICRO: MICRO_COPIES * sum(held)}})
-
-
 def _engine_estimate(engine: Engine, context: PlanContext, step: Workload, size: int) -> Estimate:
-    """Estimate one of so many serving engines, with its share of all groups that may be in flight at once; the work is that of
-    one step. A spare may have to do it any time."""
+    """Estimate an engine with its share of all groups that may be in flight at once; the work is that of one step."""
     config = context.config
     ahead = 1 + (context.plan.max_staleness or 0)
     evaluated = ceil(config.eval.size * config.eval.samples / step.group_size) if config.eval.every else 0
@@ -252,7 +233,7 @@ def memory_budgets(
     """
     known = [need for need in needs if need.processes]
     on_host = [need for need in known if not _on_gpu(need.group)]
-    shared = sum(_in_shared_memory(p) for need in known for p in need.processes[0].phases.values())
+    shared = sum(p.get(IN_SHARED_MEMORY, 0) for need in known for p in need.processes[0].phases.values())
     libraries = LIBRARIES * sum(need.group.size for need in known)
     needed = shared + libraries + sum(_most_at_once(sharing, sum) for sharing in _sharing_devices(on_host))
     found = [MemoryBudget("host memory", needed, host_bytes, _largest_part(on_host))]
@@ -262,10 +243,6 @@ def memory_budgets(
     return tuple(found)
 
 
-def _in_shared_memory(parts: Mapping[str, int]) -> int:
-    return sum(parts.get(name, 0) for name in IN_SHARED_MEMORY)
-
-
 def _most_at_once(sharing: list[ProcessNeed], gather: Callable[[Iterable[int]], int]) -> int:
     """Find the most bytes alive at once; `gather` is sum over all processes of a group, or max where each has a device."""
     awake, resting = {}, {}
@@ -273,7 +250,7 @@ def _most_at_once(sharing: list[ProcessNeed], gather: Callable[[Iterable[int]], 
         kept = [name for part, name in KEPT.items() if part not in need.group.offloads]
         name, processes = need.group.name, [list(one.phases.values()) for one in need.processes]
         awake[name] = gather(
-            [max((sum(p.values()) - _in_shared_memory(p) for p in phases), default=0) for phases in processes]
+            [max((sum(p.values()) - p.get(IN_SHARED_MEMORY, 0) for p in phases), default=0) for phases in processes]
         )
         resting[name] = gather(
             [max((sum(p.get(part, 0) for part in kept) for p in phases), default=0) for phases in processes]

@@ -146,7 +146,7 @@ def worker_groups(
             each = float(on_gpus) if table.gpus_per_rank is None else table.gpus_per_rank
             num_gpus[role] = math.ceil(table.ranks * each)
         else:
-            num_gpus[role] = math.ceil((table.engines + table.spares) * _gpus_per_engine(config, catalogue, on_gpus))
+            num_gpus[role] = math.ceil(table.engines * _gpus_per_engine(config, catalogue, on_gpus))
     devices: dict[str, frozenset[str]] = {}
     homes = {role: placement.home(TABLES.get(role, role)) for role in placed}
     first = 0
@@ -160,13 +160,9 @@ def worker_groups(
         first += max(num_gpus[role] for role in sharing)
     groups: dict[str, WorkerGroup] = {}
     for role, table in tables.items():
-        spares = 0 if isinstance(table, RankPlacement) else table.spares
-        size = table.ranks if isinstance(table, RankPlacement) else table.engines + spares
+        size = table.ranks if isinstance(table, RankPlacement) else table.engines
         parts = _offloaded_parts(config, catalogue, role, num_gpus[role] > 0)
-        # A model that is trained goes on from a checkpoint. What an engine has in its caches depends on when its role's shell
-        # died, and a cached prompt may round differently.
-        adoptable = role not in ("actor", "critic") and not (role == ROLLOUT and config.deterministic)
-        groups[role] = WorkerGroup(role, size, table.threads or THREADS, devices[role], parts, adoptable, spares)
+        groups[role] = WorkerGroup(role, size, table.threads or THREADS, devices[role], parts)
     if (group := groups.pop(TEACHER, None)) is not None:  # several use the same devices one after another
         names = [f"{TEACHER}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
         groups |= {name: replace(group, name=name) for name in (names if len(config.teachers) > 1 else [TEACHER])}
@@ -228,21 +224,6 @@ def _check_sharing(config: RunConfig, catalogue: Catalogue, groups: Mapping[str,
         raise ConfigError("engine.name", got, fix)
 
 
-def check_spares(config: RunConfig, groups: Mapping[str, WorkerGroup], num_gpus: int) -> None:
-    """Refuse spare engines that a machine with so many GPUs has no devices for; 0: they are not known here.
-
-    Two serving engines may share a GPU without turns, slowly; a spare would take memory from the others for nothing.
-    """
-    rollout = groups.get(ROLLOUT)
-    if rollout is None or not rollout.spares:
-        return
-    planned = {name for group in groups.values() for name in group.devices if name.startswith("gpu:")}
-    if 0 < num_gpus < len(planned) and any(name in planned for name in rollout.devices):
-        got = f"{rollout.spares}, with which {len(planned)} GPUs are planned; this machine has {num_gpus}"
-        fix = "a spare needs a device that nobody else has at work: leave it out, or plan fewer engines or ranks"
-        raise ConfigError("placement.rollout.spares", got, fix)
-
-
 def _pool_groups(
     config: RunConfig, catalogue: Catalogue, users: PoolUsers, roles: Collection[str], on_gpus: bool,
     taken: Mapping[str, WorkerGroup],
@@ -267,12 +248,12 @@ def _pool_groups(
                     f"engines.{pool.name}.devices", f"{pool.devices}, with {engine}, which gives no memory back", fix
                 )
             threads = pool.threads or THREADS
-            yield name, WorkerGroup(name, pool.count, threads, shared, parts, adoptable=not config.deterministic)
+            yield name, WorkerGroup(name, pool.count, threads, shared, parts)
             continue
         kind = "gpu:" if num_gpus else "cpu:"
         own = frozenset(f"{kind}{free[kind] + number}" for number in range(num_gpus or 1))
         free[kind] += len(own)
-        yield name, WorkerGroup(name, pool.count, pool.threads or THREADS, own, adoptable=not config.deterministic)
+        yield name, WorkerGroup(name, pool.count, pool.threads or THREADS, own)
 
 
 def _shared_devices(pool: EngineTable, engine: str, rollout: WorkerGroup | None, num_gpus: int) -> frozenset[str]:

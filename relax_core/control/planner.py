@@ -25,7 +25,6 @@ from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunConfig
 from relax_core.control.placement import (
-    check_spares,
     engine_class,
     has_gpus,
     has_own_devices,
@@ -106,10 +105,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     if config.model.dtype != config.engine_dtype and any(one.name.startswith("rollout.") for one in operations):
         trained, served = config.model.dtype, config.engine_dtype
         notes.append(f"trainers compute in {trained}, engines in {served}: weights are published in {served}")
-    num_gpus = len(visible_gpus(os.environ))
-    if config.run.runner != "ray" or not os.environ.get("RAY_ADDRESS"):  # a cluster's machines have others
-        check_spares(config, groups, num_gpus)
-    notes += placement_notes(config, users, groups, num_gpus)
+    notes += placement_notes(config, users, groups, len(visible_gpus(os.environ)))
     return Plan(
         mode=config.placement.mode,
         operations=operations,

@@ -26,9 +26,8 @@ from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any, cast
 
-from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
+from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
 from relax_core.bus.ledger_file import FILE as LEDGER, has_begun, newest_incarnation, prepare_ledger
@@ -45,13 +44,11 @@ from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
 from relax_core.observe.notifications import is_understood
 from relax_core.observe.provenance import provenance
-from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.run_directory import RunDirectory, refuse_while_written
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
-from relax_core.roles.emergency_checkpoint import take_up_emergency
-from relax_core.runners.launch import KeptWorkers, Launch, Runner
+from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.whole_folder import finish_replacement
 
 MAY_CHANGE = frozenset(
@@ -165,10 +162,6 @@ class Prepared:
     """The runner of the first stage, where it was begun early."""
     death: DriverDeath | None = None
     """The end of the process that ran it before, which this one was started to replace."""
-    supervised: bool = False
-    """Another process is started where this one is killed."""
-    position: RecordPosition | None = None
-    """How far the former process has recorded the events of roles that live on, and that `runner` has taken over."""
 
     @property
     def config(self) -> RunConfig:
@@ -187,11 +180,6 @@ class Prepared:
     def first_step(self) -> int:
         """Steps that were done before."""
         return self.stages[0].first_step + (self.launch.resume.step if self.launch.resume else 0)
-
-    @property
-    def outlived(self) -> bool:
-        """Tell whether the roles live on where this process is killed, for another one to take them over."""
-        return self.supervised and self.config.run.runner == "ray"
 
 
 def plan_run(
@@ -228,7 +216,6 @@ def prepare(
     *,
     run_dir: Path | None = None,
     functions: Mapping[str, bytes] | None = None,
-    supervised: bool = False,
 ) -> Prepared:
     """Compose, check, build a recipe if one is named, make the run directory. Raises ConfigError."""
     planned = plan_run(sources, overrides, functions)
@@ -240,7 +227,7 @@ def prepare(
     runner: Future[Runner] | None = None
     if planned.recipe is not None:  # import the runner and begin its start meanwhile: seconds that the build hides
         executor = ThreadPoolExecutor(1, "runner")
-        runner = executor.submit(make_runner, composed.config, catalogue, None, supervised, begin=True)
+        runner = executor.submit(make_runner, composed.config, catalogue, begin=True)
         executor.shutdown(wait=False)
     try:
         planned = planned.build_recipe(directory.path / "recipe", sources, overrides)
@@ -266,47 +253,7 @@ def prepare(
             asyncio.run(runner.result().close())
         directory.discard()
         raise
-    return Prepared(catalogue, directory, tuple(stages), composed.notices, runner, supervised=supervised)
-
-
-def prepare_successor(run_dir: Path) -> Prepared:
-    """Go on with a run whose process died just now: with its roles where they live, else from its newest checkpoint.
-
-    Raises InfrastructureError where its roles are gone and somebody has asked it to stop.
-    """
-    position = RecordPosition.read(run_dir)
-    if position is None:
-        return prepare_resume(run_dir, (), unfinished=True, supervised=True)
-    left, done = _unfinished_stages(run_dir)
-    paths = [own.path if own else run_dir for own in left]
-    planned = plan_run([paths[0] / "config.toml"], ()) if left else None
-    if planned is None or planned.composed.config.run.runner != "ray":
-        return prepare_resume(run_dir, (), unfinished=True, supervised=True)
-    from relax_core.runners.ray.runner import RayRunner
-
-    config, catalogue = planned.composed.config, planned.catalogue
-    runner = RayRunner(catalogue, supervised=True)
-    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())), lives=True)
-    try:
-        launch = runner.take_over(position.run_id)
-        if Path(launch.run_dir) != paths[0]:
-            raise InfrastructureError(f"{position.run_id} is a start of {launch.run_dir}, and not of {paths[0]}")
-    except InfrastructureError as unable:
-        asyncio.run(runner.close())
-        stop = directory.take_request("stop")
-        directory.close()
-        if stop:
-            raise InfrastructureError(f"{unable}; the run is not started again, as a stop was asked for") from unable
-        resumed = prepare_resume(run_dir, (), unfinished=True, supervised=True)
-        return replace(resumed, notices=(*resumed.notices, f"its roles do not go on: {unable}"))
-    directory.cut(position.sizes)
-    stages = _later_stages(left[1:], catalogue, done + config.steps, launch.epoch)
-    first = PreparedStage(config, launch, left[0], done)
-    found: Future[Runner] = Future()
-    found.set_result(runner)
-    return Prepared(
-        catalogue, directory, (first, *stages), planned.composed.notices, found, supervised=True, position=position
-    )
+    return Prepared(catalogue, directory, tuple(stages), composed.notices, runner)
 
 
 def _unfinished_stages(run_dir: Path) -> tuple[list[StageDirectory | None], int]:
@@ -316,23 +263,20 @@ def _unfinished_stages(run_dir: Path) -> tuple[list[StageDirectory | None], int]
     return left, sum(int(account["steps"]) for own in known if (account := own.account()))
 
 
-def _later_stages(
-    left: Sequence[StageDirectory | None], catalogue: Catalogue, done: int, epoch: RunEpoch | None = None
-) -> list[PreparedStage]:
+def _later_stages(left: Sequence[StageDirectory | None], catalogue: Catalogue, done: int) -> list[PreparedStage]:
     """Prepare stages that follow another one, as their own directories say."""
     stages = []
     for own in (own for own in left if own is not None):
         config = compose([own.path / "config.toml"], (), catalogue, on_disk=False).config
-        launch = make_launch(config, plan(config, catalogue), catalogue, own.path, epoch=epoch)
+        launch = make_launch(config, plan(config, catalogue), catalogue, own.path)
         stages.append(PreparedStage(config, launch, own, done))
         done += config.steps
     return stages
 
 
 def prepare_resume(
-    run_dir: Path, overrides: Sequence[str], step: int | None = None, *, unfinished: bool = False,
-    supervised: bool = False,
-) -> Prepared:  # fmt: skip
+    run_dir: Path, overrides: Sequence[str], step: int | None = None, *, unfinished: bool = False
+) -> Prepared:
     """Continue a run from its newest whole checkpoint, or that of `step`; a stage that has none yet begins anew.
 
     Later checkpoints are set aside. `unfinished`: the process that ran it died just now, so that a run without a checkpoint
@@ -368,34 +312,15 @@ def prepare_resume(
     first = PreparedStage(config, launch, present, done)
     stages = (first, *_later_stages(left[1:], catalogue, done + config.steps))
     try:
-        resumed = Prepared(catalogue, directory, stages, planned.composed.notices, supervised=supervised)
-        return _begin_start(resumed, point)
+        return _begin_start(Prepared(catalogue, directory, stages, planned.composed.notices), point)
     except BaseException:
         directory.close()
         raise
 
 
-def prepare_restart(prepared: Prepared, stage: PreparedStage, recorded: int | None = None) -> Prepared:
-    """Continue a run of this process that failed in a stage, as `prepare_resume` would: from its newest whole checkpoint.
-
-    `recorded`: the last step of the run whose metrics are written down; what the actor's ranks saved when the run failed
-    counts as a checkpoint then, up to it. One that has no checkpoint yet begins anew. The run directory stays open, and
-    nothing of the former start works any more. Raises InfrastructureError where no checkpoint or ledger is whole.
-    """
-    directory = Path(stage.launch.run_dir)
-    notice = ""
-    if recorded is not None and stage.launch.epoch is not None:
-        notice = take_up_emergency(directory, stage.launch.epoch.number, recorded - stage.first_step)
-    point = choose(directory, None, stage.first_step) if complete(directory / "checkpoints") else None
-    left = prepared.stages[prepared.stages.index(stage) :]
-    notices = (notice,) if notice else ()
-    return _begin_start(replace(prepared, stages=left, notices=notices, runner=None, position=None), point)
-
-
 def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
     """Begin the next start of a run: its epoch, and its first stage at a checkpoint, or as before its first step."""
     epoch, notices = RunEpoch.begin(prepared.directory.path), prepared.notices
-    RecordPosition.forget(prepared.directory.path)
     stages = [
         replace(stage, launch=replace(stage.launch, epoch=epoch, run_id=_run_id(Path(stage.launch.run_dir), epoch),
                                       resume=None, incarnation=0))
@@ -413,7 +338,7 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
         ledger = prepare_ledger(directory, place, resume.step, int(resume.state["incarnation"]))
         point.set_aside()  # only where the run can go on: a refusal leaves every checkpoint as it was
         incarnation, notices = ledger.newest_incarnation + 1, (*notices, *((ledger.notice,) if ledger.notice else ()))
-    else:  # engines that are kept know by a newer incarnation that their weights are abandoned
+    else:
         if has_begun(directory):  # its ledger takes its steps back when it is opened, as in any rollback
             incarnation = newest_incarnation(directory / LEDGER) + 1
         if first.directory is not None:
@@ -445,25 +370,19 @@ def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
     return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}"
 
 
-def make_runner(
-    config: RunConfig, catalogue: Catalogue, kept: KeptWorkers | None = None, supervised: bool = False, *,
-    begin: bool = False,
-) -> Runner:  # fmt: skip
-    """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already.
-
-    `kept`: workers of a runner of the same kind, which are this one's from now on.
-    """
+def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False) -> Runner:
+    """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already."""
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 
-        ray_runner = RayRunner(catalogue, supervised, cast(Any, kept))
+        ray_runner = RayRunner(catalogue)
         if begin:
             ray_runner.connect_early()
         return ray_runner
     if config.run.runner == "inline":
         from relax_core.runners.inline import InlineRunner
 
-        return InlineRunner(catalogue, cast(Any, kept))
+        return InlineRunner(catalogue)
     from relax_core.runners.local.runner import LocalRunner
 
-    return LocalRunner(catalogue, kept=cast(Any, kept))
+    return LocalRunner(catalogue)

@@ -9,26 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from relax_core.api.errors import Diverged, InfrastructureError, RelaxError
-from relax_core.api.events import Logged, RoleFailed, RoleRecovered, RunFinished, RunRestarted, RunStarted, Sink
+from relax_core.api.errors import DiskFull, Diverged, InfrastructureError, RelaxError
+from relax_core.api.events import RunFinished, RunRestarted, RunStarted, Sink
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
-from relax_core.control.prepare import Prepared, PreparedStage, make_runner, prepare_restart
-from relax_core.control.restarts import RunRestarts
-from relax_core.control.stages import point_to_export, resumable_step, stage_directories
+from relax_core.control.prepare import Prepared, PreparedStage, make_runner
+from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.observe.notifications import Notifier
-from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
 from relax_core.roles.checkpoint import discard_partial
 from relax_core.rpc.waiting import attended
-from relax_core.runners.launch import KeptWorkers, Launch, Runner
+from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
 
 WATCH_S = 0.25
@@ -38,8 +34,6 @@ STATELESS_GRACE_S = 8.0
 """Seconds to stop for roles that lose nothing when they are ended; those with state have `[checkpoint] grace_s`."""
 ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "continue")
 """Requests that are passed on to the roles with state."""
-CONTROLLER, TAKEN_OVER = "controller", "it took over the roles, which went on without it"
-"""Name under which the restart of the run's own process is recorded, and what is said of it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
 """A machine that is taken back, and a terminal that is closed: nobody is there any more to repeat Ctrl-C."""
@@ -50,7 +44,7 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
 
     A run that was ended by a second Ctrl-C has the status `interrupted`.
     """
-    runner = prepared.runner.result() if prepared.runner else _make_runner(prepared, prepared.stages[0])
+    runner = prepared.runner.result() if prepared.runner else make_runner(prepared.config, prepared.catalogue)
 
     async def supervise() -> dict[str, Any]:
         controller = RunController(prepared, runner, display)
@@ -102,14 +96,10 @@ class RunController:
         preparing -> starting -> running -> stopping -> finished | stopped | preempted | diverged | failed | interrupted
 
     where a stop leads from any of the first three to `stopped`, a preemption to `preempted`, an error to `failed`, that of
-    a guard to `diverged`, and roles with state that do not stop within their grace to `interrupted`. An error that
-    `RunRestarts` grants a restart leads back to `preparing`, from the stage's newest whole checkpoint.
+    a guard to `diverged`, and roles with state that do not stop within their grace to `interrupted`.
 
     Invariants:
     - A stage begins only when the one before it has finished.
-    - A restart begins only when nothing of the start before works any more, and is a start of its own: it has the next epoch.
-      Workers that are well and idle (engines, ranks of fixed models) go over to it, but not to a second restart in a row:
-      what was kept may be the fault.
     - One recorder is open from before the first role starts until after the last process is gone.
     - Events of the roles are recorded before RunFinished, which is recorded once, as of all stages together.
     - The runner is closed, and weights that the stage has published are swept, however it ends; those of a start that was
@@ -127,12 +117,8 @@ class RunController:
         self._stop_asked = asyncio.Event()
         self._last_event = 0
         self._running: set[str] = set()
-        self._restarts = RunRestarts(prepared.config.recovery.restarts, prepared.first_step)
-        self._kept: KeptWorkers | None = None
-        """Workers of the start that failed, until the next one's runner has them."""
         self._started = False
-        """The run's start is recorded; restarts of the whole run belong to it."""
-        self._account_at_failure: dict[str, Any] = {}
+        """The run's start is recorded."""
         finished = [directory.account() or {} for directory in stage_directories(prepared.directory.path)]
         self._former = total(
             {key: of[key] for key in of if key != "steps"} for of in finished
@@ -176,33 +162,27 @@ class RunController:
             notifier = partial(Notifier, urls, name, config.notify, directory.redactor, self._clock)
         with Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder:
             left = list(prepared.stages)
-            try:
-                while left:
-                    left = await self._run_next(left, recorder)
-                    if left:
-                        self._runner, self._kept = _make_runner(self._prepared, left[0], self._kept), None
-            finally:
-                if self._kept is not None:
-                    await self._kept.close()
+            while left:
+                left = await self._run_next(left, recorder)
+                if left:
+                    self._runner = make_runner(left[0].config, catalogue)
         last = prepared.stages[-1].directory
         if last is not None and last.account() is not None:
             point_to_export(prepared.directory.path, last)
         return prepared.directory.read("summary") or {}
 
     async def _run_next(self, left: Sequence[PreparedStage], recorder: Recorder) -> list[PreparedStage]:
-        """Run the first of these stages to its end; return what is left to run, itself included where the run restarts."""
-        stage, failed = left[0], None
+        """Run the first of these stages to its end; return the stages that are left to run."""
+        stage = left[0]
         try:
             finished, account = await self._run_stage(stage, recorder)
         except RelaxError as error:
-            failed = await self._grant_restart(error, recorder)
+            await self._fail(error, recorder)
+            raise
         finally:
-            self._kept = await self._runner.close(keep=failed is not None and self._restarts.in_a_row == 1)
+            await self._runner.close()
             await asyncio.to_thread(_sweep_weights, stage.launch)
-            if failed is None:
-                await asyncio.to_thread(discard_partial, Path(stage.launch.run_dir))
-        if failed is not None:
-            return await self._prepare_restart(stage, failed, recorder)
+            await asyncio.to_thread(discard_partial, Path(stage.launch.run_dir))
         if not finished:
             return []
         if stage.directory is not None:
@@ -216,30 +196,21 @@ class RunController:
         self._running, self._last_event = set(launch.plan.roles), 0
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
-        position, self._prepared = self._prepared.position, replace(self._prepared, position=None)
-        if stage is stages[0] and position is None:  # it goes on from its checkpoint, or begins anew where it had none
+        if stage is stages[0]:  # it continues from its checkpoint, or begins anew where it has none
             step = launch.resume.step if launch.resume else 0
             recorder.rewind(stage.first_step + step)
-            if (death := self._prepared.death) is not None and not self._started:
-                recorder.write(RunRestarted(step, death.reason, death.in_a_row, self._restarts.limit))
+            if (death := self._prepared.death) is not None:
+                limit = self._prepared.config.recovery.restarts
+                recorder.write(RunRestarted(step, death.reason, death.in_a_row, limit))
         busy: list[str] = []
-        if position is not None:
-            ready = await self._take_over(position, recorder)
-        else:
-            await asyncio.to_thread(_sweep_weights, launch)
-            ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
+        await asyncio.to_thread(_sweep_weights, launch)
+        ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
         if ready:
-            self._restarts.ready()
             if not self._started:
                 self._started = True
                 config = {**launch.config, "steps": self._prepared.steps}
                 recorder.write(RunStarted(launch.run_id, str(self._prepared.directory.path), config))
-            if position is not None and (death := self._prepared.death) is not None:
-                recorder.write(RoleFailed(CONTROLLER, death.reason, InfrastructureError.exit_code, fatal=False))
-                recorder.write(RoleRecovered(CONTROLLER, max(time.time() - death.at, 0.0), TAKEN_OVER))
             recorder.ready()
-            if self._prepared.outlived:
-                recorder.keep_positions(launch.run_id)
             busy = await self._watch(stage, recorder)
         ended = "preempted" if self._preempted else "stopped"
         status, account = ended, {}
@@ -251,62 +222,17 @@ class RunController:
             recorder.write(RunFinished(status, total([self._former, account]) | ({"busy": busy} if busy else {})))
         return status == "finished", account
 
-    async def _grant_restart(self, error: RelaxError, recorder: Recorder) -> RelaxError:
-        """Return the error where the run restarts after it. Raises what the run ends with otherwise, after writing it down."""
+    async def _fail(self, error: RelaxError, recorder: Recorder) -> None:
+        """Record what is left of the events, and how the run failed."""
         with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
             await self._record_events(recorder)
-        self._account_at_failure = await self._account()
-        saved = await asyncio.to_thread(resumable_step, self._prepared.directory.path)
-        if self._restarts.grant(error, saved or 0, self.stopping):
-            when = f" in {self._restarts.pause_s:.0f} s" if self._restarts.pause_s else ""
-            recorder.write(Logged("warning", "controller", f"the run failed and restarts{when}: {error}"))
-            return error
-        self._fail(final := self._restarts.final(error), recorder)
-        raise final from (None if final is error else error)
-
-    def _fail(self, error: RelaxError, recorder: Recorder) -> None:
-        account = total([self._former, self._account_at_failure])
+        account = total([self._former, await self._account()])
         ending = "diverged" if isinstance(error, Diverged) else "failed"
-        recorder.write(RunFinished(ending, {**account, "error": str(error), "exit_code": error.exit_code}))
-
-    async def _prepare_restart(
-        self, stage: PreparedStage, error: RelaxError, recorder: Recorder
-    ) -> list[PreparedStage]:
-        """Pause, and prepare another start of the run from the last checkpoint of the stage; a stop ends it all."""
-        failed_at, pause_s = self._clock.now(), self._restarts.pause_s
-        while not self.stopping and (left_s := failed_at + pause_s - self._clock.now()) > 0:
-            await self._clock.sleep(min(left_s, WATCH_S))
-            recorder.heartbeats(())  # readers see that the process lives
-        if self.stopping:
-            account = total([self._former, self._account_at_failure])
-            recorder.write(RunFinished("preempted" if self._preempted else "stopped", account))
-            return []
-        try:
-            recorded = recorder.steps if self._restarts.in_a_row == 1 else None
-            self._prepared = await asyncio.to_thread(prepare_restart, self._prepared, stage, recorded)
-        except RelaxError as unable:
-            final = InfrastructureError(f"{error}; the run could not restart: {unable}")
-            self._fail(final, recorder)
-            raise final from unable
-        for notice in self._prepared.notices:
-            recorder.write(Logged("warning", "controller", notice))
-        resume, restarts = self._prepared.launch.resume, self._restarts
-        step = resume.step if resume else 0
-        recorder.write(RunRestarted(step, str(error), restarts.in_a_row, restarts.limit))
-        return list(self._prepared.stages)
-
-    async def _take_over(self, position: RecordPosition, recorder: Recorder) -> bool:
-        """Go on with roles whose controller was killed, none of which starts again; a stop that it had passed on is kept."""
-        launch = self._prepared.launch
-        await self._runner.start(launch)
-        run_status = self._runner.run_status
-        recorder.go_on(position, await run_status.events(0, 0.0))
-        self._last_event = position.number
-        for role in launch.plan.roles:
-            for command in await run_status.commands(role, 0, 0.0):
-                if command.name == "stop":
-                    self.stop(command.argument, preempted=command.argument in [one.name for one in PREEMPTIONS])
-        return True
+        # A first start that fails is more likely for a person, and a full disk would fill again.
+        works = self._started or self._prepared.death is not None
+        retry = works and isinstance(error, InfrastructureError) and not isinstance(error, DiskFull)
+        facts = {"error": str(error), "exit_code": error.exit_code, "retry": retry}
+        recorder.write(RunFinished(ending, {**account, **facts}))
 
     async def _start_runner(self, stage: PreparedStage) -> bool:
         """Start the runner; False where somebody stopped the run first, and `close` ends what had started by then."""
@@ -397,10 +323,6 @@ class RunController:
             "samples_in_flight": account.in_flight,
             "balanced": account.balanced,
         }
-
-
-def _make_runner(prepared: Prepared, stage: PreparedStage, kept: KeptWorkers | None = None) -> Runner:
-    return make_runner(stage.config, prepared.catalogue, kept, prepared.supervised)
 
 
 def _sweep_weights(launch: Launch) -> None:

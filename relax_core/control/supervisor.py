@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of a detached run: a process in a session of its own, the parent of the run's driver.
 
-The driver is an ordinary `relax train`. It ends by itself, with its exit code, or it dies, by a signal or of a library that
-ends its process, as Ray does without its cluster: then another one takes over its roles, where they live on a Ray cluster,
-or resumes the run from its newest checkpoint, within `[recovery] restarts`. A cluster that the driver has started for the
-run stays: a process that is spared here holds it.
+The driver is an ordinary `relax train`. When the driver dies, or fails with an infrastructure error, the supervisor waits
+until everything that the driver started is gone, and resumes the run from its newest checkpoint in another process, within
+`[recovery] restarts`. This is the second tier of recovery: the run restarts an engine, a rank or a role in place by itself.
 Nothing of the run is computed here, so that it stays small and has little to die of.
 `python -m relax_core.control.supervisor train my.toml` starts one.
 """
@@ -30,7 +29,6 @@ import psutil
 from relax_core.api.errors import InfrastructureError
 from relax_core.observe.documents import disk_errors, host_mark, read_document
 from relax_core.observe.logging import RoleLog
-from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.rpc.waiting import RestartBudget
 
@@ -45,19 +43,19 @@ RESTARTS = 3
 ORPHANS_S, KILLED_S, LOOK_S = 20.0, 20.0, 0.1
 """Seconds for what a dead driver had started to end by itself, as it does when its pipe closes; seconds after that for the
 killed rest to be gone; and seconds between two looks."""
+PAUSES_S = (0.0, 5.0, 20.0, 60.0)
+"""Seconds before the first, second, ... restart in a row: a machine may take minutes to be back."""
 PR_SET_CHILD_SUBREAPER = 36
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverDeath:
-    """The end of a driver that its successor tells of."""
+    """The end of a driver, which the next driver records."""
 
     reason: str
     in_a_row: int
     """Deaths since a newer checkpoint was made, this one included."""
-    at: float
-    """Seconds of the wall clock when the supervisor saw it."""
 
 
 def enter_supervision(directory: RunDirectory) -> DriverDeath | None:
@@ -86,15 +84,15 @@ def predecessor(directory: RunDirectory) -> DriverDeath | None:
     known = directory.read(DOCUMENT) or {}
     if known.get("pid") != os.getppid() or known.get("host") != host_mark() or "died" not in known:
         return None
-    return DriverDeath(known["died"], int(known["restarts"]), float(known.get("at", time.time())))
+    return DriverDeath(known["died"], int(known["restarts"]))
 
 
-def reported(file: int, schema: str = REPORT) -> dict[str, Any]:
-    """Find what drivers have last reported on their standard output, where the run is or another fact; empty without."""
+def reported(file: int) -> dict[str, Any]:
+    """Return where the run is, as its drivers last reported on their standard output; empty before the first report."""
     for line in reversed(os.pread(file, 1 << 20, 0).splitlines()):
         with contextlib.suppress(ValueError):
             said = json.loads(line)
-            if isinstance(said, dict) and said.get("schema") == schema:
+            if isinstance(said, dict) and said.get("schema") == REPORT:
                 return said
     return {}
 
@@ -104,8 +102,6 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
 
     `output` is a file that takes the drivers' standard output and can be read, `program` what is called as `relax`.
     """
-    from relax_core.runners.ray.environment import HELD_CLUSTER, HELD_CLUSTER_SCHEMA  # sets a token: drivers share it
-
     if sys.platform == "linux":  # what a dead driver leaves behind becomes ours, so that we can wait for its end
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     driver = 0
@@ -136,8 +132,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
             reached = step
             budget.refill()
         reason = f"the run's process (pid {driver}) {death}"
-        if RecordPosition.read(directory.path) is None and directory.take_request("stop"):
-            # Roles that outlived it can still save: their next controller takes the request up.
+        if directory.take_request("stop"):
             _log(directory, "warning", f"{reason}, and is not restarted, as a stop was asked for")
             return InfrastructureError.exit_code
         if not budget.spend():
@@ -146,13 +141,13 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
             return InfrastructureError.exit_code
         died = {"died": reason, "restarts": budget.spent, "at": time.time()}
         directory.write(DOCUMENT, {"pid": os.getpid(), "host": host_mark(), **died})
-        _log(directory, "warning", f"{reason}; another one goes on with the run", restart=budget.spent)
-        held = reported(output, HELD_CLUSTER_SCHEMA)
-        _end_orphans(held.get("pid"))
+        _log(directory, "warning", f"{reason}; another one resumes the run", restart=budget.spent)
+        _end_orphans()
+        resumes_at = time.monotonic() + PAUSES_S[min(budget.spent, len(PAUSES_S)) - 1]
+        while not stops and time.monotonic() < resumes_at:
+            time.sleep(LOOK_S)
         if stops:
             return ended
-        if held:
-            os.environ[HELD_CLUSTER] = f"{held['pid']} {held['address']}"
         with (directory.logs / CONSOLE).open("ab") as console:
             driver = _start([*program, "resume", run_dir, SUPERVISED], output, console.fileno())
     return code
@@ -174,43 +169,36 @@ def _wait(driver: int) -> int:
 
 
 def _death(code: int, driver: int, output: int) -> str:
-    """Say what a driver died of; empty where it ended by itself: then it has written down how the run ended."""
+    """Return why the run is to be resumed after its driver ended; empty where it is not.
+
+    A driver that ended by itself has written down how the run ended, and whether another try may help.
+    """
     if code < 0:
         return f"died of {signal.Signals(-code).name}"
     if not code or (run_dir := reported(output).get("run_dir")) is None:
         return ""
     from relax_core.observe.recorder import ENDINGS
 
+    if code == InfrastructureError.exit_code and (summary := read_document(Path(run_dir) / "summary.json") or {}):
+        return f"failed: {summary.get('error')}" if summary.get("retry") else ""
     status = read_document(Path(run_dir) / "status.json") or {}
     at_work = status.get("pid") == driver and status.get("state") not in ENDINGS
     return f"ended with exit code {code} in the middle of the run" if at_work else ""
 
 
-def _end_orphans(spared: int | None = None) -> None:
-    """Wait until what the dead driver had started is gone, devices and ports with it; kill what does not end.
-
-    `spared`: a process that lives on, with all below it.
-    """
+def _end_orphans() -> None:
+    """Wait until what the dead driver had started is gone, devices and ports with it; kill what does not end."""
     deadline = time.monotonic() + ORPHANS_S
     while time.monotonic() < deadline + KILLED_S:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        below = [child for child in psutil.Process().children() if child.pid != spared]
-        if not (left := [*below, *_descendants(below)]):
+        if not (left := psutil.Process().children(recursive=True)):
             return
         for process in left if time.monotonic() > deadline else ():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(LOOK_S)
-
-
-def _descendants(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    found = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += process.children(recursive=True)
-    return found
 
 
 def _restarts(path: Path) -> int:

@@ -108,12 +108,13 @@ async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: 
     clock = SystemClock()
     size = int(launch.config["rollout"]["group_size"])
     bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
+    context = RoleContext(
+        role, launch, catalogue, bus, WeightRegistry(clock), RunStatusService(clock), workers, workers, clock, 0
+    )
     try:
-        yield RoleContext(
-            role, launch, catalogue, bus, WeightRegistry(clock), RunStatusService(clock), workers, workers, clock, 0
-        )
+        yield context
     finally:
-        await workers.close()
+        await context.close()
         await bus.close()
 
 

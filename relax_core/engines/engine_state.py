@@ -32,15 +32,12 @@ class EngineStatus(Enum):
     """Being started, or found dead, hanging or wrong: only a proof of the newest weights lets it in."""
     WAITING = "waiting"
     """Up, with weights that are older than anything that may be sampled."""
-    SPARE = "spare"
-    """Up, with proved weights: it takes the place of a serving one that fails."""
     SERVING = "serving"
 
 
 @dataclass(slots=True)
 class EngineState:
-    """One engine of a pool: `out -> serving -> out`, `out -> spare -> serving` where others serve already, or
-    `out -> waiting -> serving | spare` before the first weights.
+    """One engine of a pool: `out -> serving -> out`, or `out -> waiting -> serving` before the first weights.
 
     Invariants:
     - `version.step <= max_step`: answers may name steps up to the weights that are loading, the proof comes later.

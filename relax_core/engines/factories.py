@@ -16,7 +16,7 @@ from typing import Any
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import Logged, RoleFailed, RoleRecovered, WorkRetried
+from relax_core.api.events import RoleFailed, RoleRecovered, WorkRetried
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import Phase, WorkerSpec
 from relax_core.api.weights import Version
@@ -58,9 +58,8 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
         )
     )  # fmt: skip
     return EnginePool(
-        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits,
-        group.spares,
-    )  # fmt: skip
+        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits
+    )
 
 
 def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
@@ -80,10 +79,6 @@ def engine_events(context: RunContext) -> Report:
             await context.run_status.emit(RoleFailed("engine", detail, 4, fatal=False))
         elif event == "retried":
             await context.run_status.emit(WorkRetried("engine", "requests", int(amount), detail))
-        elif event == "spare":
-            await context.run_status.emit(
-                Logged("info", "engine", "spare ready", {"engine": detail, "seconds": amount})
-            )
         else:
             await context.run_status.emit(RoleRecovered("engine", amount, detail))
 
@@ -118,7 +113,6 @@ def _engine_slots(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
             preload=engine.preload,
-            adoptable=group.adoptable,
         )  # fmt: skip
         track = context.track(name, group.devices_of(number))
         slots.append(

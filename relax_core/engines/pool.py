@@ -126,11 +126,11 @@ class EnginePool:
     def __init__(
         self, slots: Sequence[EngineSlot], clock: Clock, updates: WeightUpdater | None, report: Report,
         serve_at_start: bool = True, deterministic: bool = False, offload_parts: Sequence[OffloadPart] = (),
-        suppress: tuple[int, ...] = (), limits: RequestLimits = NO_LIMITS, num_spares: int = 0,
+        suppress: tuple[int, ...] = (), limits: RequestLimits = NO_LIMITS,
     ) -> None:  # fmt: skip
         self._slots = {slot.name: slot for slot in slots}
         self._clock, self._suppress, self._deterministic = clock, suppress, deterministic
-        self._router = Router(self._slots, limits, whole_batches=deterministic, num_spares=num_spares)
+        self._router = Router(self._slots, limits, whole_batches=deterministic)
         self.supervisor = EngineSupervisor(
             self._slots, self._router, offload_parts, clock, updates, report, self._perform, serve_at_start
         )
@@ -138,8 +138,6 @@ class EnginePool:
         self._requests: dict[str, tuple[RequestBatch, int]] = {}
         """The batch that each open request belongs to, and its place there."""
         self._scored_parts: Counter[str] = Counter()
-        self._checked: set[str] = set()
-        """Engines that are asked whether they are well."""
         self._changed = asyncio.Event()
         """Set when an engine may have come, or have less to do."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,15 +162,14 @@ class EnginePool:
         self._router.forget_sessions(sessions)
 
     async def close(self) -> None:
-        """End all engines, or leave those that are well to a successor of the role. Whoever has ended ones offloaded meanwhile,
-        for the devices, finds their memory free."""
+        """End all engines."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         engines = self._router.engines
         await asyncio.gather(
-            *(slot.release(engines[name].status is not EngineStatus.OUT) for name, slot in self._slots.items())
+            *(slot.close(engines[name].status is not EngineStatus.OUT) for name, slot in self._slots.items())
         )
 
     async def pause(self) -> None:
@@ -236,8 +233,9 @@ class EnginePool:
                     self._spawn(self._stream(self._slots[engine], action))
                 case AbortRequest(engine, ids):
                     self._spawn(self._abort(self._slots[engine], ids))
-                case Quarantine(engine, why, requests, successor):
-                    self._spawn(self.supervisor.replace(self._slots[engine], why, requests, successor))
+                case Quarantine(engine, why, requests):
+                    if not self._closed:  # a call may fail because its engine ends with the pool
+                        self._spawn(self.supervisor.replace(self._slots[engine], why, requests))
                 case _:
                     self._fail(PoolFailed(action.why))
         if not self._dispatch_scheduled:
@@ -324,16 +322,6 @@ class EnginePool:
         while True:
             await self._clock.sleep(TICK_S)
             self._perform(self._router.tick(self._clock.now()))
-            for name, engine in self._router.engines.items():
-                if engine.status is EngineStatus.SPARE and name not in self._checked:
-                    self._checked.add(name)
-                    self._spawn(self._check(self._slots[name]))
-
-    async def _check(self, slot: EngineSlot) -> None:
-        try:
-            await self.supervisor.check(slot)
-        finally:
-            self._checked.discard(slot.name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -360,13 +348,6 @@ class EnginePool:
         if self._failure is not None:
             raise self._failure
 
-    def measures(self) -> dict[str, float]:
-        """Count the spares that are ready, for the run's metrics, where there are to be some."""
-        engines = self._router.engines.values()
-        if len(engines) == self._router.num_serving:
-            return {}
-        return {"engines/spare": float(sum(engine.status is EngineStatus.SPARE for engine in engines))}
-
     def facts(self) -> dict[str, Any]:
         """Describe each engine for the run's status."""
         found: dict[str, Any] = {}
@@ -374,8 +355,7 @@ class EnginePool:
             engine = self._router.engines[slot.name]
             silent_s = round(self._clock.now() - engine.last_heard, 3) if engine.running else 0.0
             found[slot.name] = {
-                "serving": engine.status is EngineStatus.SERVING, "spare": engine.status is EngineStatus.SPARE,
-                "version": str(slot.version),
+                "serving": engine.status is EngineStatus.SERVING, "version": str(slot.version),
                 "running": len(engine.running), "loading": slot.loading, "silent_s": silent_s, "paused": slot.paused,
                 "tokens_left": engine.pending_tokens, "kv_capacity": engine.kv.capacity,
                 "kv_running": engine.kv.running, "kv_idle": engine.kv.idle_tokens, "restarts": slot.restarts,

@@ -43,8 +43,6 @@ class Quarantine(NamedTuple):
     why: str
     requests: int = 0
     """Requests that go on elsewhere, or begin again there."""
-    successor: str = ""
-    """The spare that serves in its place."""
 
 
 class GiveUp(NamedTuple):
@@ -90,10 +88,9 @@ class Router:
     Invariants:
     - An open request is in exactly one place: waiting, in a batch to be restarted, or running on one engine.
     - It gets one `CompleteRequest`, at its deadline at the latest, and never tokens of weights older than its floor.
-    - Nothing is dispatched to an engine that is out, spare, held or full, nor while the pool is paused. An engine is full
+    - Nothing is dispatched to an engine that is out, held or full, nor while the pool is paused. An engine is full
       by the number of its requests, or by its `KvLedger`; a request that is larger than a cache runs there alone.
     - A request for which no cache has room has an engine drained for it: those behind it go to others, so that none starves.
-    - At most `num_serving` engines serve, and none is spare while fewer do.
     - Nothing is dispatched to an engine with weights of an earlier incarnation than the newest that was published: a
       rollback may have given them up, and their steps say nothing of it. Floors are compared within one incarnation only.
     - Events of an earlier incarnation of an engine change nothing.
@@ -102,19 +99,13 @@ class Router:
     """
 
     def __init__(
-        self,
-        names: Iterable[str],
-        limits: RequestLimits = RequestLimits(),
-        whole_batches: bool = False,
-        num_spares: int = 0,
+        self, names: Iterable[str], limits: RequestLimits = RequestLimits(), whole_batches: bool = False
     ) -> None:
-        """`num_spares`: engines, of those that are named, beyond the ones that serve."""
         self.limits, self.whole_batches = limits, whole_batches
         self.engines = {name: EngineState(name) for name in names}
         for name, engine in self.engines.items():
             engine.kv.reserve = limits.kv_reserve
             self.set_kv_tokens(name, 0)
-        self.num_serving = len(self.engines) - num_spares
         self._mean_tokens = 0.0
         """Of the tokens that a request may come to hold, over the newest ones."""
         self._open: dict[str, PendingRequest] = {}
@@ -142,7 +133,7 @@ class Router:
         limits = self.limits
         if not (limits.backlog and limits.per_engine) or not self._open:
             return True
-        return len(self._open) + count <= limits.backlog + limits.per_engine * self.num_serving
+        return len(self._open) + count <= limits.backlog + limits.per_engine * len(self.engines)
 
     def room(self, expected_tokens: int) -> int:
         """Count the requests of new samples that engines have room for, with as many waiting as are running: engines find
@@ -387,9 +378,7 @@ class Router:
         return self._fail(self.engines[name], why)
 
     def _fail(self, engine: EngineState, why: str) -> list[Action]:
-        """Take an engine out; a spare serves in its place, and requests go on elsewhere. One that had all tokens asked for only
-        lost its last word."""
-        served = engine.status is EngineStatus.SERVING
+        """Take an engine out; requests go on elsewhere. One that had all tokens asked for only lost its last word."""
         engine.status, engine.loading = EngineStatus.OUT, False
         engine.incarnation, engine.cache_epoch = engine.incarnation + 1, engine.cache_epoch + 1
         running = list(engine.running.values())
@@ -410,19 +399,9 @@ class Router:
         else:
             actions += [self._complete(pending, "length") for pending in awaited if pending.complete]
             self._waiting += [pending for pending in awaited if not pending.settled]
-        successor = self._promote_spare() if served else ""
         if engine.failures.spend():
-            return [*actions, Quarantine(engine.name, why, len(awaited), successor)]
+            return [*actions, Quarantine(engine.name, why, len(awaited))]
         return [*actions, GiveUp(f"{engine.name} failed {MAX_FAILURES} times in a row, last: {why}")]
-
-    def _promote_spare(self) -> str:
-        """Let the spare with the newest weights serve; its name, empty where there is none."""
-        spares = (engine for engine in self.engines.values() if engine.status is EngineStatus.SPARE)
-        newest = max(spares, key=lambda engine: engine.version, default=None)
-        if newest is None:
-            return ""
-        newest.status = EngineStatus.SERVING
-        return newest.name
 
     # -- weights and pauses -------------------------------------------------------------------------------------
 
@@ -438,10 +417,7 @@ class Router:
         engine.loading, engine.max_step = True, max(engine.version.step, version.step)
 
     def on_proved(self, name: str, incarnation: int, version: Version, now: float) -> bool:
-        """Let an engine in that showed that it holds the newest weights: the only way in. False: it failed meanwhile.
-
-        It serves where fewer than `num_serving` others do, and is spare otherwise.
-        """
+        """Let an engine serve that showed that it holds the newest weights: the only way in. False: it failed meanwhile."""
         engine = self.engines[name]
         if engine.incarnation != incarnation:
             return False
@@ -450,11 +426,7 @@ class Router:
         engine.cache_epoch += 1
         engine.kv.drop_idle()
         engine.version, engine.last_heard = version, now
-        engine.loading = False
-        if engine.status is EngineStatus.SPARE:
-            engine.failures.refill()  # it ends no requests, by which others show that they are well
-        others = sum(one.status is EngineStatus.SERVING for one in self.engines.values() if one is not engine)
-        engine.status = EngineStatus.SERVING if others < self.num_serving else EngineStatus.SPARE
+        engine.loading, engine.status = False, EngineStatus.SERVING
         return True
 
     def hold(self, name: str, why: str) -> None:

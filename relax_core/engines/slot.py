@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, EngineSpec, GenerateRequest, Health
-from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.plan import OffloadPart
-from relax_core.api.role import Handover, SpanTrack, Worker, Workers, WorkerSpec
+from relax_core.api.role import SpanTrack, Worker, Workers, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.observe.spans import Unwatched
-from relax_core.rpc.messages import same
 
 T = TypeVar("T")
 START_S = 300.0
@@ -28,8 +27,6 @@ ABORT_S = 60.0
 PAUSE_S = 120.0
 """An engine answers between two tokens of everything it runs."""
 OFFLOAD_S = 300.0
-ADOPT_S = 15.0
-"""For the answers of an engine that is gone on with."""
 STOP_S = 5.0
 """For a pause or offload to end before its engine is ended."""
 SILENCE_S = 20.0
@@ -40,13 +37,11 @@ NO_CAPABILITIES = Capabilities()
 
 
 class EngineSlot:
-    """Place of an engine in a pool: `started | adopted -> serving <-> paused -> stopped`, then started with a fresh worker.
+    """Place of an engine in a pool: `started -> serving <-> paused -> stopped`, then started with a fresh worker.
 
     Invariants:
-    - `version` is the last one that was proved; it changes when the receipt was accepted, and not before. That of an engine
-      that was adopted is its own word, for the supervisor to compare.
+    - `version` is the last one that was proved; it changes when the receipt was accepted, and not before.
     - A fresh engine has the spec's version, is not paused, and has nothing offloaded.
-    - An adopted engine was started with the same settings, runs nothing, and is not paused.
     - No long call outlives the engine: one that answers no health check ends every call with an error.
     """
 
@@ -59,10 +54,6 @@ class EngineSlot:
         self.spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers
         self.worker: Worker | None = None
         self.version: Version = spec.version
-        self.folder_version: Version = spec.version
-        """The version by which the engine knows the weights of the model folder."""
-        self.adopted = False
-        """It is a predecessor's engine, with the weights that it had."""
         self.paused = False
         """The engine samples nothing, and holds its requests where it can."""
         self.on_loading: Callable[[Version], Awaitable[None]] | None = None
@@ -78,39 +69,15 @@ class EngineSlot:
         """The version it is asked to load now."""
 
     async def start(self) -> dict[str, Any]:
-        """Start a fresh engine with the weights of the model folder, or go on with that of the role's predecessor."""
-        self.paused, self.version, self.folder_version = False, self.spec.version, self.spec.version
-        self._started, self.adopted, self.offloaded = False, False, frozenset()
+        """Start a fresh engine with the weights of the model folder."""
+        self.paused, self.version = False, self.spec.version
+        self._started, self.offloaded = False, frozenset()
         self.starts += 1
-        facts: dict[str, Any]
         with self._track.span("overhead", "starting"):
             (self.worker,) = await self._workers.start([self._worker_spec], START_S)
-            if self.worker.adopted is not None:
-                self.adopted = await self._adopt(self.worker.adopted)
-                if self.adopted:
-                    facts = dict(self.worker.adopted.facts)
-                else:
-                    await self.worker.kill()
-                    (self.worker,) = await self._workers.start([self._worker_spec], START_S)
-            if not self.adopted:
-                facts = await self.worker.call("start", self.spec, timeout_s=START_S)
+            facts: dict[str, Any] = await self.worker.call("start", self.spec, timeout_s=START_S)
         self._started = True
         return facts
-
-    async def _adopt(self, left: Handover) -> bool:
-        """Abort what an engine runs and end its pause; False where it has other settings or is not well."""
-        (spec,) = left.start
-        if not same(replace(spec, version=self.spec.version), self.spec):
-            return False
-        try:
-            for method, args in (("abort", [()]), ("resume", [])):
-                with suppress(NotImplementedError):
-                    await self._running_worker().call(method, *args, timeout_s=ADOPT_S)
-            health = await self.health(ADOPT_S)
-        except RelaxError:
-            return False
-        self.version, self.folder_version = health.version, spec.version
-        return health.ok
 
     async def stop(self) -> None:
         """End the engine's process, which frees its memory: there is nothing left to offload."""
@@ -118,15 +85,15 @@ class EngineSlot:
         if self.worker is not None:
             await self.worker.kill()
 
-    async def release(self, well: bool) -> None:
-        """Stop the engine, or leave one that is well to a successor of the role, after a pause or offload that runs now and
-        would look like a failure; one that hangs is not awaited."""
+    async def close(self, well: bool) -> None:
+        """End the engine, and let an engine that is well stop by itself. Wait for a pause or offload that runs now, which would
+        look like a failure, but not for an engine that hangs."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S), self.pause_lock:
                 pass
         if well and self._started and self.worker is not None:
             self._started = False
-            await self.worker.release()
+            await self.worker.stop()
         else:
             await self.stop()
 
@@ -218,12 +185,6 @@ class EngineSlot:
     async def health(self, timeout_s: float) -> Health:
         health: Health = await self._running_worker().call("health", timeout_s=timeout_s)
         return health
-
-    async def check(self) -> None:
-        """Raise where the engine is dead, hangs or is not well."""
-        health: Health = await self._call("health", timeout_s=UNBOUNDED_S)
-        if not health.ok:
-            raise InfrastructureError(f"{self.name}: not well: {health.facts.get('failure', '')}")
 
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self._while_alive(method, self._running_worker().call(method, *args, timeout_s=timeout_s))

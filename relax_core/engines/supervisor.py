@@ -36,8 +36,7 @@ MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between mac
 OnArrival = Callable[[Receipt | None], Awaitable[None]]
 """Told of an engine that serves a version; None where it had it already."""
 Report = Callable[[str, str, float], Awaitable[None]]
-"""Reports that an engine failed, recovered or is spare, or that its requests are retried: (event, detail, seconds or
-requests)."""
+"""Reports that an engine failed or recovered, or that its requests are retried: (event, detail, seconds or requests)."""
 Perform = Callable[[Sequence[Action]], None]
 
 
@@ -103,8 +102,7 @@ class EngineSupervisor:
     """Keeps the engines of one pool as they are to be.
 
     An engine: `starting -> serving -> (failed -> replaced -> newest weights proved -> serving)`; until the first weights
-    of a resumed run it is `waiting`. Beyond as many as are to serve it is `spare`, with weights, pauses and offloads like the
-    others. One of the role's predecessor keeps the weights that it proved, and loads only newer ones.
+    of a resumed run it is `waiting`.
 
     Invariants:
     - `_admit` is the only way into service, for a new engine and for a replaced one, with the newest weights proved.
@@ -130,7 +128,7 @@ class EngineSupervisor:
 
     async def start(self) -> Mapping[str, Any]:
         """Start all engines; the first one's facts after checking that all hold the same model."""
-        found = await start_all(*(self._start(slot) for slot in self._slots.values()))
+        found = await start_all(*(slot.start() for slot in self._slots.values()))
         self._facts = found[0]
         for slot, facts in zip(self._slots.values(), found, strict=True):
             self._check_model(facts)
@@ -142,33 +140,17 @@ class EngineSupervisor:
             self._admit(slot, self._state(slot).incarnation)
         return self._facts
 
-    async def _start(self, slot: EngineSlot) -> dict[str, Any]:
-        """Start an engine or go on with the predecessor's, all of its memory onloaded; one whose weights nobody proved is
-        started anew. Weights of an earlier incarnation need no proof: they serve nobody, and others are loaded over them."""
-        facts = await slot.start()
-        if not slot.adopted:
-            return facts
-        trusted = slot.version == slot.folder_version or slot.version.incarnation < slot.spec.version.incarnation
-        if trusted or (self._updates is not None and await self._updates.proved(slot)):
-            slot.offloaded = self._offload.supported
-            with contextlib.suppress(RelaxError):
-                await slot.offload(frozenset())
-                return facts
-        await slot.stop()
-        return await slot.start()
-
     def _check_model(self, facts: Mapping[str, Any]) -> None:
         for what, fix in MODEL_FACTS.items():
             if (have := facts.get(what)) != (want := self._facts.get(what)):
                 raise InfrastructureError(f"an engine has the {what} {have}, another {want}; {fix}")
 
     def _admit(self, slot: EngineSlot, incarnation: int) -> bool:
-        """Let an engine in that has the newest weights; before any were published, those of the model folder may do, not others
-        that an adopted engine took before a rollback.
+        """Let an engine in that has the newest weights; before any were published, those of the model folder may do.
 
         False where it failed meanwhile, or there is nothing yet that it may serve.
         """
-        if self._newest is None and not (self._serve_at_start and slot.version == slot.spec.version):
+        if self._newest is None and not self._serve_at_start:
             self._state(slot).status, self._state(slot).version = EngineStatus.WAITING, slot.version
             return False
         admitted = self._router.on_proved(slot.name, incarnation, slot.version, self._clock.now())
@@ -268,7 +250,7 @@ class EngineSupervisor:
     ) -> tuple[str, ...]:
         """Bring every engine to a version; name those that proved it. One that fails or is too slow is replaced.
 
-        `on_arrival` gets the receipt of each that serves, as soon as it serves the version, whatever the others do.
+        `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
         """
         self._newest = (manifest, transport)
         self._router.on_published(manifest.version)
@@ -282,7 +264,7 @@ class EngineSupervisor:
             receipt = await self._contained(slot, self._load_newest(slot))
             if not self._admit(slot, incarnation):
                 return ""
-            if on_arrival is not None and self._state(slot).status is EngineStatus.SERVING:
+            if on_arrival is not None:
                 await on_arrival(receipt)
             return slot.name
 
@@ -343,10 +325,10 @@ class EngineSupervisor:
             result = await work
         return result  # noqa: RET504 -- a failure leaves the body before it is set
 
-    async def replace(self, slot: EngineSlot, why: str, requests: int = 0, successor: str = "") -> None:
-        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it in.
+    async def replace(self, slot: EngineSlot, why: str, requests: int = 0) -> None:
+        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it serve.
 
-        `requests`: those that it ran, which are done elsewhere. `successor`: the spare that serves in its place.
+        `requests`: those that it ran, which are done elsewhere.
         """
         since, incarnation = self._clock.now(), self._state(slot).incarnation
         slot.set_busy(False)
@@ -356,9 +338,6 @@ class EngineSupervisor:
             await self._report("failed", why, 0.0)
             if requests:
                 await self._report("retried", why, requests)
-            if successor:
-                took = f"{successor}, a spare, took the place of {slot.name}"
-                await self._report("recovered", took, self._clock.now() - since)
             await slot.stop()
             self.want_devices()
             async with self._offload.weights_in_use():
@@ -374,13 +353,7 @@ class EngineSupervisor:
             return
         self._admit(slot, incarnation)
         slot.restarts += 1
-        event, seconds = "spare" if successor else "recovered", self._clock.now() - since
-        await self._report(event, slot.name, seconds)
-
-    async def check(self, slot: EngineSlot) -> None:
-        """Have an engine that runs nothing say that it is well; its death would be noticed only when it is needed."""
-        with self.containing(slot):
-            await slot.check()
+        await self._report("recovered", slot.name, self._clock.now() - since)
 
 
 class WeightUpdater:
@@ -414,10 +387,6 @@ class WeightUpdater:
                     break
                 if receipt.version[1:] >= target[1:]:
                     return receipt
-
-    async def proved(self, slot: EngineSlot) -> bool:
-        """Tell whether the version that an engine has is the one that it proved last."""
-        return (await self._weights.receivers(slot.version.model)).get(slot.name) == slot.version
 
     async def forget(self, slot: EngineSlot) -> None:
         """Forget an engine that failed: the weights that it had are lost."""

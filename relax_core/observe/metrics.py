@@ -50,7 +50,6 @@ GROUPS = {
     "critic": "The critic's step, which trains on the rows of the actor's.",
     "weights": "Publishing weights to engines.",
     "bus": "Rows between roles.",
-    "engines": "Engines that are ready for others that fail.",
     "memory": "Of devices that several worker groups share.",
     "restarts": "Roles and workers that were replaced; running totals.",
     "guards": "Guards that fired; running totals. What they look at are the numbers above.",
@@ -192,7 +191,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("bus/<name>", "A further number of the bus", "last"),
     Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
     Metric("memory/trainer_freed_bytes", "Bytes that the trainer really freed when it slept last", "last"),
-    Metric("engines/spare", "Spare engines that are ready, of `placement.rollout.spares`", "last"),
     Metric("restarts/<role>", "Replacements so far; `restarts/run`: of the whole run, from its last checkpoint", "last"),
     Metric("retries/<role>", "Units of its work (samples, requests, steps, publishes) that were done once more so far, after "
            "a fault that was not theirs", "last"),
@@ -232,16 +230,6 @@ class MeasuredMetric:
 
     def values(self) -> dict[str, float]:
         return dict(self._values)
-
-    def dump(self) -> dict[str, dict[str, float]]:
-        """Return it as plain data, of which `load` makes it again."""
-        return {"values": self._values, "weights": self._weights}
-
-    @classmethod
-    def load(cls, dumped: Mapping[str, Mapping[str, float]]) -> MeasuredMetric:
-        made = cls()
-        made._values, made._weights = dict(dumped["values"]), dict(dumped["weights"])
-        return made
 
 
 MEASURES = ("mean", "loss")
@@ -333,17 +321,6 @@ class Totals:
         for prefix, counts in ((_RESTARTS, self.restarts), (_RETRIES, self.retries), (_GUARDS, self.guards)):
             counted |= {f"{prefix}{role}": float(count) for role, count in counts.items()}
         return counted
-
-    def counts(self) -> dict[str, Any]:
-        """Return what changes between the lines of two steps, as plain data."""
-        return {"publishes": self.publishes, "restarts": dict(self.restarts), "retries": dict(self.retries),
-                "guards": dict(self.guards), "events_dropped": self.events_dropped}  # fmt: skip
-
-    def recount(self, counts: Mapping[str, Any]) -> None:
-        """Take over what `counts` has returned."""
-        self.publishes, self.events_dropped = counts["publishes"], counts["events_dropped"]
-        self.restarts, self.retries = Counter(counts["restarts"]), Counter(counts["retries"])
-        self.guards = Counter(counts["guards"])
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of `summary.json` that come from totals."""

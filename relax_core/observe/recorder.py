@@ -24,7 +24,6 @@ from relax_core.observe.logging import RoleLog
 from relax_core.observe.metrics import MeasuredMetric, Totals
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.observers import CallbackWorker, Report
-from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.spans import TimeAccount, Trace, Window
 from relax_core.registry.loader import HOOKS
@@ -56,8 +55,6 @@ class Recorder:
     Invariants:
     - Events of a stage are written once each, in the order of their numbers.
     - `summary.json` can be made again from `metrics.jsonl`: totals come from what is written there.
-    - Where positions are kept, another recorder can go on after this process was killed: each event is in metrics and
-      transcripts once; the log, sinks and observers may have one twice, or lack the last ones.
     """
 
     def __init__(
@@ -92,8 +89,6 @@ class Recorder:
         self._published: dict[str, float] = {}
         self._measured: dict[int, MeasuredMetric] = {}
         self._last_number = -1
-        self._positions_of, self._accounted = "", 0
-        """Start of the run whose positions are kept, if any; last step whose time is written down."""
         self._stage, self._first_step = "", 0
         """Name of the stage in a run of several, and the steps of those before it."""
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
@@ -128,56 +123,14 @@ class Recorder:
         finally:
             self.close()
 
-    @property
-    def steps(self) -> int:
-        """The last step of the run whose metrics are written down."""
-        return self._totals.steps
-
     # -- what happens
 
     def handle(self, number: int, event: Event) -> None:
         """Write one numbered event down; a number that was handled is skipped."""
         if number <= self._last_number:
             return
-        if self._positions_of:
-            self._keep_position(getattr(event, "step", 0) + self._first_step)
         self._last_number = number
         self.write(event)
-
-    def keep_positions(self, run_id: str) -> None:
-        """Write down from now on how far the record of this start of the run has come, for a successor of this process."""
-        self._positions_of = run_id
-        self._keep_position(self._first_step)
-
-    def go_on(self, position: RecordPosition, known: Sequence[tuple[int, Event]]) -> None:
-        """Go on with the record of a start after a position, whose files were cut back to it.
-
-        `known` are events of before that are still there: the time of steps is accounted from them once more.
-        """
-        self._last_number, self._accounted = position.number, position.accounted
-        self._totals.recount(position.counts)
-        self._measured = {int(step): MeasuredMetric.load(dumped) for step, dumped in position.measured.items()}
-        self._generated = {int(step): tokens for step, tokens in position.generated.items()}
-        self._published = dict(position.published)
-        self._facts |= {"state": "running"}
-        for event in (event for number, event in known if number <= position.number):
-            match event:
-                case events.TimeSpent():
-                    self._trace.add(event.spans)
-                    self._time.add(event)
-                case events.StepFinished(step, metrics, at):
-                    self._time.step(step + self._first_step, at, metrics.get("time/step_s", 0.0))
-                case events.RolledBack():
-                    self._time.rewind()
-        self._time.skip(position.accounted)
-
-    def _keep_position(self, step: int) -> None:
-        measured = {str(of): measured.dump() for of, measured in self._measured.items()}
-        generated = {str(of): tokens for of, tokens in self._generated.items()}
-        RecordPosition(
-            self._positions_of, self._last_number, self.run_dir.sizes(step), self._accounted, self._totals.counts(),
-            measured, generated, self._published,
-        ).write(self.run_dir.path)  # fmt: skip
 
     def enter(self, stage: str, first_step: int) -> None:
         """Begin a stage, whose events have numbers of their own; its steps are counted from here on."""
@@ -236,7 +189,6 @@ class Recorder:
         self._totals.events_dropped = before.events_dropped
         self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
         self._measured.clear()
-        self._accounted = min(self._accounted, step)
         self._time.rewind()
 
     def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -416,7 +368,6 @@ class Recorder:
     def _account(self, finish: bool = False) -> None:
         """Write down where the time of steps went that every role has sent."""
         for window, metrics in self._time.take(finish):
-            self._accounted = window.step
             metrics |= self._published
             self._published = {}
             tokens, busy = self._generated.pop(window.step, 0.0), metrics.get("time/generate_s", 0.0)

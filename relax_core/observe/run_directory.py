@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from relax_core.observe.documents import (
     read_frames,
     read_lines,
     rewrite_lines,
+    status_document,
     sync_to_disk,
     whole_frames,
     whole_lines,
@@ -91,14 +93,16 @@ class RunDirectory:
         return cls(chosen, redactor, WriterLock(chosen / ".lock"))
 
     @classmethod
-    def reopen(cls, path: Path, *, redactor: Redactor | None = None, lives: bool = False) -> Self:
-        """An existing run, to write on: refused while another process does. What was asked of one that `lives` still holds."""
+    def reopen(cls, path: Path, *, redactor: Redactor | None = None) -> Self:
+        """An existing run, to write on: refused while another process does."""
         run = cls(cls.open(path).path, redactor, WriterLock(path / ".lock"))
         with disk_errors(run.path):
             _reserve(run.path)
-            # It goes on, so how it ended no longer holds.
+            # It continues, so the record of its end no longer holds.
+            starting = {"run_id": run.name, "state": "starting"}
+            run.write("status", status_document((), time.monotonic(), time.time(), starting))
             (run.path / "summary.json").unlink(missing_ok=True)
-            for request in () if lives else get_args(Request):
+            for request in get_args(Request):
                 run.take_request(request)
         return run
 
@@ -196,20 +200,6 @@ class RunDirectory:
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
             rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)
-
-    def sizes(self, step: int) -> dict[str, int]:
-        """Return the bytes of the files that an event of a step may add to, by their path in the directory."""
-        paths = (self.path / "metrics.jsonl", self.samples_path(step))
-        return {str(path.relative_to(self.path)): path.stat().st_size if path.exists() else 0 for path in paths}
-
-    def cut(self, sizes: Mapping[str, int]) -> None:
-        """Take back what was added to files beyond these sizes."""
-        self._close_files()
-        for name, size in sizes.items():
-            path = self.path / name
-            with disk_errors(path):
-                if path.exists() and path.stat().st_size > size:
-                    os.truncate(path, size)
 
     def save_evidence(
         self, step: int, guard: str, evidence: Mapping[str, Any], groups: Iterable[int], first_step: int

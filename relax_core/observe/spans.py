@@ -211,11 +211,6 @@ class TimeAccount:
                 while spans and spans[0].end <= window.end:
                     spans.popleft()
 
-    def skip(self, step: int) -> None:
-        """Forget the windows up to a step, which were accounted by somebody else."""
-        while self._windows and self._windows[0].step <= step:
-            self._windows.popleft()
-
     def rewind(self) -> None:
         """Forget open windows: the run goes back."""
         self._windows.clear()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -25,8 +24,6 @@ from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.divergence import DivergenceGuards
-from relax_core.roles.emergency_checkpoint import save_in_emergency
-from relax_core.roles.micro_checkpoint import MicroCheckpoints
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.row_leases import renewed
@@ -50,14 +47,13 @@ class Actor(Role):
     - A step that a guard undoes, or holds until a person goes on, is neither committed nor published before. No checkpoint
       is made of a step that is evidence for such a guard, so that there is one from before it to go back to.
     - Published weights are those of the newest commit, and live ones are served only before the next update.
-    - Where the run is going to start again as a whole, ranks that are well save first what they have.
     - When ranks or the role's process are lost, a loss says so, or a lease is lost that weights have changed under, all goes
-      back to the last checkpoint, or to a later micro-checkpoint; rollout goes on up to its bound. Failures on the way back,
-      in the last save and in the export count too. A guard goes back to a checkpoint on disk.
+      back to the last checkpoint; rollout goes on up to its bound. Failures on the way back, in the last save and in the
+      export count too.
     """
 
     name = "actor"
-    stateless, takes_over = False, True
+    stateless = False
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
@@ -69,42 +65,19 @@ class Actor(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context, self._non_finite = context, NonFinitePolicy(context, self.name)
-        self._takes_over = context.taken_over
         self._guards = DivergenceGuards(context.config.guards)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
         self._lease = TrainerDeviceLease(context, self.name, self._publisher.live)
-        self._micro = MicroCheckpoints(context, self.name)
         self._take_up()
-        if not self._takes_over:
+        if not context.restarted:
             context.doing("ready", ranks=self._trainer.pids())
         self._held_out = await HeldOutEval.open(context)
         try:
             await self._train()
-        except (asyncio.CancelledError, InfrastructureError) as error:
-            await self._save_in_emergency(error)
-            raise
         finally:
             await self._checkpoints.give_up()
             await self._trainer.stop()
-            self._micro.close()
-
-    async def _save_in_emergency(self, error: BaseException) -> None:
-        """Save what the ranks have where they are well and the run is going to start again as a whole.
-
-        Whoever ends the role meanwhile waits for it: it has a deadline of its own.
-        """
-        context, version = self._context, self._step_trainer.held
-        restarts = context.run_restarts
-        if isinstance(error, InfrastructureError) and not isinstance(error, DamagedCheckpoint | DiskFull):
-            restarts = context.config.recovery.restarts > 0 and not context.stopping
-        if version is None or not restarts or self._trainer.lost or self._guards.suspects or context.plan.fit_columns:
-            return
-        saving = asyncio.create_task(save_in_emergency(context, self._trainer, version))
-        while not saving.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(saving)
-        saving.result()
 
     def _take_up(self) -> None:
         """Work with the ranks that were just started."""
@@ -118,7 +91,7 @@ class Actor(Role):
         """Train to the end of the run. Each failure of the ranks, wherever it comes, goes back to the last checkpoint."""
         context = self._context
         self._furthest, self._returns = (await context.bus.version()).step, RestartBudget(MAX_RETURNS)
-        begin = self._take_over if self._takes_over else self._begin
+        begin = self._restart if context.restarted else self._begin
         while True:
             try:
                 await self._train_from(await begin())
@@ -147,12 +120,9 @@ class Actor(Role):
         """
         context = self._context
         found = complete(Path(context.run_dir) / "checkpoints")
-        saved = step_of(found[-1]) if found else 0
-        if (newer := await self._micro.newest(self._trainer, saved)) is not None:
-            saved = newer.step
         if (await context.bus.version()).step >= context.config.steps:
-            return saved >= context.config.steps
-        return bool(saved) or context.resume is None
+            return bool(found) and step_of(found[-1]) >= context.config.steps
+        return bool(found) or context.resume is None
 
     async def _begin(self) -> Version:
         version = await self._context.bus.version()
@@ -160,29 +130,18 @@ class Actor(Role):
             # Published also where no step is left to train: rollout ends with the last version.
             await self._restore(self._context.resume, version, publish=True)
             return version
-        if version.incarnation:  # engines of an earlier start may have other weights than the model folder's
-            await self._restore(None, version, publish=True)
         await self._evaluate(version.step)
         return version
 
     async def _train_from(self, version: Version) -> None:
-        """Train the steps that are left, save the last of them, and export the model where it was the run's last.
-
-        Steps that were kept in memory alone are none that were saved: a checkpoint that was due at one is due at the next.
-        """
-        context = self._context
-        self._step_trainer.held = version
-        found = complete(Path(context.run_dir) / "checkpoints")
-        saved = max(context.resume.step if context.resume else 0, step_of(found[-1]) if found else 0)
-        due = any(map(self._checkpoints.due, range(saved + 1, version.step + 1)))
+        """Train the steps that are left, save the last of them, and export the model where it was the run's last."""
+        context, saved, due = self._context, version.step, False
         while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
             trained = await self._step(version)
             if trained is None:
                 break
             version = trained
-            if not self._guards.suspects:
-                await self._micro.save(self._trainer, self._lease, version)
             if version.step > self._furthest:  # it got further than ever before, and so has all of its returns again
                 self._furthest = version.step
                 self._returns.refill()
@@ -213,13 +172,13 @@ class Actor(Role):
                 await self._lease.publish()
                 await self._publisher.publish(version)
 
-    async def _take_over(self) -> Version:
-        """Go on where a process of the role died, with ranks that were just started, from what it saved last."""
+    async def _restart(self) -> Version:
+        """Go back to the newest checkpoint, since the role's last process died; the ranks were just started."""
         error = WorkerDied(f"the process of {self.name} died")
         if not await self._may_go_back():
             raise error
-        await self._publisher.take_over(self.name)
-        return (await self._return(error))[0]
+        await self._publisher.restart(self.name)
+        return await self._return(error)
 
     async def _go_back(self, error: RelaxError) -> Version:
         """Start other ranks from what was saved last, while rollout goes on up to its bound."""
@@ -229,22 +188,16 @@ class Actor(Role):
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher.follow(self._trainer)
         self._take_up()
-        version, in_memory = await self._return(error)
-        source = ", from memory" if in_memory else ""
-        detail = f"ranks started again at step {version.step}{source}"
+        version = await self._return(error)
+        detail = f"ranks started again at step {version.step}"
         await context.run_status.emit(RoleRecovered(self.name, context.clock.now() - began, detail))
         return version
 
-    async def _return(self, error: RelaxError) -> tuple[Version, bool]:
-        """Let the ranks go on from the last checkpoint, in memory or on disk, or the starting model; later steps are undone.
-
-        A guard goes back to a checkpoint on disk. Tells whether it was one in memory.
-        """
-        context = self._context
+    async def _return(self, error: RelaxError) -> Version:
+        """Restore the ranks from the newest checkpoint, or the starting model; later steps are undone."""
+        context, saved = self._context, None
         found = complete(Path(context.run_dir) / "checkpoints")
-        beyond, guarded = step_of(found[-1]) if found else 0, isinstance(error, GuardRollback)
-        in_memory = saved = None if guarded else await self._micro.newest(self._trainer, beyond)
-        if found and saved is None:
+        if found:
             try:
                 saved, _ = await asyncio.to_thread(read_whole, found[-1])
             except DamagedCheckpoint as damage:  # rows up to it are freed: only a resume issues them again
@@ -255,7 +208,7 @@ class Actor(Role):
         await self._restore(saved, version, publish=version.step < context.config.steps)
         context.doing("ready", ranks=self._trainer.pids())
         await context.run_status.emit(RolledBack(version, str(error)))
-        return version, in_memory is not None
+        return version
 
     async def _evaluate(self, step: int) -> None:
         """Evaluate on held-out rows, where that is due."""

@@ -27,7 +27,7 @@ SCHEMA = 1
 PARTIAL = ".partial-"
 POLL_S = 0.1
 RECORDED_S = 60.0
-"""For a controller, or its successor, to write down the steps of a checkpoint; training goes on meanwhile."""
+"""For the controller to write down the steps of a checkpoint; training goes on meanwhile."""
 
 
 class CheckpointPart:

@@ -18,7 +18,6 @@ from relax_core.config.run_config import RunContext
 from relax_core.observe.documents import disk_errors
 from relax_core.roles.checkpoint import CheckpointPart, complete, step_of
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, forward_lease
-from relax_core.roles.micro_checkpoint import PART, MicroCheckpoints
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.row_leases import renewed
 from relax_core.roles.step import ClaimedRows, TrainingStep, critic_metrics
@@ -40,8 +39,7 @@ class Critic(Role):
       rows without a policy gradient.
     - It values rows after it has learnt from every committed step: at staleness 0 the column is of the step's start.
     - All that it knows is in checkpoints and in the rows that the bus keeps until it has acknowledged them and a checkpoint
-      holds it. So it is restarted in place: it loads the newest checkpoint, or a later micro-checkpoint, and learns the
-      steps since once more.
+      holds it. So it is restarted in place: it loads the newest checkpoint, and learns the steps since once more.
     """
 
     name = "critic"
@@ -63,7 +61,6 @@ class Critic(Role):
         """Held while ranks work: they do one thing at a time, and a lease on devices is one task's."""
         self.learnt = asyncio.Event()
         self.version, self._actor = Version(self.name, context.incarnation, 0), await context.bus.version()
-        self._micro = MicroCheckpoints(context, self.name)
         async with await RankGroup.start(context, self.name) as self.trainer:
             self._devices = TrainerDeviceLease(context, self.name, live=False)
             await self._restore()
@@ -140,8 +137,6 @@ class Critic(Role):
             again = await context.bus.claim(self._request(), 0.0)
             if again is not None:
                 await context.bus.acknowledge(again)
-        async with self.busy:  # before the next rows get values: until then nobody holds the devices for them
-            await self._micro.save(self.trainer, self._devices, self._actor._replace(step=self.version.step + 1))
         self.version = self.version.next()
         self.learnt.set()
         metrics = critic_metrics(step, context.clock.now() - start)
@@ -159,24 +154,18 @@ class Critic(Role):
             raise InfrastructureError("critic: the actor went back to its beginning; it starts anew as well")
 
     async def _restore(self) -> None:
-        """Load the newest checkpoint that is not ahead of the actor, in memory or on disk; without one it is as it was created.
-
-        In memory it may be of another step than the actor's: what the actor has kept, the critic learns from the bus.
-        """
+        """Load the newest checkpoint that is not ahead of the actor; without one it is as it was created."""
         context = self._context
         root = Path(context.run_dir) / "checkpoints"
         found = [path for path in complete(root) if step_of(path) <= self._actor.step and (path / self.name).is_dir()]
         directory, step = (found[-1], step_of(found[-1])) if found else (None, 0)
         if directory is None and context.resume is not None:
             directory, step = Path(context.resume.directory), context.resume.step
-        part = directory / self.name if directory is not None else None
-        if (newer := await self._micro.newest(self.trainer, step)) is not None:
-            part, step = Path(newer.directory) / PART, newer.step
-        if part is None:
+        if directory is None:
             return
         async with self.busy, self._devices:
             await self._devices.train()
-            await self.trainer.call("load", str(part))
+            await self.trainer.call("load", str(directory / self.name))
         self.version = self.version._replace(step=step)
 
 

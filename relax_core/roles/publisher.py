@@ -50,8 +50,8 @@ class Publisher:
         """Publish for ranks that took the place of others: nothing they send is on top of what those sent."""
         self._trainer, self._newest, self._deltas, self._missed = trainer, None, None, None
 
-    async def take_over(self, model: str) -> None:
-        """Free what a dead process of the role had published, once nobody needs it."""
+    async def restart(self, model: str) -> None:
+        """Own what the role's last process published, to delete each version when no receiver needs it any more."""
         self._kept = [manifest for manifest, _ in await self._context.weights.route(model, None, 0.0, within_s=0.0)]
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,12 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.family import ModelFamily
 from relax_core.api.plan import OffloadPart
-from relax_core.api.role import DeviceLease, Handover, SpanTrack, Worker, WorkerSpec
+from relax_core.api.role import DeviceLease, SpanTrack, Worker, WorkerSpec
 from relax_core.api.trainer import Chunk, ChunkPlan, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import media_store
-from relax_core.rpc.host import free_port
-from relax_core.rpc.messages import same
 from relax_core.rpc.waiting import start_all
 
 PING_EVERY_S = 5.0
@@ -56,14 +54,13 @@ WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "
 class RankGroup:
     """All ranks of the trainer of one role; `async with` stops them at its end.
 
-    Life cycle: `start -> calls, offload and onload -> stop | release | give_up`.
+    Life cycle: `start -> calls, offload and onload -> stop | give_up`.
 
     Invariants:
     - Every call goes to all ranks. One that fails ends the call on all of them, and its cause is raised.
     - A rank that died or hung makes the group `lost`: ranks meet in collectives, so all others are killed with it.
     - A rank that ended is noticed by its connection at once; one that was stopped, or whose process is stuck, by pings: a
       rank answers them however busy it is.
-    - Ranks are adopted together or not at all, and only with a model that is read and not trained: `loaded` says its weights.
     """
 
     def __init__(
@@ -82,16 +79,6 @@ class RankGroup:
         self._chunks: list[Chunk] = []
         """Of the open update."""
 
-    @property
-    def is_local(self) -> bool:
-        """Tell whether all ranks are on this machine, whose memory they share with this process."""
-        try:
-            for host in {worker.host for worker in self._workers}:
-                free_port(host)
-        except OSError:
-            return False
-        return True
-
     @classmethod
     async def start(
         cls, context: RunContext, name: str, role: str = "", model: Mapping[str, Any] | None = None
@@ -99,7 +86,6 @@ class RankGroup:
         """Start every rank of the worker group and let it load the model; nothing stays behind when one fails.
 
         Where a role has several groups, `role` names it; `model` is a `[model]` table used in place of the run's own.
-        Ranks of a predecessor of the role are gone on with where the plan says so and they were started alike.
         """
         group, chosen = context.plan.groups[name], context.config.trainer.chosen
         placed = context.config.placement.roles.get(name)
@@ -112,29 +98,18 @@ class RankGroup:
         specs = [
             WorkerSpec(f"{name}-rank-{rank}", chosen, context.config.trainer.python,
                        {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=own, num_gpus=context.plan.num_gpus(own),
-                       preload=trainer.preload, adoptable=group.adoptable)
+                       preload=trainer.preload)
             for rank, own in enumerate(devices)
         ]  # fmt: skip
         tracks = [context.track(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
 
-        def started(rendezvous: str) -> list[TrainerSpec]:
-            return [trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in ranks]
-
         workers = await context.workers.start(specs, START_S)
         try:
-            adopted = [worker.adopted for worker in workers if worker.adopted is not None]
-            if adopted and not _hold(adopted, started(adopted[0].start[0].rendezvous)):
-                await asyncio.gather(*(worker.kill() for worker in workers))
-                workers, adopted = await context.workers.start(specs, START_S), []
-            if adopted:  # what they had offloaded for others goes back, as nothing is of ranks that were just started
-                method, args = "wake", list[tuple[Any, ...]]([(group.offloads,)] * group.size)
-            else:
-                method, args = "start", [(spec,) for spec in started(await meeting_place(workers))]
-            calls: Iterable[tuple[SpanTrack, Worker, tuple[Any, ...]]] = zip(tracks, workers, args, strict=True)
-            found = await start_all(*(_ask(track, worker, method, given, START_S) for track, worker, given in calls))
-            facts = adopted[0].facts if adopted else found[0]
-            made = cls(trainer, workers, tracks, facts, context.config.batch.tokens_per_micro_batch)
-            made.loaded = adopted[0].loaded if adopted else None
+            rendezvous = await meeting_place(workers)
+            given = [trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in ranks]
+            calls = zip(tracks, workers, given, strict=True)
+            found = await start_all(*(_ask(track, worker, "start", (spec,), START_S) for track, worker, spec in calls))
+            made = cls(trainer, workers, tracks, found[0], context.config.batch.tokens_per_micro_batch)
             made._offloads, made._whole_groups = group.offloads, context.plan.source is Source.PAIRS
             await context.devices.join(name, group.devices, made)
         except BaseException:
@@ -277,15 +252,11 @@ class RankGroup:
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
-    async def release(self) -> None:
-        """Leave the ranks to a successor of the role where they are adoptable, else stop them."""
-        await asyncio.gather(*(worker.release() for worker in self._workers))
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.release()
+        await self.stop()
 
 
 class TrainerDeviceLease:
@@ -336,12 +307,6 @@ def _remoteness(error: BaseException) -> int:
     if isinstance(error, WorkerDied):
         return 0
     return 1 + isinstance(error, InfrastructureError) + isinstance(error, DeadlineExceeded)
-
-
-def _hold(adopted: Sequence[Handover], wanted: Sequence[TrainerSpec]) -> bool:
-    """Tell whether ranks were started as is wanted, all of them, and have taken the same weights since."""
-    alike = [same(one.start, (spec,)) for one, spec in zip(adopted, wanted, strict=True)]
-    return all(alike) and len({one.loaded for one in adopted}) == 1
 
 
 async def _ask(track: SpanTrack, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:

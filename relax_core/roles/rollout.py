@@ -238,7 +238,7 @@ class Rollout(Role):
         await self._audit()
         step = max(group.version.step for group in groups) + 1  # the first that may train them
         await context.run_status.emit(SamplesScored(step, records(judged)))
-        await context.run_status.emit(RolloutMeasured(step, {**measures(judged), **worker.pool.measures()}))
+        await context.run_status.emit(RolloutMeasured(step, measures(judged)))
 
     async def _attend(self) -> None:
         """Audit also while nothing finishes: what still runs may be what nobody waits for. Fail with the engines."""

@@ -62,9 +62,6 @@ class StepTrainer:
         self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Of the step."""
-        self.held: Version | None = None
-        """Version of the ranks' weights: after a step, and before it is committed, the next one. None while updates of a step
-        change them; in deterministic mode from the step's first chunk on, as random state may have moved."""
         self._wanted = self._least = context.config.rollout.prompts_per_step
         if context.plan.streams:
             ranks = context.plan.groups[task].size
@@ -79,12 +76,10 @@ class StepTrainer:
         context, lost = self._context, 0
         self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
         while True:
-            self.held = version
             step = TrainingStep(version, self._wanted, context.config.batch.updates_per_step, context.plan.streams)
             try:
                 async with renewed(context, self._task, partial(self._held, step)):
                     if await self._train(step, times):
-                        self.held = version.next()
                         return step
             except StaleFence as error:
                 lost += 1
@@ -185,14 +180,11 @@ class StepTrainer:
                 step.results.append(UpdateResult(UpdateOutcome.APPLIED))
             return
         if part.opens:
-            if self._context.config.deterministic:
-                self.held = None
             await self._trainer.begin_update(part.denominators)
         if len(part.rows):
             await self._trainer.accumulate(part.rows, part.skipped, part.ends)
         if part.ends:
             await self._verify(step)
-            self.held = None
             result = await self._trainer.finish_update(part.denominators, lambda: self._verify(step))
             step.results.append(await self._non_finite.check(result, step.version))
 

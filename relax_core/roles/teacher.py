@@ -79,7 +79,7 @@ class Teacher(Role):
             await _TeacherLoop(context, models).run()
         finally:
             for trainer in trainers:
-                await trainer.release()
+                await trainer.stop()
             await pools.close()
 
 

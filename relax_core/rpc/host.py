@@ -28,13 +28,9 @@ from relax_core.api.component import Chosen, Configurable
 from relax_core.api.errors import (
     ConfigError,
     DeadlineExceeded,
-    InfrastructureError,
     PluginError,
     RelaxError,
-    RetryLater,
 )  # fmt: skip
-from relax_core.api.role import Handover
-from relax_core.api.weights import Version
 from relax_core.registry.error_text import plugin_frames
 from relax_core.rpc import messages
 
@@ -51,10 +47,6 @@ SILENCE_CHECKS = 6
 """A loop that stood still misses one check at most, and then hears what the parent said meanwhile."""
 DONE, FAILED, LATE = "done", "failed", "late"
 PORTS = range(20_000, 32_768)
-HAND_OVER = "hand over"
-"""A call that every host answers, by a name that no method has."""
-REFUSALS = (NotImplementedError, ValueError, ConfigError, RetryLater)
-"""Errors of a call that changed nothing."""
 Result: TypeAlias = list[Any]
 """[number of the item, DONE with its value | FAILED with a Failure | LATE with None]."""
 Results: TypeAlias = tuple[list[Result], bool]
@@ -82,27 +74,12 @@ class Host:
     """One component instance, whose public methods others call.
 
     Synchronous methods run one at a time in one thread, so that trainers keep their thread-bound state.
-
-    Invariants:
-    - It is handed over to a role's successor only while nothing of it runs, and if each call that may have changed its state
-      has ended well: half a change can't be told from outside.
     """
 
     def __init__(self, instance: Any, build: Callable[[Chosen], Any], thread: Executor | None = None) -> None:
         self._instance = instance
         self._instance.build = build
         self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
-        self._started: tuple[Any, Any] | None = None
-        """Arguments and result of `start`."""
-        self._loaded: Version | None = None
-        self._failed = ""
-        """The first call that failed, and how; empty while none has."""
-        self._calls: list[str] = []
-        """Methods that run."""
-        self._streams: set[asyncio.Task[Any]] = set()
-        """Tasks that read a stream of it."""
-        self._ended = asyncio.Event()
-        """Set when a call or a stream has ended."""
 
     @classmethod
     def make(cls, component: Chosen, target: str, builder: Builder, thread: Executor | None = None) -> Host:
@@ -114,55 +91,14 @@ class Host:
         return cls(instance, builder.build, thread)
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
-        if method == HAND_OVER:
-            return await self._hand_over(*args)
         function = self._method(method)
-        self._calls.append(method)
-        try:
-            if inspect.iscoroutinefunction(function):
-                result = await function(*args)
-            else:
-                result = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
-        except BaseException as error:
-            if not isinstance(error, RetryLater if method == "load_published" else REFUSALS):
-                self._failed = self._failed or f"{method}: {error or type(error).__name__}"
-            raise
-        finally:
-            self._calls.remove(method)
-            self._ended.set()
-        if method == "start":
-            self._started = tuple(args), result
-        elif method == "load_published":
-            self._loaded = args[0].version
-        return result
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:
-        reader = asyncio.current_task()
-        if reader is not None:
-            self._streams.add(reader)
-        try:
-            async for item in self._method(method)(*args):
-                yield item
-        finally:
-            if reader is not None:
-                self._streams.discard(reader)
-            self._ended.set()
-
-    async def _hand_over(self, within_s: float, holder: int = 0) -> Handover:
-        """End the streams that somebody reads, and let calls end. Raises InfrastructureError where the instance is in no state
-        to go on with. Hosts that several processes reach refuse the calls of any `holder` before this one."""
-        for reader in self._streams:
-            reader.cancel()
-        try:
-            async with asyncio.timeout(within_s):
-                while self._calls or self._streams:
-                    self._ended.clear()
-                    await self._ended.wait()
-        except TimeoutError:
-            raise InfrastructureError(f"it still runs {self._calls or 'streams'} after {within_s:g} s") from None
-        if self._failed or self._started is None:
-            raise InfrastructureError(self._failed or "it was never started")
-        return Handover(self._started[0], self._started[1], self._loaded)
+        async for item in self._method(method)(*args):
+            yield item
 
     def _method(self, name: str) -> Callable[..., Any]:
         function = None if name.startswith("_") else getattr(self._instance, name, None)

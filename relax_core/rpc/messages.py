@@ -112,11 +112,6 @@ def decode_hello(data: bytes | memoryview) -> tuple[int, str]:
     raise ValueError("wire: the first frame is not a protocol and a token")
 
 
-def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same to whoever gets them."""
-    return encode(one) == encode(other)
-
-
 class _Encoder:
     """A packer of one message at a time, kept for the next one: making its buffer costs more than a small message."""
 

@@ -64,14 +64,22 @@ _worked = threading.Event()
 """Set once a role has worked in this process."""
 
 
-class WithEnv:
-    """Workers that get the run's own environment variables."""
+class RoleWorkers:
+    """The workers of one role: they get the run's environment variables, and end with the role."""
 
     def __init__(self, workers: Workers, env: Mapping[str, str]) -> None:
         self._workers, self._env = workers, env
+        self._started: list[Worker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        return await self._workers.start([replace(spec, run_env=self._env) for spec in specs], timeout_s)
+        started = await self._workers.start([replace(spec, run_env=self._env) for spec in specs], timeout_s)
+        self._started += started
+        return started
+
+    async def close(self) -> None:
+        """Kill all workers."""
+        await asyncio.gather(*(worker.kill() for worker in self._started))
+        self._started = []
 
 
 class RoleContext:
@@ -88,12 +96,12 @@ class RoleContext:
         self.config = parse_config(launch.config, catalogue)
         self.bus, self.weights, self.run_status = bus, weights, run_status
         env = self.config.run.revealed_env()
-        self.workers: Workers = WithEnv(workers, env)
-        self.children: Workers = WithEnv(children, env)
+        self._own = RoleWorkers(workers, env), RoleWorkers(children, env)
+        self.workers: Workers = self._own[0]
+        self.children: Workers = self._own[1]
         self.clock = clock
         self.random = Random(f"{self.config.seed}/{role}/{incarnation}")
-        self.incarnation, self.taken_over, self.resume = incarnation, False, launch.resume
-        self.run_restarts = False
+        self.incarnation, self.restarted, self.resume = incarnation, False, launch.resume
         self.lost_at: float | None = None
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
@@ -194,7 +202,8 @@ class RoleContext:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """End the role's leases; what lived on shared devices is gone."""
+        """Kill the role's workers and end its device leases."""
+        await asyncio.gather(*(workers.close() for workers in self._own))
         await self._leases.close()
 
     def take(self, command: str) -> None:
@@ -211,12 +220,12 @@ class RoleContext:
 
 
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
-    """Run a role until it returns. A stateless one is restarted after an infrastructure failure that may pass, which a full
-    disk does not; other errors are raised.
+    """Run a role until it returns. Restart a stateless role with fresh workers after an infrastructure failure, unless the
+    disk is full. Raise other errors.
 
-    A failure of the restart itself counts as one of the role, against the same budget.
+    A failure of the restart itself counts against the same budget.
 
-    `without_s`: it takes over from one that died, so long ago.
+    `without_s`: seconds since the role's last process died; None for its first process.
     """
     lost_at: float | None = None
     budget = RestartBudget(MAX_RESTARTS, REFILL_S)
@@ -226,7 +235,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
             lost_at = context.clock.now() - without_s
         try:
             context = make_context((await context.bus.register(role.name)).incarnation)
-            context.taken_over, context.lost_at = without_s is not None, lost_at
+            context.restarted, context.lost_at = without_s is not None, lost_at
             with collected_seldom():
                 await _run_attended(role, context)
             return

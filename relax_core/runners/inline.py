@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.role import Handover, Worker, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import TRACEBACKS, Builder, Host, describe, free_port, raised
 from relax_core.runners.launch import Launch
-from relax_core.runners.local.runner import KeptChildren, LocalRunner
+from relax_core.runners.local.runner import LocalRunner
 
 LONGEST_PAUSE_S = 5.0
 """A loop that stands still for longer, in a debugger, ages its deadlines by this much and no more."""
@@ -109,8 +109,6 @@ class InlineWorker:
 
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self.name, self.pid, self.host = spec.name, os.getpid(), "127.0.0.1"
-        self.adopted: Handover | None = None
-        self._adoptable = spec.adoptable
         self._host = host
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -132,10 +130,6 @@ class InlineWorker:
     async def stop(self, timeout_s: float = 5.0) -> None:
         with contextlib.suppress(ConfigError):  # not everything that is hosted has something to end
             await self._host.call("stop", ())
-
-    async def release(self) -> None:
-        if not self._adoptable:
-            await self.stop()
 
     async def kill(self) -> None:
         with contextlib.suppress(Exception):  # one that has stopped already may say so as it likes
@@ -159,11 +153,10 @@ class InlineWorkers:
         self._started += workers
         return tuple(workers)
 
-    async def close(self, kept: Sequence[Worker] = ()) -> None:
+    async def close(self) -> None:
         for worker in self._started:
-            if worker not in kept:
-                await worker.kill()
-        self._started = [worker for worker in self._started if worker in kept]
+            await worker.kill()
+        self._started = []
 
 
 class InlineRunner(LocalRunner):
@@ -171,8 +164,8 @@ class InlineRunner(LocalRunner):
 
     loop_factory = DebuggerLoop
 
-    def __init__(self, catalogue: Catalogue, kept: KeptChildren | None = None) -> None:
-        super().__init__(catalogue, LoopClock(), kept)
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue, LoopClock())
 
     async def start(self, launch: Launch) -> None:
         for name, group in launch.plan.groups.items():
@@ -187,9 +180,9 @@ class InlineRunner(LocalRunner):
             sys.breakpointhook = loop.breakpoint
         await super().start(launch)
 
-    async def close(self, keep: bool = False) -> KeptChildren | None:
+    async def close(self) -> None:
         sys.breakpointhook = sys.__breakpointhook__
-        return await super().close(keep)
+        await super().close()
 
     def _make_workers(self, launch: Launch) -> InlineWorkers:
         (Path(launch.run_dir) / "logs").mkdir(exist_ok=True)

@@ -68,12 +68,6 @@ class RoleEnd:
     error: BaseException | None = None
 
 
-class KeptWorkers(Protocol):
-    """Workers that are well and outlive a start of the run: the runner of the next start owns them, else `close` ends them."""
-
-    async def close(self) -> None: ...
-
-
 class Runner(Protocol):
     """A place that roles run in."""
 
@@ -93,11 +87,8 @@ class Runner(Protocol):
         """Roles that ended since the last call; waits up to `wait_s` for one."""
         ...
 
-    async def close(self, keep: bool = False) -> KeptWorkers | None:
-        """End whatever this runner started; safe to call twice, and after a failed start.
-
-        `keep`: all but the workers that roles of the run's next start may adopt, which are returned where there are any.
-        """
+    async def close(self) -> None:
+        """End whatever this runner started; safe to call twice, and after a failed start."""
         ...
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that run the roles of a run, and what follows when one dies: another takes over, or the run ends.
+"""The processes that run the roles of a run. When a process dies, its role is restarted in another process, or the run ends.
 
-A state machine; the runner that has a process for each role does the looking.
+A state machine; the runner that has a process for each role watches the processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relax_core.rpc.waiting import RestartBudget
@@ -20,7 +20,6 @@ TAKEOVER_S = 120.0
 class Replica:
     """The replica of one role, and what became of those before it."""
 
-    replaceable: bool
     pid: int = 0
     lost_at: float | None = None
     """When its replica was found dead; None while one runs."""
@@ -38,22 +37,20 @@ class ReplicaLoss:
 
 
 class ReplicaTracker:
-    """The replicas of all roles of a run, and what follows when one dies. A state machine; the hub does the looking.
+    """The replicas of all roles of a run.
 
-    A replaceable role may be run again by the replica that Serve makes next, within a budget that refills. The death of
-    another ends this start of the run. Times are the caller's.
+    The replica that Serve makes next runs the role again, within a budget that refills. Times are the caller's.
     """
 
-    def __init__(self, replaceable: Mapping[str, bool]) -> None:
-        """`replaceable`, by role: it is stateless, or takes over from a process that died."""
-        self._roles = {role: Replica(can_be) for role, can_be in replaceable.items()}
+    def __init__(self, roles: Iterable[str]) -> None:
+        self._roles = {role: Replica() for role in roles}
 
     def missing(self) -> tuple[str, ...]:
         """List the roles that had no replica yet."""
         return tuple(role for role, replica in self._roles.items() if not replica.pid)
 
     def enter(self, role: str, pid: int, now: float) -> float | None:
-        """Note that a replica begins; return since when the role was without one, if it takes over."""
+        """Note that a replica begins; return since when the role had none, or None for the first replica of the role."""
         replica = self._roles[role]
         since = now if replica.lost_at is None else replica.lost_at
         again = replica.pid != 0
@@ -67,14 +64,12 @@ class ReplicaTracker:
             return None
         replica.lost_at = now
         within_budget = replica.restarts.spend(now)
-        if not replica.replaceable:
-            return ReplicaLoss(f"role {role}: its process (pid {pid}) died", fatal=True)
         if not within_budget:
             times = replica.restarts.spent
             return ReplicaLoss(
                 f"role {role}: its process died {times} times in {REFILL_S:.0f} s, last pid {pid}", fatal=True
             )
-        return ReplicaLoss(f"its process (pid {pid}) died; another takes over", fatal=False)
+        return ReplicaLoss(f"its process (pid {pid}) died; another one starts", fatal=False)
 
     def pid(self, role: str) -> int:
         """Return the process id of the role's replica that came last; 0 where none has come."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.role import Handover, Worker, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.rpc.host import Builder, Host, free_port
 
 
@@ -21,8 +21,6 @@ class InProcessWorker:
 
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self.name, self.pid, self.host = spec.name, os.getpid(), "127.0.0.1"
-        self.adopted: Handover | None = None
-        self._adoptable = spec.adoptable
         self._host = host
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -44,10 +42,6 @@ class InProcessWorker:
         with contextlib.suppress(ConfigError):  # not everything that is hosted has something to end
             await self.call("stop", timeout_s=timeout_s)
 
-    async def release(self) -> None:
-        if not self._adoptable:
-            await self.stop()
-
     async def kill(self) -> None:
         """End the worker; what it holds is freed with the last reference to it."""
 
@@ -57,14 +51,6 @@ class InProcessWorkers:
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
-        self._adoptable: list[InProcessWorker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        made = [InProcessWorker(spec, Host.make(spec.component, spec.target, self._builder)) for spec in specs]
-        self._adoptable += [worker for worker, spec in zip(made, specs, strict=True) if spec.adoptable]
-        return tuple(made)
-
-    async def close(self) -> None:
-        """Stop those that outlive their roles; each other one ends by its own `stop`."""
-        for worker in self._adoptable:
-            await worker.stop()
+        return tuple(InProcessWorker(spec, Host.make(spec.component, spec.target, self._builder)) for spec in specs)

@@ -165,6 +165,8 @@ def health(run: RunView, wall: float) -> RunHealth:
         return RunHealth(ending) if ending else RunHealth("starting", None, "it has said nothing yet")
     age = max(wall - float(status.get("written_at", wall)), 0.0)
     state = str(status.get("state", "running"))
+    if state == "failed" and summary.get("retry") and _supervised(run.document("supervisor")):
+        return RunHealth("restarting", age, f"{summary.get('error')}; another process resumes it")
     if state in ENDINGS:
         return RunHealth(state, age, str(summary.get("error") or ""))
     if status.get("host") == host_mark() and not process_of(run):

@@ -137,8 +137,6 @@ def engine_says(engine: Mapping[str, Any]) -> str:
         return f"(version {engine['version']}) loads {engine['loading']}"
     if engine.get("paused"):
         return f"(version {engine['version']}) is paused with {engine['running']} requests"
-    if engine.get("spare"):
-        return f"(version {engine['version']}) is a spare, ready to serve"
     if not engine.get("serving"):
         return f"(version {engine['version']}) does not serve"
     cache = ""
@@ -153,8 +151,7 @@ def _slowest(engines: Mapping[str, Mapping[str, Any]]) -> str:
     running = [name for name in engines if engines[name].get("running")]
     if running:
         return max(running, key=lambda name: float(engines[name].get("silent_s", 0.0)))
-    idle = (name for name in engines if not engines[name].get("serving") or engines[name].get("paused"))
-    return next((name for name in idle if not engines[name].get("spare")), "")
+    return next((name for name in engines if not engines[name].get("serving") or engines[name].get("paused")), "")
 
 
 @dataclass(frozen=True, slots=True)

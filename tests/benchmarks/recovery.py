@@ -4,7 +4,7 @@
 Runs of the quickstart's model on each runner. Their processes are killed in turns, each after a random pause; the run's own
 log tells when the loss was noticed and when the process worked again, the system when the next process was there. Between
 the kills the same process is started bare, beside the run and with its load, by nothing but the code that every run starts it
-with. Where the whole run restarts for a process, its bare start is that of a run.
+with. The process of a role is started with its worker, since both end together.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ SETTINGS = (
     "steps=100000", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=2", "rollout.prompts_per_step=8",
     'optimizer.lr=1e-5', "max_staleness=1", "recovery.restarts=1000",
 )  # fmt: skip
-SPARE, SPARED = "placement.rollout.spares=1", "engine, one spare"
 PLUGINS = "import relax_core.registry.catalogue as c; c.Catalogue.load()"
 SHELL = f"import relax_core.runners.ray.shell; {PLUGINS}"
 REWARD = f"import relax_core.runners.local.child, relax_core.rewards.host; {PLUGINS}"
@@ -65,10 +64,6 @@ ROUNDS = 3
 """Kills of each kind in one run; a shell that dies more often in ten minutes is no longer replaced."""
 MAX_MISSED = 3
 """Recoveries that did not come, after which nothing more is measured."""
-WHOLE_RUN = "run"
-"""Stands for the name of a role where the run restarts as a whole."""
-WORKS_AGAIN, LOSSES = "run works again", ("role failed", "the run failed")
-"""Lines of the log about that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +106,14 @@ class Log:
     def recovery(self, names: Sequence[str]) -> tuple[float, float]:
         """Wall-clock times at which the loss of one of these was noticed and at which it worked again, once both are there."""
         found: list[dict[str, Any]] = []
-        whole = WHOLE_RUN in names
 
         def look() -> dict[str, Any] | bool:
             found.extend(self.lines())
-            again = (one for one in found if one.get("recovered") in names or (whole and one["event"] == WORKS_AGAIN))
-            return next(again, False)
+            return next((one for one in found if one.get("recovered") in names), False)
 
         line = until(look, lambda: f"{' or '.join(names)} works again; last said: {found[-3:]}", WAIT_S)
         ready = _time(line)
-        lost = (one for one in found if one.get("failed") in names or (whole and one["event"].startswith(LOSSES)))
+        lost = (one for one in found if one.get("failed") in names)
         return next(map(_time, lost), ready - line["seconds"]), ready
 
 
@@ -156,8 +149,6 @@ def victims(runner: str) -> dict[str, Kind]:
     if runner == "ray":
         for role in ("advantages", "rollout", "actor"):
             found[f"{role} shell"] = Kind(lambda run, role=role: int(run.role(role).get("pid", 0)), (role,))  # type: ignore[misc]
-        found["hub"] = Kind(lambda run: _child(run, "ray::Hub"), (WHOLE_RUN,))
-        found["worker owner"] = Kind(lambda run: _child(run, "ray::WorkerOwner"), (WHOLE_RUN,))
         found["storage actor"] = Kind(lambda run: _child(run, "ray::StorageActor"))
     return found
 
@@ -168,14 +159,14 @@ def bare_start(kind: str, config: RunConfig) -> float:
     if kind in BARE:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, "-c", BARE[kind]], check=True, timeout=START_S, env=environment)
-    if kind not in BARE or kind == "actor shell":  # whose ranks end with it
+    if kind not in BARE or kind in ("actor shell", "rollout shell"):  # whose workers end with it
         asyncio.run(_start_worker(kind, config))
     return time.monotonic() - began
 
 
 async def _start_worker(kind: str, config: RunConfig) -> None:
     own: Any
-    if kind == "engine":
+    if kind in ("engine", "rollout shell"):
         chosen, own = config.engine.chosen, engine_spec(config, Version("actor", 0, 0))
     else:
         chosen, model = config.trainer.chosen, config.model.model_dump(mode="json")
@@ -199,13 +190,12 @@ class Measured:
         self._runs = 0
         self.taken: defaultdict[str, list[Recovery]] = defaultdict(list)
         self.missed: Counter[str] = Counter()
-        self.run_starts: list[float] = []
 
-    def kill_each(self, kinds: Mapping[str, Kind], rounds: int, *settings: str) -> None:
+    def kill_each(self, kinds: Mapping[str, Kind], rounds: int) -> None:
         """Kill one of each kind so often, in any order, in one run; begin another where the run does not recover."""
         left = [name for _ in range(rounds) for name in self._random.sample(list(kinds), len(kinds))]
         while left and sum(self.missed.values()) < MAX_MISSED:
-            run = self._start(settings)
+            run = self._start()
             try:
                 log = Log(run.path)
                 while left:
@@ -219,13 +209,12 @@ class Measured:
             finally:
                 run.kill()
 
-    def _start(self, settings: Sequence[str]) -> Running:
+    def _start(self) -> Running:
         self._runs += 1
-        path, began = self._folder / f"{self._runner}-{self._runs}", time.monotonic()
-        run = Running(path, "train", self._recipe, *SETTINGS, *settings, "--runner", self._runner, "--run-dir", path)
+        path = self._folder / f"{self._runner}-{self._runs}"
+        run = Running(path, "train", self._recipe, *SETTINGS, "--runner", self._runner, "--run-dir", path)
         try:
             until(lambda: run.status().get("state") == "running", lambda: f"a run starts\n{run.err}", START_S)
-            self.run_starts.append(time.monotonic() - began)
             run.until_steps(MANY_STEPS)
         except BaseException:
             run.kill()
@@ -235,10 +224,7 @@ class Measured:
     def _kill(self, run: Running, log: Log, name: str, kind: Kind) -> None:
         """Kill one; note when that was noticed, when the next process was there, and when it worked again."""
         taken = self.taken[name]
-        has_bare = WHOLE_RUN not in kind.names and len(taken) < BARE_STARTS
-        bare = bare_start(name.partition(",")[0], self._config) if has_bare else None
-        if "spare" in name:
-            until(lambda: _num_spares(run), "a spare is ready", WAIT_S)
+        bare = bare_start(name, self._config) if len(taken) < BARE_STARTS else None
         time.sleep(self._random.uniform(0, CALM_S))
         pid = until(lambda: _alive(kind.find(run)), f"{name} is there", WAIT_S)
         before = _ledger(run)
@@ -254,7 +240,7 @@ class Measured:
             noticed = started = time.time()
             run.until_more_steps(1)
             ready = time.time()
-        run.until_more_steps(MANY_STEPS if {"actor", WHOLE_RUN} & {*kind.names} else 1)
+        run.until_more_steps(MANY_STEPS if "actor" in kind.names else 1)
         dropped, lost = _ledger(run)
         one = Recovery(noticed - killed, started - killed, ready - killed, bare, max(0, dropped - before[0]), lost)
         taken.append(one)
@@ -271,7 +257,7 @@ class Measured:
             bare = [one.bare for one in taken if one.bare is not None]
             times = {
                 "noticed": [one.noticed for one in taken], "started": [one.started for one in taken],
-                "ready": [one.ready for one in taken], "bare start": self.run_starts if WHOLE_RUN in kind.names else bare,
+                "ready": [one.ready for one in taken], "bare start": bare,
             }  # fmt: skip
             row |= {"kills": len(taken), "not ready": self.missed[name]}
             for what, values in times.items():
@@ -293,11 +279,6 @@ def _at(values: Sequence[float], share: float) -> float | None:
 def _alive(pid: int, besides: int = 0) -> int:
     """The process number where such a process lives, else 0."""
     return pid if pid and pid != besides and not gone(pid) else 0
-
-
-def _num_spares(run: Running) -> int:
-    engines = run.role("rollout").get("facts", {}).get("engines", {})
-    return sum(engine["spare"] and bool(_alive(engine["pid"])) for engine in engines.values())
 
 
 def _started_at(pid: int) -> float:
@@ -322,13 +303,11 @@ def measure(
     runner: str, recipe: Path, folder: Path, kills: int, seed: int, only: Sequence[str] = ()
 ) -> list[report.Row]:
     """Kill every kind so often, or `only` these; a row for each."""
-    measured, every = Measured(runner, recipe, folder, seed), victims(runner)
-    kinds = {name: kind for name, kind in every.items() if not only or name in only}
-    for first in range(0, kills if kinds else 0, ROUNDS):
+    measured = Measured(runner, recipe, folder, seed)
+    kinds = {name: kind for name, kind in victims(runner).items() if not only or name in only}
+    for first in range(0, kills, ROUNDS):
         measured.kill_each(kinds, min(ROUNDS, kills - first))
-    spared = {SPARED: every["engine"]} if not only or SPARED in only else {}
-    measured.kill_each(spared, kills, SPARE)
-    return measured.rows(kinds | spared)
+    return measured.rows(kinds)
 
 
 def main() -> None:

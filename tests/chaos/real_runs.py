@@ -36,7 +36,7 @@ SETTINGS = (
     "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=3", "checkpoint.keep=2",
     "max_staleness=1", "placement.mode=hybrid", "rollout.step_timeout_s=60", "weights.timeout_s=30",
 )  # fmt: skip
-MAX_STARTS = 12
+MAX_STARTS = 24
 EARLY = 0.15
 """Share of the strikes before a start's first step that befall it: most are to meet a run at work."""
 MOMENTS = ("claim", "checkpoint", "recovery", "publish")

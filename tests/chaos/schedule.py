@@ -21,16 +21,13 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
+from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.weights import Version
-from relax_core.bus.ledger_file import newest_incarnation, prepare_ledger
+from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.config.compose import parse_config
-from relax_core.control.restarts import RunRestarts
 from relax_core.observe.epoch import RunEpoch
-from relax_core.roles.checkpoint import choose, complete, discard_partial, step_of
-from relax_core.roles.emergency_checkpoint import take_up_emergency
+from relax_core.roles.checkpoint import choose, complete, discard_partial
 from relax_core.roles.step_trainer import RollbackRequired
-from relax_core.rpc.host import HAND_OVER
 from tests.chaos import components
 from tests.chaos.simulation import Faults, NetworkFault, SeededLoop, Start, WorkerFault, copied
 from tests.chaos.witness import PRESENT, Witness
@@ -83,9 +80,6 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "spares": {"placement": TWO_ENGINES, "max_staleness": 1, "engine": SLOW, "rollout": {"spare_groups": 1}},
     "seldom saved": {"placement": TWO_ENGINES, "max_staleness": 2, "steps": 5, "checkpoint": {"every": 4}},
     "critic": {"placement": "hybrid", "max_staleness": 1, "algorithm": "ppo", "steps": 3},
-    "micro": {
-        "placement": TWO_ENGINES, "max_staleness": 1, "steps": 5, "checkpoint": {"every": 4, "micro_every": 1},
-    },
 }  # fmt: skip
 
 CALLS = (
@@ -100,7 +94,7 @@ REPEATABLE = frozenset((
 """Calls whose answer may be lost and that a network may then deliver again."""
 WORK = (
     "start", "load", "snapshot", "saved", "publish", "accumulate", "finish_update", "begin_step", "begin_update", "export",
-    "update_weights", "update_weights", "health", "abort", "sleep", "wake", "forward", "save", HAND_OVER,
+    "update_weights", "update_weights", "health", "abort", "sleep", "wake", "forward", "save",
 )  # fmt: skip
 WITHOUT_S = (0.0, 0.0, 0.5, 3.0, 30.0, 200.0)
 """From the death of a role's process to the start of the next one."""
@@ -130,13 +124,10 @@ class Schedule:
     trace: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     starts: int = 0
-    emergencies: int = 0
-    """Starts that went on from what the actor's ranks saved when the one before failed."""
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        starts = f"{self.starts} starts, {self.emergencies} of them from a state saved in an emergency"
-        lines = [f"seed {self.seed}, {self.variant}, {starts}, {self.seconds:.1f} virtual seconds"]
+        lines = [f"seed {self.seed}, {self.variant}, {self.starts} starts, {self.seconds:.1f} virtual seconds"]
         drawn = [f"{at:9.2f}  drawn: {kind} {what}" for at, kind, what in self.faults]
         return "\n  ".join([*lines, *drawn, "---", *self.trace, *(f"WRONG: {wrong}" for wrong in self.problems)])
 
@@ -153,10 +144,10 @@ def _fault(random: Random) -> tuple[float, str, Any]:
     at = round(random.uniform(0.0, HORIZON_S), 2)
     kind = random.choices(
         (
-            "network", "work", "kill", "actor", "hang", "lie", "expire", "shell", "node", "driver", "machine", "zombie",
-            "slow disk", "full disk", "nan", "stop",
+            "network", "work", "kill", "actor", "hang", "lie", "expire", "role", "driver", "machine", "zombie", "slow disk",
+            "full disk", "nan", "stop",
         ),
-        (9, 7, 3, 5, 2, 3, 2, 5, 2, 3, 4, 2, 2, 2, 2, 1),
+        (9, 7, 3, 5, 2, 3, 2, 7, 3, 4, 2, 2, 2, 2, 1),
     )[0]  # fmt: skip
     nth, seconds = random.choice((1, 1, 2, 4)), random.choice((0.3, 2.0, 9.0, 30.0))
     if kind == "network":
@@ -173,8 +164,7 @@ def _fault(random: Random) -> tuple[float, str, Any]:
         "lie": random.choice(LIES),
         "slow disk": random.choice((0.2, 3.0)),
         "zombie": random.choice((0.5, 3.0)),
-        "shell": (random.random(), random.choice(WITHOUT_S)),
-        "node": (random.random(), random.choice(WITHOUT_S)),
+        "role": (random.random(), random.choice(WITHOUT_S)),
     }
     return at, kind, more.get(kind, random.random())
 
@@ -260,8 +250,6 @@ class _Performance:
         k, late = self._base.launch.plan.max_staleness, self._base.launch.config["rollout"]["late"]
         witness = Witness(int(k or 0), late == "mask").follow(Version("actor", 0, 0))
         striking = asyncio.create_task(self._strike())
-        restarts = RunRestarts(self._base.config.recovery.restarts, 0)
-        kept: Start | None = None
         zombies: list[tuple[Start, asyncio.Task[Any]]] = []
         self._directory.mkdir(parents=True)
         launch = replace(self._base.launch, run_dir=str(self._directory), epoch=RunEpoch.begin(self._directory))
@@ -274,18 +262,16 @@ class _Performance:
                 version = Version("actor", launch.incarnation, launch.resume.step if launch.resume else 0)
                 settings = replace(self._base.bus_settings, lease_s=LEASE_S)
                 start = self._start = Start(
-                    self._base.catalogue, launch, settings, version, witness, self._faults, self.note, kept
+                    self._base.catalogue, launch, settings, version, witness, self._faults, self.note
                 )
-                how, error = await self._live(start, restarts)
+                how, error = await self._live(start)
                 self.note(f"{how}: {error}" if error else how)
                 if start.witness.problems:
                     raise Violation("; ".join(start.witness.problems))
                 if how == "zombie":
                     zombies.append((start, asyncio.create_task(self._fade(start))))
                 else:
-                    granted = how == "failed" and isinstance(error, RelaxError)
-                    granted = granted and restarts.grant(error, self._saved(), stopping=False)
-                    kept = start if await start.close(keep=granted and restarts.in_a_row == 1) else None
+                    await start.close()
                 if how == "done" and start.bus.queue.version.step >= self._steps:
                     self._check_end(start)
                     return
@@ -293,20 +279,9 @@ class _Performance:
                     raise Violation(f"a start ended with {type(error).__name__}: {error}")
                 if calm and how == "failed" and not zombies:
                     raise Violation(f"a start without faults failed: {error}")
-                if how == "failed" and granted:
-                    if restarts.in_a_row > restarts.limit:
-                        raise Violation(f"restart {restarts.in_a_row} of {restarts.limit} after {error!r}")
-                    if restarts.in_a_row == 1 and launch.epoch is not None:
-                        said = take_up_emergency(self._directory, launch.epoch.number, self._steps)
-                        self._schedule.emergencies += bool(said)
-                        self.note(said or "nothing was saved in an emergency")
-                    self.note(f"restarts by itself, {restarts.in_a_row} in a row, in {restarts.pause_s:.0f} s")
-                    await asyncio.sleep(restarts.pause_s)
-                elif how == "failed":
-                    await asyncio.sleep(AGAIN_S)  # a person takes a moment
-                if how != "failed" or not granted:  # another driver
-                    kept, restarts = None, RunRestarts(restarts.limit, self._saved())
-                begun = self._resumed(start, how, kept is not None)
+                if how == "failed":
+                    await asyncio.sleep(AGAIN_S)
+                begun = self._resumed(start, how)
                 if begun is None:
                     return
                 launch, witness = begun
@@ -320,11 +295,7 @@ class _Performance:
             if self._start is not None:
                 await self._start.close()
 
-    def _saved(self) -> int:
-        found = complete(self._directory / "checkpoints")
-        return step_of(found[-1]) if found else 0
-
-    async def _live(self, start: Start, restarts: RunRestarts) -> tuple[str, BaseException | None]:
+    async def _live(self, start: Start) -> tuple[str, BaseException | None]:
         """Run a start until its roles end, fail, or the machine is lost."""
         self._interrupted = asyncio.get_running_loop().create_future()
         try:
@@ -338,16 +309,13 @@ class _Performance:
                 return self._interrupted.result(), None
             found = going.result()
             start.check()
-            if start.was_ready:
-                restarts.ready()
             return ("failed", found) if found is not None else ("done", None)
         finally:
             going.cancel()
             await asyncio.gather(going, return_exceptions=True)
 
-    def _resumed(self, start: Start, how: str, kept: bool) -> tuple[Any, Witness] | None:
-        """Go on from what the disk holds, as `relax resume` does; a run without a checkpoint begins anew, under a newer
-        incarnation where engines are `kept`, which must not take the weights of the former ones for its own.
+    def _resumed(self, start: Start, how: str) -> tuple[Any, Witness] | None:
+        """Go on from what the disk holds, as `relax resume` does; a run without a checkpoint begins anew.
 
         None where the last checkpoint has all steps of the run.
         """
@@ -358,13 +326,12 @@ class _Performance:
             damaged = self._damage(self._drawn)
         if not complete(self._directory / "checkpoints"):
             self.note("begins anew: there is no checkpoint")
-            incarnation = newest_incarnation(self._directory / "ledger.db") + 1 if kept else 0
             self._directory = self._directory.with_name(f"run-{self._copies}-anew")
             self._directory.mkdir()
             epoch = RunEpoch.begin(self._directory)
-            launch = replace(self._base.launch, run_dir=str(self._directory), incarnation=incarnation, epoch=epoch)
+            launch = replace(self._base.launch, run_dir=str(self._directory), epoch=epoch)
             clean = Witness(start.witness.max_staleness, start.witness.masks, full=start.witness.full)
-            return launch, clean.follow(Version("actor", incarnation, 0))
+            return launch, clean.follow(Version("actor", 0, 0))
         try:
             point = choose(self._directory)
         except ConfigError as error:
@@ -474,11 +441,11 @@ class _Performance:
             for lease in start.bus.queue.leases.out.values():
                 self.note(f"lease {lease.number} of {lease.task} runs out")
                 lease.expires = asyncio.get_running_loop().time()
-        elif kind in ("shell", "node") and start.processes:
+        elif kind == "role" and start.processes:
             which, without_s = what
             name = sorted(start.processes)[int(which * len(start.processes))]
-            if await start.lose_role(name, kind == "node", without_s):
-                self.note(f"the process of {name} is lost{', its workers too' * (kind == 'node')}, for {without_s:g} s")
+            if await start.lose_role(name, without_s):
+                self.note(f"the process of {name} is lost with its workers, for {without_s:g} s")
         elif kind in ("machine", "driver", "zombie", "stop") and self._interrupted is not None and start.tasks:
             if kind == "stop":
                 self.note("told to stop")

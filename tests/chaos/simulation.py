@@ -15,18 +15,16 @@ import itertools
 import math
 import shutil
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from relax_core.api.bus import BusSettings
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
-from relax_core.api.role import Handover, Role, WorkerSpec
+from relax_core.api.role import Role, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.ledger import AttemptState
 from relax_core.bus.service import BusService, open_bus
@@ -35,8 +33,7 @@ from relax_core.devices.scheduler import DeviceService
 from relax_core.engines.engine_state import EngineStatus
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
-from relax_core.rpc.host import HAND_OVER, Host
-from relax_core.runners.adoption import AdoptableWorkers
+from relax_core.rpc.host import Host
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch
 from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
@@ -214,7 +211,7 @@ class RoleProcess:
 
     def __init__(self, role: str, start: Start) -> None:
         self.role, self.start, self.dead, self.pid = role, start, False, next(start.pids)
-        self.children = FailingWorkers(start.catalogue, start.faults, start.witness)
+        self.workers = FailingWorkers(start.catalogue, start.faults, start.witness)
         """Workers that die with it."""
 
     def service(self, service: Any) -> Any:
@@ -262,17 +259,13 @@ class FailingWorker:
     """A worker process: what it is asked it does to the end, also when whoever asked is gone, until it is killed or hangs.
 
     Invariants:
-    - Values pass the wire format. Once it was handed over, calls of earlier incarnations of its role are refused.
+    - Values pass the wire format.
     - Each answer and each item of a stream reaches its reader, or WorkerDied does.
     """
 
     def __init__(self, spec: WorkerSpec, host: Host, faults: Faults) -> None:
         self.name, self.pid, self.host, self._host, self._faults = spec.name, 0, "127.0.0.1", host, faults
         self.dead = self._hangs = False
-        self.adopted: Handover | None = None
-        self.adoptable = spec.adoptable
-        self._holder = 0
-        """Incarnation of the role that it was handed over to."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -283,14 +276,8 @@ class FailingWorker:
     async def free_port(self, address: str) -> int:
         return 1
 
-    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Do what the owner of the run's workers asks for."""
-        return await self.answer(None, sys.maxsize, method, args, timeout_s)
-
-    async def answer(
-        self, process: RoleProcess | None, holder: int, method: str, args: Sequence[Any], timeout_s: float
-    ) -> Any:
-        """Do what an incarnation of its role asks for."""
+    async def answer(self, process: RoleProcess, method: str, args: Sequence[Any], timeout_s: float) -> Any:
+        """Do what the process of its role asks for."""
         fault = None
         if self._faults.workers:
             fault = self._faults.of_work(self.name, method, asyncio.get_running_loop().time())
@@ -300,9 +287,7 @@ class FailingWorker:
             self.hang()
         elif fault is not None and fault.kind == "is slow":
             await asyncio.sleep(min(fault.seconds, timeout_s))
-        self._check(process, holder, method)
-        if method == HAND_OVER:
-            self._holder = args[-1]
+        self._check(process, method)
         task = self._begin(self._call(method, _travelled(args)))
         try:
             async with asyncio.timeout(timeout_s) as deadline:
@@ -322,10 +307,10 @@ class FailingWorker:
         return _travelled(answer)
 
     async def read(
-        self, process: RoleProcess, holder: int, method: str, args: Sequence[Any], timeout_s: float
+        self, process: RoleProcess, method: str, args: Sequence[Any], timeout_s: float
     ) -> AsyncIterator[Any]:
         """Yield the items of a stream to a process; a reader that leaves ends it, one that dies does not."""
-        self._check(process, holder, method)
+        self._check(process, method)
         items: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         task = self._begin(self._stream(method, _travelled(args), items))
         try:
@@ -356,13 +341,11 @@ class FailingWorker:
         for task in self._tasks:
             task.cancel()
 
-    def _check(self, process: RoleProcess | None, holder: int, method: str) -> None:
-        if process is not None and process.dead:
+    def _check(self, process: RoleProcess, method: str) -> None:
+        if process.dead:
             raise WorkerDied(f"{self.name} is out of reach of the dead {process.role}: {method}")
         if self.dead:
             raise WorkerDied(f"worker {self.name} is dead: {method}")
-        if holder < self._holder:
-            raise WorkerDied(f"{self.name} was handed over to incarnation {self._holder}, and {holder} calls {method}")
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -401,7 +384,7 @@ def _travelled(value: Any) -> Any:
 
 
 class FailingWorkers:
-    """`api.Workers` of one process, or of the run."""
+    """`api.Workers` of one process."""
 
     def __init__(self, catalogue: Catalogue, faults: Faults, witness: Witness) -> None:
         self._catalogue, self._faults, self._witness, self.closed = catalogue, faults, witness, False
@@ -421,41 +404,31 @@ class FailingWorkers:
             self.alive[worker.name] = worker
         return tuple(made)
 
-    def report_to(self, witness: Witness) -> None:
-        self._witness = witness
+    async def end(self) -> None:
+        """Kill all; nothing is started any more."""
+        self.closed = True
         for worker in self.alive.values():
-            worker.instance._witness = witness
-
-    async def end(self, kept: Sequence[Any] = ()) -> None:
-        """Kill all but these; where there are none, nothing is started any more."""
-        self.closed = not kept
-        for worker in self.alive.values():
-            if worker not in kept:
-                await worker.kill()
+            await worker.kill()
 
 
 class ReachedWorker:
-    """`api.role.Worker`: a worker as one incarnation of a role reaches it from its process, while that lives."""
+    """`api.role.Worker`: a worker as the process of its role reaches it, while that lives."""
 
-    def __init__(self, worker: FailingWorker, process: RoleProcess, incarnation: int) -> None:
-        self.name, self.pid, self.host, self.adopted = worker.name, worker.pid, worker.host, worker.adopted
-        self.worker, self._process, self._incarnation = worker, process, incarnation
+    def __init__(self, worker: FailingWorker, process: RoleProcess) -> None:
+        self.name, self.pid, self.host = worker.name, worker.pid, worker.host
+        self.worker, self._process = worker, process
 
     async def free_port(self, address: str) -> int:
         return await self.worker.free_port(address)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        return await self.worker.answer(self._process, self._incarnation, method, args, timeout_s)
+        return await self.worker.answer(self._process, method, args, timeout_s)
 
     def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
-        return self.worker.read(self._process, self._incarnation, method, args, timeout_s)
+        return self.worker.read(self._process, method, args, timeout_s)
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         await self.kill()
-
-    async def release(self) -> None:
-        if not self.worker.adoptable:
-            await self.kill()
 
     async def kill(self) -> None:
         if not self._process.dead:
@@ -463,14 +436,14 @@ class ReachedWorker:
 
 
 class ReachedWorkers:
-    """`api.role.Workers` of one incarnation of a role: those of its process, or of the run."""
+    """`api.role.Workers` of one role process."""
 
-    def __init__(self, process: RoleProcess, incarnation: int, start: Callable[..., Any]) -> None:
-        self._process, self._incarnation, self._start = process, incarnation, start
+    def __init__(self, process: RoleProcess) -> None:
+        self._process = process
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[ReachedWorker, ...]:
-        found = await self._start(specs, timeout_s)
-        return tuple(ReachedWorker(worker, self._process, self._incarnation) for worker in found)
+        found = await self._process.workers.start(specs, timeout_s)
+        return tuple(ReachedWorker(worker, self._process) for worker in found)
 
 
 class FailingDisk:
@@ -496,9 +469,8 @@ class Start:
 
     def __init__(
         self, catalogue: Catalogue, launch: Launch, settings: BusSettings, version: Version, witness: Witness,
-        faults: Faults, note: Callable[[str], None], kept: Start | None = None,
+        faults: Faults, note: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`kept`: the start before, whose workers that are well this one goes on with."""
         self.catalogue, self.launch, self.settings, self.version = catalogue, launch, settings, version
         self.witness, self.faults, self.note = witness, faults, note
         self.clock = VirtualClock()
@@ -507,14 +479,9 @@ class Start:
         self.roles: dict[str, Role] = {}
         self.contexts: dict[str, RoleContext] = {}
         """The newest of each role."""
-        self._were_ready: set[str] = set()
         self.former: list[tuple[RoleProcess, asyncio.Task[None]]] = []
         """Role processes that died."""
         self.pids = itertools.count(1)
-        self.workers = FailingWorkers(catalogue, faults, witness) if kept is None else kept.workers
-        """Those that outlive the processes of their roles."""
-        self.held = AdoptableWorkers(self.workers) if kept is None else kept.held
-        self.workers.report_to(witness)
         self._sent: set[asyncio.Future[Any]] = set()
         PRESENT.append(witness)
 
@@ -532,7 +499,7 @@ class Start:
             self.witness.wrong(f"opened at {self.version} with {account}, where {trained} were trained")
         for name in self.launch.plan.roles:
             self.roles[name] = self.catalogue.build(Chosen("role", name), Role)
-        self.replicas = ReplicaTracker({name: role.stateless or role.takes_over for name, role in self.roles.items()})
+        self.replicas = ReplicaTracker(self.roles)
         for name in self.roles:
             self.tasks[name] = asyncio.create_task(self._play(name, RoleProcess(name, self)), name=name)
 
@@ -541,17 +508,16 @@ class Start:
         now = self.clock.now()
         since = self.replicas.enter(name, process.pid, now)
         self.processes[name] = process
-        reached = [process.service(one) for one in (self.bus, self.weights, self.run_status, self.devices, self.held)]
-        bus, weights, run_status, devices, held = reached
+        reached = [process.service(one) for one in (self.bus, self.weights, self.run_status, self.devices)]
+        bus, weights, run_status, devices = reached
+        workers = ReachedWorkers(process)
         role = self.roles[name] = self.catalogue.build(Chosen("role", name), Role)
 
         def context(incarnation: int) -> RoleContext:
             made = self.contexts[name] = RoleContext(
-                name, self.launch, self.catalogue, bus, weights, run_status,
-                ReachedWorkers(process, incarnation, partial(held.start, name, incarnation)),
-                ReachedWorkers(process, incarnation, process.children.start), self.clock, incarnation, devices,
+                name, self.launch, self.catalogue, bus, weights, run_status, workers, workers, self.clock, incarnation,
+                devices,
             )  # fmt: skip
-            made.run_restarts = True  # where a start fails another one follows
             return made
 
         try:
@@ -559,30 +525,24 @@ class Start:
         finally:
             if not process.dead:
                 self.replicas.end(name)
-                await self.held.end(name)
 
-    async def lose_role(self, name: str, with_workers: bool, without_s: float) -> bool:
-        """Kill the process of a role, and its workers where the whole machine is gone; False where there is none.
+    async def lose_role(self, name: str, without_s: float) -> bool:
+        """Kill the process of a role with its workers; False where there is none.
 
-        Another takes its place after `without_s`, if the role keeps no state and has not died too often.
+        Another takes its place after `without_s`, if the role has not died too often.
         """
         task, process = self.tasks[name], self.processes.get(name)
         if task.done() or process is None or process.dead:
             return False
         process.dead = True
-        await process.children.end()
+        await process.workers.end()
         task.cancel()
         self.former.append((process, task))
-        if with_workers:
-            for held in list(self.held._held.values()):
-                if held.role == name:
-                    await held.worker.kill()
         lost_at = self.clock.now()
         loss = self.replicas.lost(name, process.pid, lost_at)
         if loss is None:
             return False
         await self.devices.gone(name)
-        await self.held.lost(name)
         succession = self._fail(loss.reason) if loss.fatal else self._take_over(name, without_s, lost_at)
         self.tasks[name] = asyncio.create_task(succession, name=name)
         return True
@@ -614,40 +574,32 @@ class Start:
         task.add_done_callback(lambda done: (self._sent.discard(done), done.cancelled() or done.exception()))
         return task
 
-    async def kill(self, keep: bool = False) -> bool:
-        """End all processes of this start at once: nothing that they do reaches a service any more.
-
-        `keep`: all but workers that the next start may adopt; True where there are any.
-        """
+    async def kill(self) -> None:
+        """End all processes of this start at once: nothing that they do reaches a service any more."""
         for process in (*self.processes.values(), *(process for process, _ in self.former)):
             process.dead = True
-            await process.children.end()
-        kept = await self.held.keep_adoptable() if keep else ()
-        await self.workers.end(kept)
+            await process.workers.end()
         tasks = [*self.tasks.values(), *(task for _, task in self.former), *self._sent]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return bool(kept)
 
-    async def close(self, keep: bool = False) -> bool:
+    async def close(self) -> None:
         """Kill what is left, and close the bus. Its last commit may fail, as the disk does."""
-        kept = await self.kill(keep)
+        await self.kill()
         with contextlib.suppress(Exception):
             await self.bus.close()
-        return kept
 
     def living(self) -> list[tuple[str, str, FailingWorker]]:
         """List name, role and worker of all worker processes that live."""
-        own = [(process.role, process.children) for process in self.processes.values()]
-        found = [(name, role, worker) for role, children in own for name, worker in children.alive.items()]
-        found += [(name, held.role, held.worker) for name, held in self.held._held.items()]  # type: ignore[misc]
+        own = [(process.role, process.workers) for process in self.processes.values()]
+        found = [(name, role, worker) for role, workers in own for name, worker in workers.alive.items()]
         return sorted((one for one in found if not one[2].dead), key=lambda one: one[:2])
 
     def cut_off(self) -> None:
         """Let nothing be started any more."""
-        for workers in (self.workers, *(process.children for process in self.processes.values())):
-            workers.closed = True
+        for process in self.processes.values():
+            process.workers.closed = True
 
     # -- checks -------------------------------------------------------------------------------------------------
 
@@ -714,15 +666,9 @@ class Start:
         queue.rollback, self.bus.put, queue.claim = rolls_back, puts, claims  # type: ignore[method-assign]
         leases.check = checks  # type: ignore[method-assign]
 
-    @property
-    def was_ready(self) -> bool:
-        """Every role has left `starting` once."""
-        return len(self._were_ready) == len(self.roles)
-
     def check(self) -> None:
         """Check everything that must hold at any moment."""
         queue, witness, now = self.bus.queue, self.witness, self.clock.now()
-        self._were_ready |= {name for name, context in self.contexts.items() if context._state != "starting"}
         ledger = queue.ledger
         account = queue.account()
         if not account.balanced:

@@ -18,8 +18,6 @@ from tests.chaos.schedule import VARIANTS
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 COUNT = 100
-FIRST = 187
-"""Seed of a schedule that resumes from state which the actor's ranks saved when a start failed."""
 
 
 def chaos(*words: str) -> tuple[int, str]:
@@ -31,11 +29,9 @@ def chaos(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("first", [FIRST, FIRST + COUNT])
+@pytest.mark.parametrize("first", [0, COUNT])
 def test_under_any_schedule_every_sample_counts_once_the_run_finishes_and_its_seed_replays_it(first: int) -> None:
     status, said = chaos("--first", str(first), "--count", str(COUNT), "--again")
     assert status == 0, said
     assert f"{COUNT} schedules of {len(VARIANTS)} kinds" in said
     assert f"replayed seed {first}, " in said
-    if first == FIRST:
-        assert "2 starts, 1 of them from a state saved in an emergency" in said

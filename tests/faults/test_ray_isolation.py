@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.graph.conftest import survivors
@@ -57,7 +56,7 @@ def detached(tmp_path: Path) -> Iterator[Path]:
 def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_is_stopped_from_elsewhere(
     cluster: ForeignCluster, start: Start, tiny: Path, tmp_path: Path, detached: Path
 ) -> None:
-    """A killed controller's successor goes on with hub, replicas and engine; where the hub is dead too, with a checkpoint."""
+    """It is resumed from its newest checkpoint when its controller is killed, and when its hub is."""
     env = cluster.environment()
     detached.parent.mkdir()
     words = ("train", tiny / "recipe.toml", *SHORT, "steps=5000", "checkpoint.every=2", "--run-dir", detached)
@@ -78,20 +77,16 @@ def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_
     names = [name.removesuffix("-hub") for name in found["actors"] if name.endswith("-hub")]
     assert len(names) == 2 and any((Path("/dev/shm") / name).exists() for name in names)
 
-    lived = _processes(first, found)
     kill(killed := first.status()["pid"])
     second.until_more_steps()
     _until_another_controls(first, killed)
-    assert _processes(first, _found(env)) == lived, "hub, replicas and engine live on, and nothing else was started"
-    until(lambda: "controller works again" in watch.err, lambda: f"who watches is told\n{watch.err}")
-    kill(first.fact("rollout", "engines")["engine-0"]["pid"])
-    until(lambda: first.steps()[-1].get("restarts/engine"), "another engine, which a hub without its maker has started")
+    until(lambda: first.steps()[-1].get("restarts/run") == 1, "a step of the resumed run")
     rows = first.steps()
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "none is lost and none trained twice"
-    assert "restarts/run" not in rows[-1] and rows[-1]["restarts/controller"] == 1
 
-    kill(killed := first.status()["pid"])
-    kill(lived["hub"])
+    killed = first.status()["pid"]
+    (hub,) = (pid for name, pid in _found(env)["hubs"].items() if first.status()["run_id"] in name)
+    kill(hub)
     _until_another_controls(first, killed)
     second.until_more_steps()
     second.interrupt()
@@ -103,7 +98,7 @@ def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_
     assert stop.end() == 0 and "stopped with a checkpoint of step" in stop.out, stop.err
     assert watch.end() == 130 and "stopped with a checkpoint of step" in watch.err, watch.err
     summary = first.summary()
-    assert summary["restarts"] == {"run": 1, "controller": 1, "engine": 1} and summary["balanced"]
+    assert summary["restarts"] == {"run": 2} and summary["balanced"]
     assert [row["step"] for row in first.steps()] == list(range(1, summary["steps"] + 1))
     left = until(lambda: (found := _found(env))["apps"] == [] and found, lambda: str(_found(env)), 30)
     assert [name for name in left["actors"] if "relax" in name] == []
@@ -115,61 +110,29 @@ def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_
 def test_a_detached_run_on_a_cluster_of_its_own_outlives_its_controller_and_then_its_cluster(
     start: Start, tiny: Path, tmp_path: Path, detached: Path
 ) -> None:
-    """The controller dies and nothing else restarts; the hub, and the engine and the processes of the roles go over to the
-    run's next start, all but one that hangs; the cluster."""
+    """The controller dies, and its cluster with it; then the hub."""
     assert start.train(detached, tiny / "recipe.toml", "steps=5000", "checkpoint.every=2", "--detach").end() == 0
     run = start(detached, "attach", detached)
     until(lambda: any((detached / "checkpoints").glob("step-*/state.json")), "a checkpoint")
     supervisor = json.loads((detached / "supervisor.json").read_text())["pid"]
-    (holder,) = children(supervisor, "own_cluster")
-    lived = _pids(run)
     kill(killed := run.status()["pid"])
     _until_another_controls(run, killed)
-    assert _pids(run) == lived and holder.is_running()
-    rows = run.steps()
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "none is lost and none trained twice"
-    assert "restarts/run" not in rows[-1] and rows[-1]["restarts/controller"] == 1
-
+    until(lambda: run.steps()[-1].get("restarts/run") == 1, lambda: f"a start on another cluster\n{run.err}")
     children(supervisor, "ray::Hub")[0].kill()
-    until(lambda: run.steps()[-1].get("restarts/run") == 1, lambda: f"a start with another hub\n{run.err}")
-    assert _pids(run) == lived, "they have waited for it"
-
-    reached = max((detached / "checkpoints").glob("step-*/state.json"))
-    until(lambda: max((detached / "checkpoints").glob("step-*/state.json")) > reached, "progress")
-    hung = psutil.Process(lived["roles"]["advantages"])
-    hung.suspend()
-    children(supervisor, "ray::Hub")[0].kill()
-    until(lambda: run.steps()[-1].get("restarts/run") == 2, lambda: f"a start without who hangs\n{run.err}")
-    again = _pids(run)
-    assert again["roles"] == {**lived["roles"], "advantages": again["roles"]["advantages"]} != lived["roles"]
-
-    holder.kill()
-    until(lambda: run.steps()[-1].get("restarts/run") == 3, lambda: f"a start on another cluster\n{run.err}")
+    until(lambda: run.steps()[-1].get("restarts/run") == 2, lambda: f"a start with another hub\n{run.err}")
     stop = start(detached, "stop", detached)
     assert stop.end() == 0 and "stopped with a checkpoint of step" in stop.out, stop.err
     assert run.end() == 130, run.err
     summary = run.summary()
-    assert summary["restarts"] == {"run": 3, "controller": 1} and summary["balanced"]
+    assert summary["restarts"] == {"run": 2} and summary["balanced"]
     assert [row["step"] for row in run.steps()] == list(range(1, summary["steps"] + 1))
     until(lambda: survivors(tmp_path) == [], lambda: str(survivors(tmp_path)), 30)
-
-
-def _pids(run: Running) -> dict[str, Any]:
-    """Process ids of roles and engines."""
-    beats = until(lambda: run.status().get("roles"), "heartbeats of the roles")
-    roles = {beat["role"]: beat["pid"] for beat in beats}
-    return {"roles": roles, **{name: engine["pid"] for name, engine in run.fact("rollout", "engines").items()}}
 
 
 def _until_another_controls(run: Running, killed: int) -> None:
     until(lambda: run.status()["pid"] != killed and run.status()["state"] == "running", "a successor")
     reached = len(run.steps())
     until(lambda: len(run.steps()) > reached, "its steps")
-
-
-def _processes(run: Running, found: dict[str, Any]) -> dict[str, Any]:
-    """Process ids of what a run has on a cluster."""
-    return {"hub": found["hubs"][f"relax-{run.status()['run_id']}-hub"], **_pids(run)}
 
 
 def test_a_killed_driver_takes_its_own_cluster_with_it(start: Start, tiny: Path, tmp_path: Path) -> None:
@@ -183,7 +146,7 @@ def test_ctrl_c_while_ray_starts_ends_the_run(start: Start, tiny: Path, tmp_path
     run = start.train(tmp_path / "run", tiny / "recipe.toml", "steps=2000")
     until(lambda: children(run.process.pid, "raylet"), "a raylet")
     run.interrupt()
-    assert run.end(60) == 130, run.err
+    assert run.end() == 130, run.err
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
     theirs = [
         line for line in run.err.splitlines() if "(raylet)" in line or "serve" in line.lower() or "Traceback" in line

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.component import Chosen
-from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Worker, Workers
+from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Workers
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
-from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_component, starting_version
 from relax_core.runners.local.workers import LocalWorkers
@@ -26,19 +24,8 @@ from relax_core.weights.registry import WeightRegistry
 class RunWorkers(Workers, Protocol):
     """The workers of a run, which end with it."""
 
-    async def close(self, kept: Sequence[Worker] = ()) -> None:
-        """End all but these."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptChildren:
-    """Implements `runners.launch.KeptWorkers` for children of this process."""
-
-    held: AdoptableWorkers
-    workers: RunWorkers
-
     async def close(self) -> None:
-        await self.workers.close()
+        """Kill all workers."""
 
 
 class LocalRunner:
@@ -47,26 +34,22 @@ class LocalRunner:
     bus: Bus
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 
-    def __init__(self, catalogue: Catalogue, clock: Clock | None = None, kept: KeptChildren | None = None) -> None:
-        """`kept`: workers of the run's former start."""
+    def __init__(self, catalogue: Catalogue, clock: Clock | None = None) -> None:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
         self.run_status: RunStatus = RunStatusService(self._clock, controlled=True)
         self._weights = WeightRegistry(self._clock)
         self._devices = DeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._contexts: dict[str, RoleContext] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
-        self._children = kept
-        self._open = self._keeps = False
+        self._workers: RunWorkers | None = None
+        self._open = False
 
     async def start(self, launch: Launch) -> None:
-        if (children := self._children) is None:
-            workers = self._make_workers(launch)
-            children = self._children = KeptChildren(AdoptableWorkers(workers), workers)
+        workers = self._workers = self._make_workers(launch)
         await self._open_bus(launch)
         for name in launch.plan.roles:
             role = cast(Role, self._catalogue.build(Chosen("role", name)))
-            task = asyncio.create_task(self._run(role, launch, children.held, children.workers), name=name)
+            task = asyncio.create_task(self._run(role, launch, workers), name=name)
             self._tasks[name] = task
 
     def _make_workers(self, launch: Launch) -> RunWorkers:
@@ -79,29 +62,24 @@ class LocalRunner:
         self.bus = await open_bus(config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock)
         self._open = True
 
-    async def _run(self, role: Role, launch: Launch, held: AdoptableWorkers, children: Workers) -> None:
+    async def _run(self, role: Role, launch: Launch, workers: Workers) -> None:
         def context(incarnation: int) -> RoleContext:
-            made = self._contexts[role.name] = RoleContext(
+            return RoleContext(
                 role.name,
                 launch,
                 self._catalogue,
                 self.bus,
                 self._weights,
                 self.run_status,
-                held.of(role.name, incarnation),
-                children,
+                workers,
+                workers,
                 self._clock,
                 incarnation,
                 self._devices,
             )
-            return made
 
         try:
-            try:
-                await run_role(role, context)
-            finally:
-                if not self._keeps:
-                    await held.end(role.name)
+            await run_role(role, context)
             self._ended.put_nowait(RoleEnd(role.name))
         except asyncio.CancelledError:
             raise
@@ -116,19 +94,13 @@ class LocalRunner:
                     first = (await self._ended.get(),)
         return (*first, *(self._ended.get_nowait() for _ in range(self._ended.qsize())))
 
-    async def close(self, keep: bool = False) -> KeptChildren | None:
-        self._keeps = keep
-        for context in self._contexts.values():
-            context.run_restarts = keep
+    async def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        children, self._children = self._children, None
-        kept: Sequence[Worker] = ()
-        if children is not None:
-            kept = await children.held.keep_adoptable() if keep else ()
-            await children.workers.close(kept)
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            await workers.close()
         if self._open:
             self._open = False
             await self.bus.close()
-        return children if kept else None

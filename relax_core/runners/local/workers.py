@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.options import revealed
-from relax_core.api.role import Clock, Handover, SystemClock, Worker, WorkerSpec
+from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec
 from relax_core.config.tables import CREDENTIALS
 from relax_core.observe.logging import Redactor, credentials
 from relax_core.rpc import messages
@@ -169,8 +169,6 @@ class LocalWorker:
 
     def __init__(self, spec: WorkerSpec, process: Child, connection: Connection, clock: Clock) -> None:
         self.name, self.pid, self.host = spec.name, process.pid, "127.0.0.1"
-        self.adopted: Handover | None = None
-        self._adoptable = spec.adoptable
         self._process, self._connection, self._clock = process, connection, clock
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -223,10 +221,6 @@ class LocalWorker:
                 await self._process.wait()
         await self.kill()
 
-    async def release(self) -> None:
-        if not self._adoptable:  # else whoever started it ends it
-            await self.stop()
-
     async def kill(self) -> None:
         await self._process.kill()
         self._connection.close()
@@ -276,10 +270,10 @@ class LocalWorkers:
             await asyncio.gather(*(result.kill() for result in results if isinstance(result, LocalWorker)))
             raise
 
-    async def close(self, kept: Sequence[Worker] = ()) -> None:
-        """End all but these."""
-        await asyncio.gather(*(worker.kill() for worker in self._started if worker not in kept))
-        self._started = [worker for worker in self._started if worker in kept]
+    async def close(self) -> None:
+        """Kill all workers."""
+        await asyncio.gather(*(worker.kill() for worker in self._started))
+        self._started = []
 
     def _new_scratch(self) -> str:
         """Make the folder of an untrusted child, marked as this process's, which deletes it. Those of processes that were

@@ -9,15 +9,24 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import ray
 import ray._private.worker
 from ray import serve
 
 from relax_core.api.errors import InfrastructureError
+from relax_core.runners.ray.connection import NAMESPACE
 from relax_core.runners.ray.environment import joins
-from relax_core.runners.ray.own_cluster import INIT, ClusterHolder, start_cluster
+from relax_core.runners.ray.reaper import Reaper
 
+OBJECT_STORE_BYTES = 512 << 20
+"""Ray's default is a third of the machine's memory."""
+LOGICAL_CPUS = 64
+"""Bookkeeping only: roles and workers ask for none, Serve's own actors for some."""
+START_TRIES, NODE_TIMED_OUT = 2, "timed out during startup"
+"""A raylet ends when its own agent takes 15 s to start, as it may on a busy machine."""
+INIT: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
 SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
 SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
 """While another run starts Serve on the same cluster."""
@@ -29,11 +38,9 @@ class Cluster:
     Its calls run in one thread that lives until `close`: the daemons end with the thread that started them.
     """
 
-    def __init__(self, held: bool = False) -> None:
-        """`held`: one of our own outlives this process, for its successor."""
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "ray")
         self._connecting: Future[None] | None = None
-        self._held = held
         self._end: Callable[[], None] | None = None
         self.ours = False
         """Started by us: nobody else is on it, and it ends with us."""
@@ -70,25 +77,38 @@ class Cluster:
             raise InfrastructureError(f"ray: could not start or join a cluster: {error}; try --runner local") from error
 
     def _start_or_join(self) -> None:
-        if not self.ours:
+        if self.ours:
+            self._end = start_cluster()
+        else:
             self._end = ray.shutdown
             ray.init(**INIT)
-        elif self._held:
-            holder = ClusterHolder.find() or ClusterHolder.start()
-
-            def leave() -> None:
-                ray.shutdown()
-                holder.close()
-
-            self._end = leave
-            ray.init(**INIT, address=holder.address)
-        else:
-            self._end = start_cluster()
 
     def _disconnect(self) -> None:
         end, self._end = self._end, None
         if end is not None:
             end()
+
+
+def start_cluster() -> Callable[[], None]:
+    """Start a cluster that ends with this process, also where it is killed; return what ends it."""
+    options = INIT | {"num_cpus": LOGICAL_CPUS, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    for left in reversed(range(START_TRIES)):
+        reaper = Reaper.start()
+        try:
+            ray.init(**options, address="local")
+        except BaseException as error:
+            reaper.close()
+            if NODE_TIMED_OUT not in str(error) or not left:
+                raise
+        else:
+            reaper.started()
+            break
+
+    def end() -> None:
+        ray.shutdown()
+        reaper.close()
+
+    return end
 
 
 def _start_serve() -> None:

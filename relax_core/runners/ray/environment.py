@@ -23,8 +23,6 @@ SETTINGS = {
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Ray's own word for a cluster of one machine: every port binds to 127.0.0.1."""
-HELD_CLUSTER, HELD_CLUSTER_SCHEMA = "RELAX_HELD_CLUSTER", "relax.held_cluster/1"
-"""Variable that names the cluster of a killed process to its successor, and the line by which the supervisor learns of it."""
 
 
 def settle() -> None:

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hub of a run: one named actor with the bus, the run status and the weight service.
 
-Roles find it by the run's name. It holds the run's lease: when the driver is gone, so is the hub, and every role that
-can't reach it ends itself. The hub of a supervised run waits for the driver's successor before it ends
-(`controller_lease.py`). It watches the replicas that run the roles, and says which died.
+Roles find it by the run's name. Ray ends it with the driver, and every role that can't reach it ends itself. It watches
+the replicas that run the roles, and reports which died.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import platform
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
 from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.api.events import RoleFailed
-from relax_core.api.role import Role, SystemClock, WorkerSpec
+from relax_core.api.role import SystemClock
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
@@ -31,8 +28,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
-from relax_core.runners.ray.controller_lease import FIRST_TERM, ControllerLease, end_at_expiry
-from relax_core.runners.ray.worker_owner import OwnedWorkers
+from relax_core.runners.ray.workers import GpuPlacement
 from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
 from relax_core.runners.run_status import RunStatusService
 from relax_core.tensor_files.mapped_files import claim, memory_directory
@@ -42,8 +38,6 @@ CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
 PROBE_S = 1.0
 """Between two looks at a replica: Ray tells of a death only who asks."""
-EXPIRED_S = 20.0
-"""For a hub without a controller to end its workers and close its ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +47,10 @@ class HubService:
     launch: Launch
     store: PayloadStore | None
     """That of the bus, where the replica reaches it by itself."""
+    gpus: GpuPlacement | None
+    """The GPUs of the run."""
     without_s: float | None
     """How long the role was without a replica; None for its first one."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakenOver:
-    """One start of a run as the successor of its controller needs it."""
-
-    launch: Launch
-    store: PayloadStore | None
-    workers: OwnedWorkers
-    apps: Mapping[str, str]
-    """The application of each role."""
-    term: int
 
 
 def hub_name(run_id: str) -> str:
@@ -78,47 +62,30 @@ def find_hub(run_id: str) -> Any:
     return ray.get_actor(hub_name(run_id), namespace=NAMESPACE)
 
 
-def hub_options(run_id: str, supervised: bool = False) -> dict[str, Any]:
-    """Return the options of a run's hub: it stays on the driver's node, whose disk has the ledger. That of a `supervised`
-    run outlives the driver, and all that it started itself lives on with it."""
+def hub_options(run_id: str) -> dict[str, Any]:
+    """Return the options of a run's hub: it stays on the driver's node, whose disk has the ledger."""
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"name": hub_name(run_id), "namespace": NAMESPACE, "max_concurrency": CONCURRENCY}
-    return {**options, "scheduling_strategy": node, **({"lifetime": "detached"} if supervised else {})}
+    return {**options, "scheduling_strategy": node}
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Hub(RpcActor):
-    """Services of one run.
+    """Services of one run."""
 
-    Invariants:
-    - A controller that was replaced changes nothing any more: what it asks for is refused by its term.
-    - Without a controller for the length of the lease the hub ends, and the run with it, also where it was never opened.
-    """
-
-    _workers: OwnedWorkers
-    _launch: Launch
-
-    def __init__(self, lease_s: float | None = None) -> None:
-        """`lease_s`: how long it waits for another controller; None: it dies with the one that made it."""
+    def __init__(self) -> None:
         super().__init__()
         self._clock = SystemClock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lease = ControllerLease(float("inf") if lease_s is None else lease_s, self._clock.now())
-        if lease_s is not None:
-            end_at_expiry(self._lease, self._clock, self._end)
 
-    async def open(self, launch: Launch, mark: str, workers: OwnedWorkers, apps: Mapping[str, str]) -> Any:
-        """Open a run whose driver has written a file of this name in the run directory; `apps`, by role: the applications
-        that may run it."""
-        return await answered(self._open(launch, mark, workers, apps))
+    async def open(self, launch: Launch, mark: str) -> Any:
+        """Open a run whose driver has written a file of this name in the run directory."""
+        return await answered(self._open(launch, mark))
 
     async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
         """Open the bus alone; what `open` does of it."""
         return await answered(self._open_bus(component, settings, directory, version))
 
-    async def _open(
-        self, launch: Launch, mark: str, workers: OwnedWorkers, apps: Mapping[str, str]
-    ) -> PayloadStore | None:
+    async def _open(self, launch: Launch, mark: str) -> PayloadStore | None:
         if not await asyncio.to_thread((Path(launch.run_dir) / mark).is_file):
             raise InfrastructureError(
                 f"run directory {launch.run_dir}: the hub, on {platform.node()}, sees another directory than the driver there, "
@@ -126,11 +93,10 @@ class Hub(RpcActor):
             )
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
-        self._loop = asyncio.get_running_loop()
         # What roles have in memory stays while their processes are replaced.
         if (memory := memory_directory(launch.run_id)) is not None:
             claim(memory)
-        self._workers, self._apps = workers, dict(apps)
+        self._gpus = GpuPlacement.request(launch.plan)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._run_status, self._devices = RunStatusService(self._clock, controlled=True), DeviceService(self._clock)
         self._services |= {
@@ -139,12 +105,9 @@ class Hub(RpcActor):
             "devices": self._devices,
         }
         self._ends: list[tuple[str, Failure | None]] = []
-        classes = {role: cast(type[Role], catalogue.target("role", role)) for role in launch.plan.roles}
-        self._replicas = ReplicaTracker(
-            {role: target.stateless or target.takes_over for role, target in classes.items()}
-        )
+        self._replicas = ReplicaTracker(launch.plan.roles)
         self._entered = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._watch_owner())}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._launch = launch
         return self._store
 
@@ -158,16 +121,12 @@ class Hub(RpcActor):
 
     async def _serve(self, method: str, args: Sequence[Any]) -> Any:
         service, _, name = method.partition(".")
-        service, _, term = service.partition("@")
-        if term:  # the controller's calls
-            self._lease.check(int(term))
         return await getattr(self._services[service], name)(*args)
 
-    async def close(self, term: int = FIRST_TERM) -> Any:
-        return await answered(self._close(term))
+    async def close(self) -> Any:
+        return await answered(self._close())
 
-    async def _close(self, term: int) -> None:
-        self._lease.check(term)
+    async def _close(self) -> None:
         for task in getattr(self, "_tasks", ()):  # without, only the bus was opened
             task.cancel()
         try:
@@ -175,57 +134,20 @@ class Hub(RpcActor):
         finally:
             self._server.close()
 
-    # -- the controller -----------------------------------------------------------------------------------------
-
-    async def take_over(self) -> Any:
-        """Let another process control the run, whose controller is dead."""
-        return await answered(self._take_over())
-
-    async def _take_over(self) -> TakenOver:
-        if not hasattr(self, "_launch"):
-            raise InfrastructureError(f"hub of process {os.getpid()}: the run had not been opened")
-        term = self._lease.take_over(self._clock.now())
-        return TakenOver(self._launch, self._store, self._workers, self._apps, term)
-
-    async def renew(self, term: int) -> Any:
-        """Note that the controller of this term lives."""
-        return await answered(self._renew(term))
-
-    async def _renew(self, term: int) -> None:
-        self._lease.renew(term, self._clock.now())
-
-    def _end(self) -> None:
-        """End with the ledger closed, as far as that is done in time; the shells find the hub gone."""
-        if self._loop is not None:
-            closing = asyncio.run_coroutine_threadsafe(self._close(self._lease.term), self._loop)
-            with contextlib.suppress(Exception):
-                closing.result(EXPIRED_S)
-        os._exit(0)
-
     # -- roles --------------------------------------------------------------------------------------------------
 
-    async def join(self, role: str, replica: Any, pid: int, app: str) -> HubService | None:
-        """Let a replica run its role; None where the role has ended, or another application runs it."""
-        if self._apps.get(role) != app:
-            return None
-        await self._lost(role, self._replicas.pid(role))  # of a former one nobody need have told
+    async def join(self, role: str, replica: Any, pid: int) -> HubService | None:
+        """Let a replica run its role; None where the role has ended."""
+        await self._lost(
+            role, self._replicas.pid(role)
+        )  # a probe may not have found the replica before this one dead yet
         if self._replicas.has_ended(role):
             return None
         now = self._clock.now()
         since = self._replicas.enter(role, pid, now)
         self._entered.set()
         self._own(role, self._watch(role, replica, pid))
-        return HubService(self._launch, self._store, None if since is None else now - since)
-
-    async def start_workers(self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float) -> Any:
-        """Start workers for a role, or hand over those of its predecessor."""
-        return await answered(self._workers.start(role, incarnation, specs, timeout_s))
-
-    async def replace_missing(self, apps: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the roles that had no replica yet; from here on these applications alone may run them."""
-        missing = self._replicas.missing()
-        self._apps |= {role: apps[role] for role in missing}
-        return missing
+        return HubService(self._launch, self._store, self._gpus, None if since is None else now - since)
 
     async def gathered(self) -> None:
         """Return when every role has had a replica."""
@@ -234,18 +156,14 @@ class Hub(RpcActor):
             self._entered.clear()
 
     async def alive(self) -> None:
-        """Answer whoever wants to know whether the run goes on."""
+        """Answer a shell that checks whether the run goes on."""
 
     async def end_role(self, role: str, failure: Failure | None) -> None:
         if self._replicas.end(role):
-            await self._workers.end(role)
             self._ends.append((role, failure))
 
-    async def ends(self, after: int, term: int) -> Any:
-        return await answered(self._tell_ends(after, term))
-
-    async def _tell_ends(self, after: int, term: int) -> list[tuple[str, Failure | None]]:
-        self._lease.check(term)
+    async def ends(self, after: int) -> list[tuple[str, Failure | None]]:
+        """Return the roles that ended, without the first `after` of them."""
         return self._ends[after:]
 
     async def _watch(self, role: str, replica: Any, pid: int) -> None:
@@ -259,20 +177,12 @@ class Hub(RpcActor):
                 pass  # busy or out of reach; whether it is stuck, Serve's health check decides
             await asyncio.sleep(PROBE_S)
 
-    async def _watch_owner(self) -> None:
-        """End this start of the run where the owner of its workers dies, and all of them with it."""
-        try:
-            await self._workers.died()
-        except InfrastructureError as error:
-            self._ends.append(("workers", describe(error)))
-
     async def _lost(self, role: str, pid: int) -> None:
         now = self._clock.now()
         loss = self._replicas.lost(role, pid, now)
         if loss is None:
             return
         await self._devices.gone(role)
-        await self._workers.lost(role)
         await self._run_status.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker groups on Ray: named actors in one placement group, each hosting one component.
 
-One actor starts them (`worker_owner.py`), and they end with it, whatever ended it: a role's shell may die, and its successor
-adopts them. A worker that needs another interpreter is a child process of its actor.
+The shell of a role starts the role's workers. Ray ends an actor with the actor that created it, so workers end with their
+shell. A worker that needs another interpreter is a child process of its actor.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, WorkerDied
 from relax_core.api.plan import Plan
-from relax_core.api.role import Handover, Worker, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rpc.host import HAND_OVER, Failure, Host, describe, free_port, raised
+from relax_core.rpc.host import Failure, Host, describe, free_port, raised
 from relax_core.rpc.waiting import start_all
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
@@ -41,7 +41,7 @@ class GpuPlacement:
     """The GPUs of a run: one placement group with a bundle for each set of devices that processes have.
 
     Processes that the plan puts on one GPU are put into its bundle, each with its part of it, so that they share that one
-    and no other. It belongs to the owner of the workers, and ends with it.
+    and no other. The hub requests the group, which ends with the hub.
     """
 
     group: PlacementGroup
@@ -76,20 +76,11 @@ def ray_share(num_gpus: float) -> float:
 
 CONCURRENCY = 64
 PORT_S = 30.0
-HAND_OVER_S = 60.0
-"""To ask workers of a predecessor and to kill the unfit, before it starts others."""
 
 
 @ray.remote(max_restarts=0)
 class WorkerActor(RpcActor):
-    """Hosts one component in this actor's process.
-
-    Invariants:
-    - Once it was handed over, calls of earlier incarnations of the role are refused: a shell that was given up may live on.
-    """
-
-    _holder = 0
-    """Incarnation of the role that it was handed over to."""
+    """Hosts one component in this actor's process."""
 
     async def open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> Any:
         return await answered(self._open(spec, plugin_files, resolved))
@@ -118,22 +109,13 @@ class WorkerActor(RpcActor):
         return free_port(address)
 
     async def _serve(self, method: str, args: Sequence[Any]) -> Any:
-        arguments, timeout_s, holder = args
-        if method == HAND_OVER:
-            self._holder = arguments[-1]
-        else:
-            self._check(holder)
+        arguments, timeout_s = args
         if self._child is not None:
             return await self._child.call(method, *arguments, timeout_s=timeout_s)
         return await self._host.call(method, arguments)
 
-    def _check(self, holder: int) -> None:
-        if holder < self._holder:
-            raise WorkerDied(f"it was handed over to incarnation {self._holder} of its role, and {holder} calls it")
-
-    async def stream(self, method: str, args: tuple[Any, ...], timeout_s: float, holder: int) -> AsyncIterator[Any]:
+    async def stream(self, method: str, args: tuple[Any, ...], timeout_s: float) -> AsyncIterator[Any]:
         try:
-            self._check(holder)
             child = self._child
             items = child.stream(method, *args, timeout_s=timeout_s) if child else self._host.stream(method, args)
             async for item in items:
@@ -142,37 +124,24 @@ class WorkerActor(RpcActor):
             yield describe(error)
 
 
-@dataclass(frozen=True, slots=True)
-class StartedActor:
-    """A worker's actor as any process of the run reaches it."""
-
-    spec: WorkerSpec
-    actor: Any
-    pid: int
-    host: str
-    group: PlacementGroup | None
-    """Made for it, and gone with it."""
-
-
 class RayWorker:
     """`api.role.Worker` on one actor."""
 
-    def __init__(self, started: StartedActor, holder: int = 0, adopted: Handover | None = None) -> None:
-        """`holder`: incarnation of the role that calls it."""
-        self.name, self.pid, self.host = started.spec.name, started.pid, started.host
-        self.started, self.adopted = started, adopted
-        self._actor, self._holder = started.actor, holder
-        self._client = RpcClient(started.actor, self.name)
+    def __init__(self, name: str, actor: Any, pid: int, host: str, group: PlacementGroup | None) -> None:
+        """`group`: placement group that is removed with the actor."""
+        self.name, self.pid, self.host = name, pid, host
+        self._actor, self._group = actor, group
+        self._client = RpcClient(actor, name)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        return await self._client.call(method, (args, timeout_s, self._holder), timeout_s)
+        return await self._client.call(method, (args, timeout_s), timeout_s)
 
     async def free_port(self, address: str) -> int:
         port: int = await asked(self._actor.free_port.remote(address), self.name, "free_port", PORT_S)
         return port
 
     async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
-        items = self._actor.stream.options(num_returns="streaming").remote(method, args, timeout_s, self._holder)
+        items = self._actor.stream.options(num_returns="streaming").remote(method, args, timeout_s)
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -193,26 +162,21 @@ class RayWorker:
     async def stop(self, timeout_s: float = 5.0) -> None:
         await self.kill()
 
-    async def release(self) -> None:
-        if self.started.spec.adoptable:  # it is ended with its role
-            await self._client.close()
-        else:
-            await self.kill()
-
     async def kill(self) -> None:
         await self._client.close()
         ray.kill(self._actor)
-        if self.started.group is not None:
+        if self._group is not None:
             with contextlib.suppress(RayError):
-                remove_placement_group(self.started.group)
+                remove_placement_group(self._group)
 
 
 class RayWorkers:
-    """Starts the worker actors of a run: they belong to the process that has this."""
+    """Starts the worker actors of one role; they end with the process that starts them."""
 
-    def __init__(self, launch: Launch, gpus: GpuPlacement | None = None) -> None:
+    def __init__(self, launch: Launch, role: str, incarnation: int, gpus: GpuPlacement | None = None) -> None:
         """`gpus`: those of the run."""
-        self.launch, self._gpus = launch, gpus
+        self._launch, self._gpus = launch, gpus
+        self._prefix = f"relax-{launch.run_id}-{role}-{incarnation}"
         self._started = 0
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
@@ -225,7 +189,7 @@ class RayWorkers:
             for number, spec in enumerate(specs):
                 actors.append(self._actor(spec, group, gpus.bundles.index(spec.devices) if gpus else number))
             opening = [self._open(actor, spec, own, timeout_s) for actor, spec in zip(actors, specs, strict=True)]
-            return tuple([RayWorker(started) for started in await start_all(*opening)])
+            return tuple(await start_all(*opening))
         except BaseException:  # nothing of them is anybody's: what they held on the cluster goes back
             for actor in actors:
                 ray.kill(actor)
@@ -233,17 +197,17 @@ class RayWorkers:
                 remove_placement_group(own)
             raise
 
-    async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> StartedActor:
-        launch = self.launch
+    async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> RayWorker:
+        launch = self._launch
         opening = actor.open.remote(spec, launch.plugin_files, launch.resolved)
         pid: int = await asked(opening, spec.name, "start", timeout_s)
         host: str = await asked(actor.host.remote(), spec.name, "host", timeout_s)
-        return StartedActor(replace(spec, run_env={}), actor, pid, host, own)
+        return RayWorker(spec.name, actor, pid, host, own)
 
     def _actor(self, spec: WorkerSpec, group: PlacementGroup, bundle: int) -> Any:
         self._started += 1
         return WorkerActor.options(  # type: ignore[attr-defined]
-            name=f"relax-{self.launch.run_id}-{spec.name}-{self._started}",
+            name=f"{self._prefix}-{spec.name}-{self._started}",
             namespace=NAMESPACE,
             num_cpus=0,
             max_concurrency=CONCURRENCY,
@@ -251,19 +215,6 @@ class RayWorkers:
             runtime_env={"env_vars": dict(spec.env)} if spec.env else None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         ).remote()
-
-
-class HubWorkers:
-    """`api.role.Workers` of one incarnation of a role, whose workers the hub starts or hands over."""
-
-    def __init__(self, hub: Any, role: str, incarnation: int) -> None:
-        self._hub, self._role, self._incarnation = hub, role, incarnation
-
-    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        asking = self._hub.start_workers.remote(self._role, self._incarnation, specs, timeout_s)
-        names = ", ".join(spec.name for spec in specs)
-        found = await asked(asking, "hub", f"start {names}", timeout_s + HAND_OVER_S)
-        return tuple(RayWorker(started, self._incarnation, adopted) for started, adopted in found)
 
 
 def _bundle(spec: WorkerSpec) -> dict[str, float]:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.bus import Account
-from relax_core.api.errors import InfrastructureError, RelaxError, WorkerDied
+from relax_core.api.errors import DiskFull, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.events import StepFinished
 from relax_core.api.role import Heartbeat
 from relax_core.config.compose import compose
@@ -69,21 +67,11 @@ class ScriptedRunner:
     async def statistics(self) -> dict[str, Any]:
         return {}
 
-    async def close(self, keep: bool = False) -> KeptOnes | None:
+    async def close(self) -> None:
         self.closed += 1
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return KeptOnes() if keep else None
-
-
-class KeptOnes:
-    """Workers of a start that failed."""
-
-    closed = False
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 async def until_told(runner: ScriptedRunner) -> None:
@@ -277,81 +265,23 @@ def test_a_role_that_fails_ends_the_others_and_the_run_with_its_reason(tmp_path:
     assert not summary["restarts"] and seconds < 5.0
 
 
-async def loses_its_hub(runner: ScriptedRunner) -> None:
-    await steps(runner)
-    raise WorkerDied("hub died during claim")
-
-
-def test_a_fault_of_the_infrastructure_restarts_the_whole_run_which_then_ends_as_if_nothing_had_been(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "retry"),
+    [
+        (WorkerDied("hub died during claim"), True),
+        (DiskFull("metrics.jsonl: no space left"), False),
+        (RelaxError("NaN"), False),
+    ],
+)
+def test_the_summary_of_a_failed_run_says_whether_another_try_may_help(
+    tmp_path: Path, error: RelaxError, retry: bool
 ) -> None:
-    """Without a checkpoint it begins anew: each step is written once, under the next epoch."""
-    made: list[ScriptedRunner] = []
-    monkeypatch.setattr(run, "make_runner", lambda *_: made.append(ScriptedRunner({"actor": steps})) or made[-1])
-    summary, raised, seconds = conducted(tmp_path, {"actor": loses_its_hub})
-    assert raised is None and len(made) == made[0].closed == 1
-    assert (summary["status"], summary["restarts"], summary["samples_trained"]) == ("finished", {"run": 1}, 6)
-    directory = RunDirectory(tmp_path / "run")
-    assert [line["step"] for line in directory.metrics()] == [1, 2, 3]
-    assert [line["restarts/run"] for line in directory.metrics()] == [1, 1, 1]
-    assert int((tmp_path / "run/.epoch").read_text()) == 2
-    assert (directory.read("status") or {})["last_restart"] == {"step": 0, "reason": "hub died during claim"}
-    assert seconds < 10.0
+    async def fails(runner: ScriptedRunner) -> None:
+        await steps(runner)
+        raise error
 
-
-def test_a_run_whose_restarts_are_spent_ends_with_the_first_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def dies_again(runner: ScriptedRunner) -> None:
-        raise WorkerDied("rank 0 died")
-
-    monkeypatch.setattr(run, "make_runner", lambda *_: ScriptedRunner({"actor": dies_again}))
-    summary, raised, seconds = conducted(tmp_path, {"actor": loses_its_hub})
-    assert isinstance(raised, InfrastructureError) and str(raised) == summary["error"]
-    assert re.fullmatch(
-        "hub died during claim; the run restarted by itself 3 times, got no further than step 0, .*rank 0 died",
-        str(raised),
-    )
-    assert (summary["status"], summary["restarts"]) == ("failed", {"run": 3})
-    assert 25.0 < seconds < 60.0, "pauses grow"
-
-
-def test_a_stop_between_two_starts_ends_the_run_without_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "make_runner", lambda *_: ScriptedRunner({"actor": loses_its_hub}))
-    summary, raised, seconds = conducted(tmp_path, {"actor": loses_its_hub}, stop_after_s=9.0)
-    assert (summary["status"], summary["restarts"], raised) == ("stopped", {"run": 1}, None)
-    assert 9.0 <= seconds < 10.0, "in the pause before the second restart"
-
-
-def test_workers_that_are_well_go_over_to_the_first_restart_in_a_row_and_end_with_a_run_that_makes_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[KeptOnes | None] = []
-
-    def made(config: object, catalogue: object, kept: KeptOnes | None, *_: object) -> ScriptedRunner:
-        given.append(kept)
-        return ScriptedRunner({"actor": loses_its_hub})
-
-    kept: list[KeptOnes] = []
-
-    def noted(self: KeptOnes) -> None:
-        kept.append(self)
-
-    monkeypatch.setattr(KeptOnes, "__init__", noted)
-    monkeypatch.setattr(run, "make_runner", made)
-    conducted(tmp_path / "fails", {"actor": loses_its_hub})
-    assert [one is not None for one in given] == [True, False, False]
-    assert len(kept) == 1 and not kept[0].closed, "its runner has them"
-
-    def unable(*_: object) -> Prepared:
-        raise InfrastructureError("no checkpoint is whole")
-
-    monkeypatch.setattr(run, "prepare_restart", unable)
-    _, raised, _ = conducted(tmp_path / "ends", {"actor": loses_its_hub})
-    assert "could not restart: no checkpoint is whole" in str(raised) and len(given) == 3
-    assert len(kept) == 2 and kept[1].closed
+    summary, raised, _ = conducted(tmp_path, {"actor": fails})
+    assert raised is error and (summary["exit_code"], summary["retry"]) == (error.exit_code, retry)
 
 
 def test_an_error_that_is_nobodys_names_the_role(tmp_path: Path) -> None:
@@ -365,6 +295,7 @@ def test_an_error_that_is_nobodys_names_the_role(tmp_path: Path) -> None:
 def test_a_runner_that_can_not_start_is_closed_and_told(tmp_path: Path) -> None:
     summary, raised, _ = conducted(tmp_path, {}, start=InfrastructureError("no free port"))
     assert str(raised) == "no free port" and summary["status"] == "failed"
+    assert not summary["retry"], "a run that never worked is more likely for a person"
 
 
 def test_a_stop_before_anything_is_ready_ends_at_once(tmp_path: Path) -> None:
@@ -394,19 +325,6 @@ def test_a_stage_that_begins_anew_forgets_what_it_had_written_and_nothing_of_tho
     assert lines == [(1, 0.1), (2, 0.1), (3, 0.5), (4, 0.5), (5, 0.5)]
     assert prepared.directory.sample_steps() == [1, 2]
     assert (prepared.directory.read("summary") or {})["steps"] == 5
-
-
-def test_a_stage_that_begins_anew_has_an_incarnation_of_its_own(tmp_path: Path) -> None:
-    """Engines that are kept over its restart tell by it that the weights they hold are abandoned."""
-    prepared = _prepared(tmp_path)
-    config, launch = prepared.stages[0].config, prepared.stages[0].launch
-    own = StageDirectory(0, "rl", prepared.directory.path / "stages" / "0-rl")
-    own.write(config)
-    stage = PreparedStage(config, replace(launch, run_dir=str(own.path)), own)
-    (own.path / ".incarnation").write_text("3\n")
-    again = run.prepare_restart(Prepared(prepared.catalogue, prepared.directory, (stage,)), stage)
-    assert again.launch.incarnation == 4 and again.launch.resume is None
-    assert [path.name for path in own.path.iterdir()] == ["config.toml"]
 
 
 def test_accounts_of_stages_are_added_by_reason_and_length() -> None:

@@ -48,22 +48,6 @@ def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(
     checked(folder)
 
 
-def test_copies_of_the_actors_state_in_memory_are_counted_once_for_all_ranks(folder: str) -> None:
-    layer = {"model": {"path": folder}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
-             "trainer": "torch", "rewards": ["exact"], "placement": {"mode": "async", "actor": {"ranks": 2}}}  # fmt: skip
-    catalogue = Catalogue.load()
-    needed = []
-    for more in ({}, {"checkpoint": {"micro_every": 4}}):
-        config = compose([layer, more], (), catalogue, on_disk=False).config
-        found = plan(config, catalogue, on_gpus=False)
-        needs = memory_check.process_needs(config, catalogue, found, 8)
-        (host,) = memory_check.memory_budgets(needs, 1 << 40, {})
-        needed.append(host.needed)
-    (actor,) = [need for need in needs if need.group.name == "actor"]
-    held = [max(p.get("parameters", 0) + p.get("optimizer", 0) for p in one.phases.values()) for one in actor.processes]
-    assert held[0] > 0 and needed[1] - needed[0] == 2 * sum(held)
-
-
 def test_a_teacher_that_nobody_learns_from_need_not_be_there(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "process_needs", None)
     checked(folder, "teachers=[{path='not-made'}]")

@@ -14,7 +14,7 @@ from relax_core.api.plan import Plan
 from relax_core.config.compose import compose
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import SHARES
-from relax_core.control.placement import check_spares, placement_notes
+from relax_core.control.placement import placement_notes
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 
@@ -68,16 +68,6 @@ def test_a_role_may_say_otherwise(
     assert neighbours(made)[role] == others
 
 
-def test_processes_whose_model_nobody_trains_outlive_their_roles_shell(catalogue: Catalogue) -> None:
-    def adoptable(*overrides: str) -> dict[str, bool]:
-        groups = planned(catalogue, "algorithm.name=ppo", "algorithm.kl_coef=0.1", *overrides).groups
-        return {name: group.adoptable for name, group in groups.items()}
-
-    assert adoptable() == {"actor": False, "critic": False, "reference": True, "rollout": True}
-    same_bits = "deterministic=true", "max_staleness=0"
-    assert adoptable(*same_bits) == {"actor": False, "critic": False, "reference": True, "rollout": False}
-
-
 def test_devices_are_named_by_processes_and_gpus(catalogue: Catalogue) -> None:
     sized = ("placement.mode=colocate", "placement.rollout.engines=2", "placement.rollout.gpus_per_engine=2",
              "placement.actor.ranks=8", "placement.reference.share=own")  # fmt: skip
@@ -105,28 +95,6 @@ def test_each_process_has_its_seat_and_its_part_of_the_gpus_there(catalogue: Cat
     assert [halves.num_gpus(seat) for seat in seats] == [1 / 2, 1, 1 / 2]
     on_cpu = planned(catalogue, "placement=colocate")
     assert (on_cpu.groups["rollout"].process_devices(0), on_cpu.num_gpus(("cpu:0",))) == (("cpu:0",), 0)
-
-
-def test_spares_are_engines_with_devices_of_their_own_that_are_counted_and_share_no_work(catalogue: Catalogue) -> None:
-    sized = ("placement.mode=hybrid", "placement.rollout.engines=2", "placement.rollout.spares=1")
-    made = planned(catalogue, *sized, on_gpus=True)
-    rollout = made.groups["rollout"]
-    assert (rollout.size, rollout.spares) == (3, 1)
-    assert rollout.devices == {"gpu:1", "gpu:2", "gpu:3"}
-    assert [rollout.process_devices(number) for number in range(3)] == [("gpu:1",), ("gpu:2",), ("gpu:3",)]
-    config = configured(catalogue, *sized)
-    for shown in (0, 4):
-        check_spares(config, made.groups, shown)
-    said = r"placement.rollout.spares: got 1, with which 4 GPUs are planned; this machine has 3; .*leave it out"
-    with pytest.raises(ConfigError, match=said):
-        check_spares(config, made.groups, 3)
-    check_spares(config, planned(catalogue, *sized).groups, 1)
-    check_spares(config, planned(catalogue, *sized[:2], on_gpus=True).groups, 1)
-
-
-def test_spares_in_the_process_of_the_run_are_refused(catalogue: Catalogue) -> None:
-    with pytest.raises(ConfigError, match=r"placement.rollout.spares .*got 1, with run.runner inline"):
-        configured(catalogue, "placement.rollout.spares=1", "run.runner=inline")
 
 
 def test_more_gpus_than_there_are_is_said(catalogue: Catalogue) -> None:

@@ -44,6 +44,9 @@ for does in plan[min(deaths, len(plan) - 1)].split("+"):
         Path("child").write_text(str(child.pid))
     elif verb == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif verb == "fail":
+        RunDirectory.open(run).write("summary", {"status": "failed", "error": "hub died", "retry": argument == "retry"})
+        sys.exit(4)
     elif verb == "state":
         RunDirectory.open(run).write("status", {"pid": os.getpid(), "state": argument})
     elif verb == "wait":
@@ -55,6 +58,7 @@ for does in plan[min(deaths, len(plan) - 1)].split("+"):
 """
 SUPERVISE = (
     "import sys; from relax_core.control import supervisor; supervisor.ORPHANS_S = float(sys.argv[1]);"
+    "supervisor.PAUSES_S = (0.0,);"
     "sys.exit(supervisor.supervise(sys.argv[3:], 1, (sys.executable, sys.argv[2])))"
 )
 DEADLINE_S = 200.0
@@ -109,7 +113,7 @@ def test_a_killed_driver_is_resumed_and_the_exit_code_is_that_of_the_last_one(
     assert resumed == f"resume {tmp_path / 'run'} --supervised"
     assert reason.startswith("the run's process (pid ") and reason.endswith(") died of SIGKILL")
     console = (tmp_path / "run/logs/console.log").read_text()
-    assert console.count("to the console\n") == 2 and f"relax: {reason}; another one goes on with the run" in console
+    assert console.count("to the console\n") == 2 and f"relax: {reason}; another one resumes the run" in console
     log = [json.loads(line) for line in (tmp_path / "run/logs/controller.jsonl").read_text().splitlines()]
     assert [(record["level"], record["restart"]) for record in log] == [("warning", 1)]
 
@@ -120,6 +124,12 @@ def test_a_driver_that_a_library_ended_in_the_middle_of_the_run_is_resumed(
     assert supervise("state=running+exit=1", "state=failed+exit=4").wait(DEADLINE_S) == 4
     _, second = starts(tmp_path)
     assert second.endswith(") ended with exit code 1 in the middle of the run")
+
+
+def test_a_driver_that_says_that_another_try_may_help_is_resumed(supervise: Supervise, tmp_path: Path) -> None:
+    assert supervise("fail=retry", "fail=final").wait(DEADLINE_S) == 4
+    _, second = starts(tmp_path)
+    assert second.endswith(") failed: hub died")
 
 
 def test_restarts_without_progress_end_and_progress_gives_them_back(supervise: Supervise, tmp_path: Path) -> None:
@@ -168,6 +178,14 @@ def test_a_run_between_two_drivers_is_restarting_and_without_a_supervisor_it_is_
     try:
         RunDirectory.open(view.path).write("supervisor", {"pid": other.pid, "host": mark, "restarts": 1})
         assert health(view, 1.0).state == "restarting"
+        RunDirectory.open(view.path).write("status", {"state": "failed", "pid": gone.pid, "host": mark})
+        for retry, state in ((True, "restarting"), (False, "failed")):
+            RunDirectory.open(view.path).write("summary", {"status": "failed", "error": "hub died", "retry": retry})
+            assert health(RunView(view.path), 1.0).state == state
+        again = RunDirectory.reopen(view.path)
+        assert health(RunView(view.path), 1.0).state == "starting"
+        again.close()
+        RunDirectory.open(view.path).write("status", {"state": "running", "pid": gone.pid, "host": mark})
     finally:
         other.kill()
         other.wait()

@@ -39,7 +39,6 @@ class Gate:
 async def engines(
     count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0,
     limits: RequestLimits = NO_LIMITS, offload_parts: Sequence[OffloadPart] = (),
-    num_spares: int = 0,
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:  # fmt: skip
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
@@ -55,7 +54,7 @@ async def engines(
             KINDS.get(kind, KINDS["ScriptedEngine"]),
             silence_s=silence_s,
         )  # fmt: skip
-        for n in range(count + num_spares)
+        for n in range(count)
     ]
 
     class DirectUpdates:
@@ -81,7 +80,6 @@ async def engines(
         deterministic=deterministic,
         limits=limits,
         offload_parts=offload_parts,
-        num_spares=num_spares,
     )
     try:
         await pool.start()

@@ -16,7 +16,6 @@ from relax_core.api.errors import PoolFailed
 from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
 from relax_core.sampling.rollout_worker import check_vocabulary
-from tests.processes import stop
 from tests.unit.engines.pool_fixtures import Gate, ask, call, engines, manifest, under_way, until
 
 
@@ -51,39 +50,6 @@ async def test_a_pool_whose_engines_can_not_be_had_any_more_fails_and_says_so_to
         with pytest.raises(PoolFailed):
             pool.check()
         assert set(told) == {"failed", "retried"}
-
-
-async def test_a_spare_serves_in_the_place_of_a_killed_engine_whose_next_process_is_the_spare() -> None:
-    async with engines(1, num_spares=1) as (pool, receipts, told):
-        assert [pool.facts()[name]["spare"] for name in ("engine-0", "engine-1")] == [False, True]
-        await pool.supervisor.update(manifest(3), Chosen("weight-transport", "none"))
-        assert sorted(receipt.receiver for receipt in receipts) == ["engine-0", "engine-1"], "a spare is kept current"
-        killed = pool.facts()["engine-0"]["pid"]
-        stop(killed)
-        asked = asyncio.create_task(ask(pool, [call(n * 100, 40) for n in range(4)]))
-        await until(lambda: pool.facts()["engine-0"]["running"] == 4)
-        assert pool.facts()["engine-1"]["running"] == 0
-        os.kill(killed, signal.SIGKILL)
-        for number, completion in enumerate(await asked):
-            assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 41))
-            assert set(completion.versions) == {3}
-        assert told[:3] == ["failed", "retried", "recovered"], "before another process was started"
-        await until(lambda: told[3:] == ["spare"])
-        first, second = pool.facts()["engine-0"], pool.facts()["engine-1"]
-        assert (first["spare"], first["version"], second["serving"]) == (True, "actor@0.3", True)
-        assert first["pid"] != killed
-        assert pool.measures() == {"engines/spare": 1.0}
-
-
-async def test_a_spare_that_dies_is_replaced_before_it_is_needed() -> None:
-    async with engines(1, num_spares=1) as (pool, _, told):
-        killed = pool.facts()["engine-1"]["pid"]
-        os.kill(killed, signal.SIGKILL)
-        await until(lambda: told == ["failed", "recovered"])
-        spare = pool.facts()["engine-1"]
-        assert spare["spare"]
-        assert spare["pid"] != killed
-        assert (await ask(pool, [call(0, 2)]))[0].tokens == (1, 2)
 
 
 async def test_a_replaced_engine_serves_only_after_it_proved_the_newest_weights() -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.api.weights import Version
-from relax_core.engines.engine_state import MAX_FAILURES, EngineState, EngineStatus, PrefixAffinity
+from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import (
     MAX_ABORTS,
@@ -63,13 +63,10 @@ def honest(pending: GenerateRequest, count: int, step: int, finish: FinishReason
 class Engines(RuleBasedStateMachine):
     """Everything that may happen to a pool, in any order."""
 
-    @initialize(
-        whole=st.booleans(), spares=st.integers(0, 2), kv=st.sampled_from([0, 3, 8, 14, 40]),
-        reserve=st.sampled_from([0.0, 0.5, 1.0]),
-    )  # fmt: skip
-    def begin(self, whole: bool, spares: int, kv: int, reserve: float) -> None:
+    @initialize(whole=st.booleans(), kv=st.sampled_from([0, 3, 8, 14, 40]), reserve=st.sampled_from([0.0, 0.5, 1.0]))
+    def begin(self, whole: bool, kv: int, reserve: float) -> None:
         self.kv, self.reserve = 0 if whole else kv, reserve
-        self.router = Router(NAMES, replace(LIMITS, kv_tokens=kv, kv_reserve=reserve), whole, spares)
+        self.router = Router(NAMES, replace(LIMITS, kv_tokens=kv, kv_reserve=reserve), whole)
         self.router.vocab_size, self.router.max_context = VOCABULARY, CONTEXT
         self.now, self.newest, self.numbers = 0.0, at(0), 0
         self.asked: dict[str, tuple[GenerateRequest, float]] = {}
@@ -95,10 +92,8 @@ class Engines(RuleBasedStateMachine):
                     self.check_given(action)
                 case AbortRequest(engine, ids):
                     assert ids, engine
-                case Quarantine(engine, successor=successor):
+                case Quarantine(engine):
                     assert engine not in self.out
-                    if successor:
-                        assert self.router.engines[successor].status is EngineStatus.SERVING
                     self.out.add(engine)
                     self.runs[engine].clear()
                 case _:
@@ -297,9 +292,7 @@ class Engines(RuleBasedStateMachine):
         if not hasattr(self, "router") or self.down:
             return
         assert bool(self.router.num_open) == bool(self.asked)
-        assert len(self.asked) <= max(4, LIMITS.backlog + LIMITS.per_engine * self.router.num_serving)
-        serving = sum(engine.status is EngineStatus.SERVING for engine in self.router.engines.values())
-        assert serving == min(self.router.num_serving, len(NAMES) - len(self.out)), "as many as may, and no more"
+        assert len(self.asked) <= max(4, LIMITS.backlog + LIMITS.per_engine * len(NAMES))
         for name, engine in self.router.engines.items():
             assert engine.pending_tokens == sum(pending.tokens_left for pending in engine.running.values()) >= 0
             self.check_ledger(engine)
@@ -399,37 +392,6 @@ def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short
         )
         given = {give.engine: [one.request.id for one in give.batch] for give in router.dispatch(0.0)}
         assert sorted(map(len, given.values())) == ([2, 2] if start == "short" else [4])
-
-
-def test_the_spare_with_the_newest_weights_takes_the_place_of_one_that_fails_and_the_other_becomes_a_spare() -> None:
-    router = Router(("a", "b", "c"), LIMITS, num_spares=2)
-    for name in ("a", "b", "c"):
-        router.on_proved(name, 0, at(1), 0.0)
-    router.on_proved("c", 0, at(2), 0.0)
-    router.submit([PendingRequest(request("1", 0, 5)), PendingRequest(request("2", 9, 5))], 0.0)
-    (given,) = router.dispatch(0.0)
-    assert (given.engine, len(given.batch)) == ("a", 2), "spares get nothing, however much waits"
-    assert router.newest() == at(1), "groups are admitted at what serves"
-    assert router.on_failure("a", 0, "killed") == [Quarantine("a", "killed", 2, "c")]
-    (again,) = router.dispatch(0.0)
-    assert (again.engine, len(again.batch)) == ("c", 2)
-    assert router.on_failure("b", 0, "killed") == [Quarantine("b", "killed")], "nobody takes the place of a spare"
-    router.on_proved("a", 1, at(2), 1.0)
-    assert [router.engines[name].status.value for name in ("a", "b", "c")] == ["spare", "out", "serving"]
-    assert router.on_failure("c", 0, "killed") == [Quarantine("c", "killed", 2, "a")]
-    assert router.on_failure("a", 1, "killed") == [Quarantine("a", "killed")]
-    router.on_proved("b", 1, at(2), 2.0)
-    assert router.engines["b"].status is EngineStatus.SERVING, "no spare was left"
-
-
-def test_a_spare_that_dies_now_and_then_and_takes_weights_between_is_never_given_up() -> None:
-    router = Router(("a", "b"), LIMITS, num_spares=1)
-    for name in ("a", "b"):
-        router.on_proved(name, 0, at(0), 0.0)
-    for number in range(3 * MAX_FAILURES):
-        assert router.on_failure("b", number, "killed") == [Quarantine("b", "killed")]
-        router.on_proved("b", number + 1, at(number), 0.0)
-        router.on_proved("b", number + 1, at(number + 1), 0.0)
 
 
 def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_tokens() -> None:

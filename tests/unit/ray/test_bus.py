@@ -267,7 +267,7 @@ async def test_a_hub_stays_on_the_drivers_node_and_opens_no_directory_in_which_i
     hub = Hub.options(**options).remote()  # type: ignore[attr-defined]
     launch = Launch("run", str(tmp_path / "local-here"), {}, None)  # type: ignore[arg-type]
     with pytest.raises(InfrastructureError, match=r"local-here: .*another directory than the driver.*--run-dir"):
-        await asked(hub.open.remote(launch, ".mark-of-the-driver", None, {}), "hub", "open", 60.0)
+        await asked(hub.open.remote(launch, ".mark-of-the-driver"), "hub", "open", 60.0)
     assert not (tmp_path / "local-here").exists(), "no ledger was begun there"
     ray.kill(hub)
 

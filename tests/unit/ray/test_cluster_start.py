@@ -13,7 +13,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from relax_core.runners.ray.own_cluster import start_cluster  # noqa: E402 (it imports Ray)
+from relax_core.runners.ray.cluster import start_cluster  # noqa: E402 (it imports Ray)
 from relax_core.runners.ray.reaper import Reaper  # noqa: E402
 
 STRANGER = """

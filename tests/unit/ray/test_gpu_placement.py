@@ -52,7 +52,9 @@ async def shown(joined: None) -> AsyncIterator[Any]:
     async def start(made: Plan) -> Mapping[str, str]:
         placements.append(GpuPlacement.request(made))
         resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
-        workers = RayWorkers(Launch(f"placement-{os.getpid()}", "", {}, made, (), resolved), placements[0])
+        workers = RayWorkers(
+            Launch(f"placement-{os.getpid()}", "", {}, made, (), resolved), "rollout", 1, placements[0]
+        )
         for role in made.groups:
             started.extend(await workers.start(specs(made, role), CALL_S))
         seen = await asyncio.gather(

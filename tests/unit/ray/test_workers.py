@@ -20,10 +20,8 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginE
 from relax_core.api.plan import Plan
 from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
-from relax_core.runners import adoption
-from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.launch import Launch
-from tests.processes import gone, stop
+from tests.processes import gone
 
 pytestmark = pytest.mark.ray
 CALL_S = 60.0
@@ -48,7 +46,7 @@ async def begin(joined: None) -> AsyncIterator[Start]:
     started: list[Worker] = []
 
     async def start(*specs: WorkerSpec, plugins: Any = resolved) -> Any:
-        workers = await RayWorkers(launch(len(started), plugins)).start(specs, CALL_S)
+        workers = await RayWorkers(launch(len(started), plugins), "rollout", 1).start(specs, CALL_S)
         started.extend(workers)
         return workers
 
@@ -116,10 +114,11 @@ async def test_no_placement_group_stays_of_workers_that_did_not_start(begin: Sta
     before = groups()
     huge = replace(spec("huge"), num_gpus=1000.0)
     with pytest.raises(DeadlineExceeded, match="room for huge"):
-        await RayWorkers(launch()).start([huge], 0.5)
+        await RayWorkers(launch(), "rollout", 1).start([huge], 0.5)
     with pytest.raises(InfrastructureError, match="install the same plugins"):
         await begin(spec("w"), plugins=(("relax-core", "9.9.9", ""),))
-    starting = asyncio.create_task(RayWorkers(launch()).start([spec("v"), replace(huge, name="x")], CALL_S))
+    workers = RayWorkers(launch(), "rollout", 2)
+    starting = asyncio.create_task(workers.start([spec("v"), replace(huge, name="x")], CALL_S))
     async with asyncio.timeout(CALL_S):
         while groups() <= before:
             await asyncio.sleep(0.05)
@@ -131,48 +130,8 @@ async def test_no_placement_group_stays_of_workers_that_did_not_start(begin: Sta
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.faults
-async def test_a_successor_adopts_an_actor_aborts_what_it_ran_and_shuts_out_who_had_it(
-    joined: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that was stopped is killed and started anew; in the end none is left."""
-    from relax_core.runners.ray.workers import RayWorker, RayWorkers
-
-    monkeypatch.setattr(adoption, "ANSWER_S", CALL_S)
-    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
-    held, one = AdoptableWorkers(RayWorkers(launch(50, resolved))), replace(spec("engine-0"), adoptable=True)
-
-    async def claimed(incarnation: int) -> RayWorker:
-        """Start or adopt it, as the hub does, and reach it as a shell does."""
-        (found,) = await held.start("rollout", incarnation, [one], CALL_S)
-        assert isinstance(found, RayWorker)
-        return RayWorker(found.started, incarnation, found.adopted)
-
-    try:
-        first = await claimed(1)
-        await first.call("start", "settings", timeout_s=CALL_S)
-        reading = first.stream("endless", timeout_s=CALL_S)
-        assert await anext(reading) == 0
-        await first.release()
-        second = await claimed(2)
-        assert second.pid == first.pid and second.adopted is not None
-        assert second.adopted.start == ("settings",) and second.adopted.facts["pid"] == first.pid
-        assert await second.call("readers", timeout_s=CALL_S) == 0
-        for late in (first.call("readers", timeout_s=CALL_S), anext(first.stream("endless", timeout_s=CALL_S))):
-            with pytest.raises(WorkerDied, match="handed over to incarnation 2 of its role, and 1 calls it"):
-                await late
-        await asyncio.to_thread(stop, second.pid)
-        monkeypatch.setattr(adoption, "ANSWER_S", 5.0)
-        third = await claimed(3)
-        assert third.adopted is None and third.pid != second.pid
-        await _ended(second.pid)
-    finally:
-        await held.close()
-    await _ended(third.pid)
-
-
 async def test_workers_end_with_the_process_that_started_them(joined: None) -> None:
-    """The hub may be killed: nobody has to end what it had started."""
+    """A role's process may be killed: Ray ends its workers."""
     import ray
 
     @ray.remote(num_cpus=0, max_restarts=0)  # type: ignore[misc]
@@ -180,13 +139,13 @@ async def test_workers_end_with_the_process_that_started_them(joined: None) -> N
         async def begin(self, own: Launch, one: WorkerSpec) -> tuple[int, int]:
             from relax_core.runners.ray.workers import RayWorkers
 
-            (worker,) = await AdoptableWorkers(RayWorkers(own)).start("rollout", 1, [one], CALL_S)
+            (worker,) = await RayWorkers(own, "rollout", 1).start([one], CALL_S)
             return os.getpid(), worker.pid
 
     resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
     env = {"env_vars": {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}}
     owner = Owner.options(runtime_env=env).remote()
-    pid, worker = await owner.begin.remote(launch(60, resolved), replace(spec("engine-0"), adoptable=True))
+    pid, worker = await owner.begin.remote(launch(60, resolved), spec("engine-0"))
     os.kill(pid, signal.SIGKILL)
     await _ended(worker)
 

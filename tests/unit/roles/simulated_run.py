@@ -20,7 +20,7 @@ from relax_core.api.bus import Account
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.events import Event, StepFinished
-from relax_core.api.role import Handover, Role, WorkerSpec
+from relax_core.api.role import Role, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
@@ -30,11 +30,10 @@ from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import Host
-from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.run_status import RunStatusService
-from relax_core.tensor_files.mapped_files import memory_directory, sweep
+from relax_core.tensor_files.mapped_files import sweep
 from relax_core.weights.registry import WeightRegistry
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
@@ -61,8 +60,6 @@ class SimulatedWorker:
     def __init__(self, spec: WorkerSpec, host: Host, spans: list[Span]) -> None:
         self.name, self.pid, self.host, self._host, self._spans = spec.name, 0, "127.0.0.1", host, spans
         self._dead, self._hangs = asyncio.Event(), False
-        self.adopted: Handover | None = None
-        self._adoptable = spec.adoptable
 
     async def free_port(self, address: str) -> int:
         return 1
@@ -121,10 +118,6 @@ class SimulatedWorker:
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         await self.kill()
-
-    async def release(self) -> None:
-        if not self._adoptable:
-            await self.stop()
 
     async def kill(self) -> None:
         self._dead.set()
@@ -224,7 +217,7 @@ class SimulatedRun:
             WeightRegistry(clock),
             SimulatedWorkers(self.catalogue),
         )
-        self.devices, self.held = DeviceService(clock), AdoptableWorkers(self.workers)
+        self.devices = DeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
             return lambda incarnation: RoleContext(
@@ -234,7 +227,7 @@ class SimulatedRun:
                 self.bus,
                 weights,
                 self.run_status,
-                self.held.of(role, incarnation),
+                self.workers,
                 self.workers,
                 clock,
                 incarnation,
@@ -256,10 +249,6 @@ class SimulatedRun:
             for task in around:
                 task.cancel()
             await asyncio.gather(*around, return_exceptions=True)
-            left = memory_directory(launch.run_id)
-            self.left_in_memory = (
-                sorted(path.parent.name for path in left.glob("micro-checkpoints/*/*")) if left else []
-            )
             sweep(launch.run_id)
         events = self.run_status.heard
         steps = [event for event in events if isinstance(event, StepFinished)]
@@ -268,11 +257,10 @@ class SimulatedRun:
         return outcome
 
     async def lose_role(self, name: str) -> None:
-        """End the process of a role, and with it the workers that nobody adopts; another one takes its place."""
+        """End the process of a role with its workers; another one takes its place."""
         self._tasks[name].cancel()
         await asyncio.wait({self._tasks[name]})
         await self.devices.gone(name)
-        await self.held.lost(name)
         self._tasks[name] = self._play(self.catalogue.build(Chosen("role", name), Role), 0.0)
 
 

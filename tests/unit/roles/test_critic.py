@@ -3,14 +3,12 @@
 
 import asyncio
 import errno
-import shutil
 from pathlib import Path
 
 import pytest
 
 from relax_core.api.errors import DeadlineExceeded, DiskFull
-from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, RolledBack, StepMeasured
-from relax_core.tensor_files.mapped_files import memory_directory
+from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, StepMeasured
 from tests.unit.roles.simulated_run import SimulatedRun
 
 MODES = pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
@@ -103,52 +101,6 @@ def test_a_checkpoint_does_not_wait_for_a_critic_that_gets_no_further(tmp_path):
     with pytest.raises(ExceptionGroup) as failed:
         simulation.run()
     assert failed.group_contains(DeadlineExceeded)
-
-
-MICRO = {"every": 0, "micro_every": 2}
-
-
-@MODES
-@pytest.mark.parametrize("victim", ["critic-rank-0", "actor-rank-0"])
-def test_critic_and_actor_go_on_from_their_own_state_in_memory(tmp_path, mode, victim):
-    """No step is learnt twice of which a copy is there, and none of another lineage than the actor's."""
-    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint=MICRO)
-
-    async def kill(stage):
-        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
-            await stage.clock.sleep(0.05)
-        await stage.workers.alive[victim].kill()
-
-    outcome = simulation.run(kill)
-    (back,) = [event for event in outcome.events if isinstance(event, RoleRecovered)]
-    assert back.role == victim.partition("-")[0]
-    again = [step for step, _ in learnt(outcome)]
-    first = next(at for at in range(1, len(again)) if again[at] <= again[at - 1])
-    assert again[:first] == list(range(1, first + 1)) and again[first:] == list(range(again[first], 10))
-    assert again[first] in (5, 7) and again[first] - 1 == first - first % 2, "the newest copy"
-    assert outcome.account.balanced and outcome.account.trained == 9 * 16
-    if victim == "actor-rank-0":
-        (undone,) = [event for event in outcome.events if isinstance(event, RolledBack)]
-        assert back.detail.endswith("from memory") and again[first] - 1 <= undone.version.step
-
-
-def test_a_copy_of_steps_that_the_actor_has_undone_is_not_gone_on_from(tmp_path):
-    """The actor's own copies are lost, so that it goes back to the disk, behind the critic's."""
-    simulation = SimulatedRun(tmp_path, algorithm="ppo", steps=9, checkpoint={"every": 3, "micro_every": 1})
-
-    async def kill(stage):
-        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
-            await stage.clock.sleep(0.05)
-        memory = memory_directory(stage.launch.run_id)
-        shutil.rmtree(memory / "micro-checkpoints" / "actor")
-        await stage.workers.alive["actor-rank-0"].kill()
-
-    outcome = simulation.run(kill)
-    (undone,) = [event for event in outcome.events if isinstance(event, RolledBack)]
-    again = [step for step, _ in learnt(outcome)]
-    first = next(at for at in range(1, len(again)) if again[at] <= again[at - 1])
-    assert undone.version.step == 3 and again[first:] == list(range(4, 10))
-    assert outcome.account.balanced and outcome.account.trained == 9 * 16
 
 
 @MODES

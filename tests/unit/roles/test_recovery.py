@@ -12,11 +12,10 @@ import pytest
 
 from relax_core.api.batch import AttemptId, RowBatch
 from relax_core.api.bus import Claim
-from relax_core.api.errors import InfrastructureError, WorkerDied
+from relax_core.api.errors import WorkerDied
 from relax_core.api.events import (
     CheckpointSaved,
     EvalFinished,
-    Logged,
     RoleFailed,
     RoleRecovered,
     RolledBack,
@@ -332,106 +331,3 @@ def test_an_engine_that_is_slow_to_load_after_a_rollback_gives_no_token_that_is_
     at = outcome.events.index(first)
     evaluated = [event.step for event in outcome.events[at:] if isinstance(event, EvalFinished)]
     assert evaluated == [5, STEPS], "the weights of step 5 are others than before"
-
-
-MICRO = {"every": 4, "micro_every": 1}
-
-
-def dies_at(method: str, at: int) -> Happening:
-    """The actor's rank, at the beginning of the `at`th call of a method, whichever of its processes is asked."""
-    calls: list[str] = []
-
-    async def act(simulation: SimulatedRun, worker: SimulatedWorker, called: str) -> None:
-        if called == method:
-            calls.append(called)
-            if len(calls) == at:
-                await worker.kill()
-
-    return before_each_rank_call(act)
-
-
-@MODES
-@pytest.mark.parametrize(
-    ("method", "at", "restored"),
-    [("finish_update", 7, 6), ("save", 6, 5), ("publish", 7, 6), ("snapshot", 1, 4), ("snapshot", 2, 8)],
-    ids=["in an update", "in the copy itself", "in a publish", "in a save to the disk", "in the last save"],
-)
-def test_ranks_that_die_go_on_from_their_state_in_memory(
-    tmp_path: Path, mode: str, method: str, at: int, restored: int
-) -> None:
-    """The ledger undoes later steps alone, and all is covered by checkpoints on disk in the end."""
-    simulation = SimulatedRun(tmp_path, steps=STEPS, checkpoint=MICRO, placement=mode)
-    outcome = simulation.run(dies_at(method, at))
-    assert_whole(outcome)
-    (back,) = [event for event in outcome.events if isinstance(event, RolledBack)]
-    (recovered,) = [event for event in outcome.events if isinstance(event, RoleRecovered)]
-    assert back.version.step == restored and recovered.detail.endswith(f"step {restored}, from memory")
-    finished = [step.step for step in outcome.steps]
-    assert len(finished) <= STEPS + 1 and sorted(set(finished)) == list(range(1, STEPS + 1))
-    assert choose(tmp_path).resume.step == STEPS
-    assert simulation.left_in_memory == []
-
-
-def test_a_lease_lost_after_an_update_goes_back_to_the_state_in_memory(tmp_path: Path) -> None:
-    lost: list[int] = []
-
-    async def expiry(simulation: SimulatedRun) -> None:
-        trained = simulation.bus.trained
-
-        async def committed(*args: Any) -> Version:
-            if args[1] == 2 and not lost:  # the step after version 2 is trained, and not yet committed
-                for lease in simulation.bus.queue.leases.out.values():
-                    if lease.trains:
-                        lease.expires = 0.0
-                        lost.append(lease.number)
-            return await trained(*args)
-
-        simulation.bus.trained = committed  # type: ignore[method-assign]
-
-    outcome = SimulatedRun(tmp_path, steps=STEPS, checkpoint=MICRO).run(expiry)
-    assert_whole(outcome)
-    assert lost and [event.version.step for event in outcome.events if isinstance(event, RolledBack)] == [2]
-    assert [step.step for step in outcome.steps] == list(range(1, STEPS + 1))
-
-
-def test_no_room_for_a_copy_is_a_warning_and_the_checkpoint_on_disk_is_used(tmp_path: Path) -> None:
-    async def full(simulation: SimulatedRun) -> None:
-        start = simulation.workers.start
-
-        async def started(specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[SimulatedWorker, ...]:
-            made = await start(specs, timeout_s)
-            for worker in made:
-                worker.call = partial(call, worker.call)  # type: ignore[method-assign]
-            return made
-
-        async def call(called: Any, name: str, *args: Any, timeout_s: float) -> Any:
-            if name == "save":
-                raise InfrastructureError("no space left")
-            return await called(name, *args, timeout_s=timeout_s)
-
-        simulation.workers.start = started  # type: ignore[method-assign]
-
-    outcome = SimulatedRun(tmp_path, steps=STEPS, checkpoint=MICRO).run(full, kill_at(6))
-    assert_whole(outcome)
-    assert [event.version.step for event in outcome.events if isinstance(event, RolledBack)] == [4]
-    warned = [event for event in outcome.events if isinstance(event, Logged) and "no micro-checkpoint" in event.message]
-    assert len(warned) >= STEPS and "no space left" in warned[0].message
-
-
-def test_ranks_on_other_machines_have_no_copies_and_the_checkpoint_on_disk_is_used(tmp_path: Path) -> None:
-    async def elsewhere(simulation: SimulatedRun) -> None:
-        start = simulation.workers.start
-
-        async def started(specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[SimulatedWorker, ...]:
-            made = await start(specs, timeout_s)
-            for worker in made:
-                worker.host = "203.0.113.1"  # of the addresses for documents: no machine has it
-            return made
-
-        simulation.workers.start = started  # type: ignore[method-assign]
-
-    outcome = SimulatedRun(tmp_path, steps=STEPS, checkpoint=MICRO).run(elsewhere, kill_at(6))
-    assert_whole(outcome)
-    assert [event.version.step for event in outcome.events if isinstance(event, RolledBack)] == [4]
-    warned = [event for event in outcome.events if isinstance(event, Logged) and "on other machines" in event.message]
-    assert 1 <= len(warned) <= 2, "once for each of the ranks' starts at most"

@@ -114,7 +114,7 @@ def test_restarts_long_ago_are_forgiven(backstage: Backstage) -> None:
 
 
 @pytest.mark.parametrize("without_s", [None, 0.0])
-def test_a_role_takes_over_from_a_process_that_died_and_from_no_earlier_start_of_the_run(
+def test_a_role_learns_that_its_last_process_in_this_start_of_the_run_died(
     backstage: Backstage, without_s: float | None
 ) -> None:
     async def scene() -> list[tuple[int, bool]]:
@@ -123,7 +123,7 @@ def test_a_role_takes_over_from_a_process_that_died_and_from_no_earlier_start_of
         seen: list[tuple[int, bool]] = []
 
         async def looks(context: Any) -> None:
-            seen.append((context.incarnation, context.taken_over))
+            seen.append((context.incarnation, context.restarted))
 
         await run_role(Scripted(looks), make, without_s)
         return seen

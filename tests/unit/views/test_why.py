@@ -214,14 +214,6 @@ def test_a_wait_that_asks_again_has_no_deadline():
     assert found.sentence().endswith("owed by actor: 40.0 s so far")
 
 
-def test_a_spare_owes_nothing_and_is_shown():
-    out = {"serving": False, "paused": False, "version": "actor@0.6", "running": 0, "silent_s": 0.0}
-    engines = {"engine-0": out | {"spare": True}, "engine-1": out}
-    answer = why(waiting_for_rollout({"engines": engines, "under_way": [GROUP | {"at": "engines"}]}), RUNNING, 5001.0)
-    assert answer.culprit == "engine-1"
-    assert "engine-0 (version actor@0.6) is a spare, ready to serve" in answer.details
-
-
 def test_a_judge_that_owes_answers_is_named_with_its_engine():
     engine = {"serving": False, "version": "judge@0.0", "running": 0, "silent_s": 0.0}
     facts = {

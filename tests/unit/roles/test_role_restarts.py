@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of roles fail while their workers live: the workers go on, no sample is lost or trained twice, nothing is loaded
-that is there already."""
+"""A stateless role whose loop fails restarts with fresh workers; no sample is lost or trained twice."""
 
 from __future__ import annotations
 
@@ -53,36 +52,22 @@ def starts(outcome: RunOutcome, worker: str) -> int:
     ("role", "workers"),
     [("rollout", ("engine-0", "engine-1")), ("reference", ("reference-rank-0",)), ("actor-fwd", ("actor-fwd-rank-0",))],
 )
-def test_a_role_whose_loop_fails_goes_on_with_its_workers(tmp_path: Path, role: str, workers: tuple[str, ...]) -> None:
+def test_a_role_whose_loop_fails_restarts_with_its_workers(tmp_path: Path, role: str, workers: tuple[str, ...]) -> None:
     simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **ASYNC)
     outcome = simulation.run(*failing(role, 3.3, 17.9, 31.2))  # type: ignore[arg-type]
     whole(outcome)
     assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == [role] * 3
-    assert [starts(outcome, worker) for worker in workers] == [1] * len(workers)
+    assert [starts(outcome, worker) for worker in workers] == [4] * len(workers)
     assert outcome.account.trained == STEPS * 16, "none was lost, none was trained twice"
-    if role == "rollout":
-        loads = [len(outcome.of(worker, "update_weights")) for worker in workers]
-        assert all(count <= STEPS for count in loads), "a version is loaded once"
 
 
-def test_engines_that_share_devices_are_gone_on_with_awake(tmp_path: Path) -> None:
+def test_engines_that_share_devices_restart_with_their_role(tmp_path: Path) -> None:
     outcome = SimulatedRun(tmp_path, steps=STEPS, placement="colocate").run(*failing("rollout", 5.1, 11.7))  # type: ignore[arg-type]
     whole(outcome, staleness=0)
-    assert starts(outcome, "engine-0") == 1
+    assert starts(outcome, "engine-0") == 3
 
 
-def test_a_worker_that_dies_with_the_loop_is_started_anew(tmp_path: Path) -> None:
-    async def strike(simulation: SimulatedRun) -> None:
-        await asyncio.sleep(9.99)
-        await simulation.workers.alive["engine-1"].kill()
-
-    simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **ASYNC)
-    outcome = simulation.run(strike, *failing("rollout", 9.9))  # type: ignore[arg-type]
-    whole(outcome)
-    assert starts(outcome, "engine-0") == 1 and starts(outcome, "engine-1") >= 2
-
-
-def test_after_a_rollback_engines_of_an_abandoned_incarnation_load_before_they_serve(tmp_path: Path) -> None:
+def test_a_rollout_restarts_while_the_actor_goes_back(tmp_path: Path) -> None:
     """The trainer has no checkpoint, so that the run goes back to its start while the rollout is begun anew."""
 
     async def strike(simulation: SimulatedRun) -> None:
@@ -92,7 +77,6 @@ def test_after_a_rollback_engines_of_an_abandoned_incarnation_load_before_they_s
     simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1)
     outcome = simulation.run(strike, *failing("rollout", 9.9, 10.6))  # type: ignore[arg-type]
     assert outcome.account.trained == STEPS * 16 and outcome.account.balanced
-    assert starts(outcome, "engine-0") == 1
     assert all(0 <= lag <= 1 for lag in outcome.metric("lag/max"))
     assert {event.role for event in outcome.events if isinstance(event, RoleFailed)} == {"actor", "rollout"}
 

@@ -144,7 +144,7 @@ class PreparedStage:
     config: RunConfig
     launch: Launch
     directory: StageDirectory | None = None
-    """Its own directory; None in a run without stages."""
+    """Directory of the stage; None in a run without stages."""
     first_step: int = 0
     """Steps of the stages before it."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of engines with one model: calls in, completions and log-probs out, whatever happens to single engines."""
+"""A pool of engines with one model. It returns completions and log-probs also while single engines fail."""
 
 from __future__ import annotations
 

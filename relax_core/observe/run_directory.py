@@ -145,7 +145,7 @@ class RunDirectory:
             write_document(path, schema, clean)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A document, or None where there is none yet."""
+        """Return a document; None before it is first written."""
         return read_document(self.path / f"{name}.json")
 
     def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float | str) -> None:

@@ -36,7 +36,7 @@ START_S = 600.0
 CALL_S = 3600.0
 """A training call may be long, but a rank that died is noticed at once by its connection."""
 GRACE_S = 3.0
-"""After one rank failed, for the others to answer: what they say may name the cause."""
+"""Seconds that the other ranks have to answer after one rank failed: their errors may name the cause."""
 
 MAX_OVERFLOWS = 32
 """Times that one update is computed again at a lower loss scale; halving, 2^32 is brought down to 1."""
@@ -118,7 +118,7 @@ class RankGroup:
         return made
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
-        """Call one method on every rank; those that do not answer after another one failed are killed."""
+        """Call one method on every rank. After one rank fails, kill the ranks that do not answer within GRACE_S."""
         ranks = zip(self._tracks, self._workers, strict=True)
         calls = [asyncio.ensure_future(_ask(track, worker, method, args, timeout_s)) for track, worker in ranks]
         silent: dict[int, WorkerDied] = {}

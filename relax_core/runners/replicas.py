@@ -76,7 +76,7 @@ class ReplicaTracker:
         return self._roles[role].pid
 
     def is_current(self, role: str, pid: int) -> bool:
-        """Tell whether this replica is the one that counts."""
+        """Return True if this replica runs the role now."""
         replica = self._roles[role]
         return pid != 0 and replica.pid == pid and replica.lost_at is None and not replica.ended
 

@@ -61,14 +61,16 @@ class Fails(Reward):
 """
 
 
-def test_a_debugger_stops_in_reward_environment_and_loss_and_the_weights_are_the_local_runners(
-    relax: Relax, tiny: Path, tmp_path: Path
-) -> None:
+def test_the_weights_are_the_local_runners(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     local = relax("train", tiny / "recipe.toml", *EXACT, "--runner", "local", "--run-dir", tmp_path / "local")
     assert local.code == 0, local.err
     plain = relax("train", tiny / "recipe.toml", *EXACT, "--runner", "inline", "--run-dir", tmp_path / "inline")
     assert plain.code == 0, plain.err
     assert exported(tmp_path / "inline") == exported(tmp_path / "local")
+
+
+@pytest.mark.faults  # on a busy machine the debugger printed nothing once, and the cause is not known
+def test_a_debugger_stops_in_reward_environment_and_loss(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "stopping.py").write_text(STOPPING)
     words = (
         tiny / "recipe.toml", *EXACT, 'plugins=["./stopping.py"]', 'rewards=[{name="even", timeout_s=1.0}]',

@@ -102,7 +102,7 @@ class WorkerActor(RpcActor):
 
     async def host(self) -> str:
         """Give the address of this node."""
-        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        return str(ray.util.get_node_ip_address())
 
     async def free_port(self, address: str) -> int:
         """Return a free port of this node."""

@@ -261,7 +261,7 @@ class EngineSupervisor:
                 await self._contained(slot, self._preempt(slot))
             if self._state(slot).incarnation != incarnation:  # it failed, and is replaced
                 return ""
-            receipt = await self._contained(slot, self._load_newest(slot))
+            receipt = await self._contained(slot, self._load_newest(slot, incarnation))
             if not self._admit(slot, incarnation):
                 return ""
             if on_arrival is not None:
@@ -271,10 +271,15 @@ class EngineSupervisor:
         names = await asyncio.gather(*map(follow, self._not_out()))
         return tuple(name for name in names if name)
 
-    async def _load_newest(self, slot: EngineSlot) -> Receipt | None:
-        """Load versions until none is newer; the last receipt, None where it had the newest version."""
+    async def _load_newest(self, slot: EngineSlot, incarnation: int | None = None) -> Receipt | None:
+        """Load versions until none is newer; return the last receipt, None where the engine had the newest version.
+
+        Load nothing once an engine of this `incarnation` has failed: its replacement loads the newest version itself.
+        """
         receipt = None
         async with self._update_locks[slot.name]:
+            if incarnation not in (None, self._state(slot).incarnation):
+                return None
             while (
                 self._updates is not None
                 and self._newest is not None

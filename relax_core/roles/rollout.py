@@ -30,6 +30,8 @@ from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch,
 POLL_S = 1.0
 ROOM_S = 0.1
 """Between two looks whether engines have room: samples that leave them for their tools end no group."""
+LAST_WEIGHTS_S = 5.0
+"""Longest wait, at the end of a run, for engines that have not got the last weights."""
 DELIVERIES = 8
 """Batches of finished groups that are judged and put at once: a slow reward holds back only its own."""
 WAITING_DELIVERIES = 4096
@@ -299,7 +301,8 @@ class Rollout(Role):
                 finally:
                     first.cancel()
                 known = newest[0].version
-        await asyncio.gather(*self._waves)
+        if self._waves:  # nothing is generated with the last weights any more, so no engine has to get them
+            await asyncio.wait(self._waves, timeout=LAST_WEIGHTS_S)
         self._trained.set()
 
     async def _forget_abandoned(self) -> None:

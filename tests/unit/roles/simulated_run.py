@@ -13,8 +13,10 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from relax_core.api.bus import Account
 from relax_core.api.component import Chosen
@@ -24,7 +26,7 @@ from relax_core.api.role import Role, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
-from relax_core.config.compose import compose
+from relax_core.config.compose import compose, parse_config
 from relax_core.control.planner import plan
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
@@ -181,6 +183,12 @@ class RecordingRunStatus(RunStatusService):
         self.heard.append(event)
 
 
+@cache
+def catalogue(*files: str) -> Catalogue:
+    """Load the catalogue of these single-file plugins, once for all runs of this process."""
+    return Catalogue.load(files)
+
+
 Happening = Callable[["SimulatedRun"], Coroutine[Any, Any, None]]
 
 
@@ -193,7 +201,7 @@ class SimulatedRun:
         tasks = folder / "tasks.jsonl"
         tasks.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(16)))
         plugins = (str(SCRIPTED), *more)
-        self.catalogue = Catalogue.load(list(plugins))
+        self.catalogue = catalogue(*plugins)
         layers = [_settings(folder, tasks), {"plugins": list(plugins)}, settings]
         self.config = compose(layers, (), self.catalogue, on_disk=False).config
         run_id = f"simulated-{os.getpid()}"  # other processes of the suite have folders in shared memory too
@@ -238,6 +246,9 @@ class SimulatedRun:
         roles = list((built | self.plugin_roles).values())
         self.roles = {role.name: role for role in roles}
         around = [asyncio.create_task(happening(self)) for happening in happenings]
+        parsed = parse_config(launch.config, self.catalogue)
+        parsing = mock.patch("relax_core.runners.context.parse_config", lambda *_: parsed)  # once, not in each role
+        parsing.start()
         try:
             async with asyncio.TaskGroup() as group:
 
@@ -246,6 +257,7 @@ class SimulatedRun:
 
                 self._play, self._tasks = play, {role.name: play(role) for role in roles}
         finally:
+            parsing.stop()
             for task in around:
                 task.cancel()
             await asyncio.gather(*around, return_exceptions=True)

@@ -12,19 +12,31 @@ import pytest
 
 from relax_core.api.events import RoleFailed, RoleRecovered, WeightsPublished
 from relax_core.roles.publisher import GATHER_S
-from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
+from tests.unit.roles.simulated_run import SCRIPTED, RunOutcome, SimulatedRun, catalogue
 
-STEPS, SAMPLES = 12, 16
+STEPS, SAMPLES = 8, 16
 LIVE: dict[str, Any] = {
     "steps": STEPS, "weights": "scripted-live-transport", "trainer": "scripted-live-trainer", "engine": "scripted-live-engine",
 }  # fmt: skip
 TWO = {"mode": "hybrid", "rollout": {"engines": 2}}
 
 
-def whole(outcome: RunOutcome, staleness: int) -> None:
-    assert [step.step for step in outcome.steps] == list(range(1, STEPS + 1))
+MEETING: dict[Any, list[asyncio.Future[None]]] = (
+    catalogue(str(SCRIPTED)).target("trainer", "scripted-live-trainer").transfer.__globals__["MEETING"]
+)
+"""Engines that wait for a transfer, of the module that the runs use."""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits() -> None:
+    """Forget the engines of earlier runs."""
+    MEETING.clear()
+
+
+def whole(outcome: RunOutcome, staleness: int, steps: int = STEPS) -> None:
+    assert [step.step for step in outcome.steps] == list(range(1, steps + 1))
     assert all(0 <= lag <= staleness for lag in outcome.metric("lag/max"))
-    assert outcome.account.trained == STEPS * SAMPLES
+    assert outcome.account.trained == steps * SAMPLES
     assert outcome.account.balanced, outcome.account.problem
 
 
@@ -72,8 +84,8 @@ def test_a_receiver_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         simulation.workers.alive["engine-1"].hang()
 
     two = {"mode": "hybrid", "rollout": {"engines": 2, "silence_s": 6.0}}
-    outcome = SimulatedRun(tmp_path, **LIVE, placement=two, max_staleness=2).run(hang, at_most_s=2e3)
-    whole(outcome, 2)
+    outcome = SimulatedRun(tmp_path, **LIVE | {"steps": 12}, placement=two, max_staleness=2).run(hang, at_most_s=2e3)
+    whole(outcome, 2, 12)
     assert any(isinstance(event, RoleRecovered) for event in outcome.events)
     back = [span.end for span in outcome.of("engine-1", "start")][-1]
     handed = [span for span in outcome.of("actor-rank", "transfer") if span.start < back]
@@ -83,10 +95,23 @@ def test_a_receiver_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
     assert all(span.end - span.start < GATHER_S for span in late)
 
 
+@pytest.mark.parametrize("silence_s", [6.0, 600.0])
+def test_a_run_ends_though_an_engine_has_no_last_weights(tmp_path: Path, silence_s: float) -> None:
+    """The actor has ended when the replacement of the hung engine asks for weights, or while the engine still hangs."""
+
+    async def hang(simulation: SimulatedRun) -> None:
+        while not simulation.workers.spans or simulation.workers.spans[-1].method != "finish_update":
+            await asyncio.sleep(0.01)
+        simulation.workers.alive["engine-1"].hang()
+
+    two = {"mode": "hybrid", "rollout": {"engines": 2, "silence_s": silence_s}}
+    outcome = SimulatedRun(tmp_path, **LIVE, placement=two, max_staleness=2).run(hang, at_most_s=60.0)
+    whole(outcome, 2)
+
+
 async def _kill_in_update(simulation: SimulatedRun) -> None:
-    meeting = simulation.catalogue.target("trainer", "scripted-live-trainer").transfer.__globals__["MEETING"]
     for _ in range(3):
-        while not any(meeting.values()):
+        while not any(MEETING.values()):
             await asyncio.sleep(0.01)
         await simulation.workers.alive["engine-1"].kill()
         await asyncio.sleep(5.0)

@@ -304,7 +304,7 @@ def collected_seldom() -> Iterator[None]:
     time took half of what a step costs beside its compute. Afterwards a notebook's process is as it was. What an earlier start
     in this process left is collected first, since what is frozen stays: its models may be large, and its files are open.
     """
-    if _worked.is_set() and not _thresholds:
+    if freezes and _worked.is_set() and not _thresholds:
         gc.collect()
     _worked.set()
     _thresholds.append(gc.get_threshold())

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
@@ -23,7 +23,6 @@ from relax_core.api.role import Workers
 from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
 from relax_core.rpc.host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import (
@@ -53,6 +52,9 @@ from relax_core.sampling.episode import (
 )
 from relax_core.sampling.session import Branch, SessionEnded, Told, state_of
 from relax_core.sandboxes.pool import SandboxPool, SandboxRpcClient
+
+if TYPE_CHECKING:  # the import of the configuration would slow down the start of each process of environments
+    from relax_core.config.run_config import EnvironmentChoice
 
 SESSION = "session"
 """The parent's handler of what driving environments ask of their samples."""

@@ -7,16 +7,18 @@ They are part of every prompt, so they are found once, before the first one is r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen
 from relax_core.api.environment import Environment, Tool, tools_digest
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.role import Workers, WorkerSpec
-from relax_core.config.run_config import EnvironmentChoice, RunConfig
 from relax_core.rpc.host import IsolatedHost
 from relax_core.rpc.isolated_pool import INHERITED_ENV, START_S
+
+if TYPE_CHECKING:  # the import of the configuration would slow down the start of a tool finder
+    from relax_core.config.run_config import EnvironmentChoice, RunConfig
 
 KEPT = "tools"
 """Name under which the bus keeps the digests of a run's tools."""

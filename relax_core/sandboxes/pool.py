@@ -11,15 +11,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import Worker, Workers, WorkerSpec
 from relax_core.api.sandbox import Box, ProgramResult, SandboxLimits
-from relax_core.config.run_config import DEFAULT_SANDBOX, SandboxChoice
 from relax_core.rpc.host import ParentChannel
 from relax_core.rpc.isolated_pool import INHERITED_ENV, Handler
+
+if TYPE_CHECKING:  # importing the configuration would slow down the start of each reward and environment process
+    from relax_core.config.run_config import SandboxChoice
 
 CALL, HOLD, CLOSE = "sandbox", "sandbox_hold", "sandbox_close"
 """The parent's handlers."""
@@ -44,7 +46,10 @@ class SandboxPool:
     """
 
     def __init__(self, choice: SandboxChoice | None, workers: Workers) -> None:
-        choice = choice or SandboxChoice(chosen=Chosen("sandbox", DEFAULT_SANDBOX))
+        if choice is None:
+            from relax_core.config.run_config import DEFAULT_SANDBOX, SandboxChoice
+
+            choice = SandboxChoice(chosen=Chosen("sandbox", DEFAULT_SANDBOX))
         self._workers = workers
         self._spec = WorkerSpec(
             "sandbox", choice.chosen, target="relax_core.sandboxes.host:SandboxHost", inherit_env=INHERITED_ENV

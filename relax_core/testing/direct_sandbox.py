@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 
+from relax_core.api.component import Chosen
 from relax_core.api.sandbox import Box, OpenBox, ProgramResult, Sandbox, SandboxLimits
+from relax_core.registry import Catalogue
 
 
 class DirectSandbox:
@@ -14,6 +17,11 @@ class DirectSandbox:
 
     def __init__(self, sandbox: Sandbox, limits: SandboxLimits) -> None:
         self._sandbox, self._limits = sandbox, limits
+
+    @classmethod
+    def of(cls, name: str, limits: SandboxLimits, files: tuple[str, ...]) -> DirectSandbox:
+        """Make the client of the sandbox of this name, with its default options."""
+        return cls(_catalogue(files).build(Chosen("sandbox", name), Sandbox), limits)
 
     @asynccontextmanager
     async def open(self, limits: SandboxLimits | None = None) -> AsyncIterator[Box]:
@@ -41,3 +49,8 @@ class DirectBox:
 
     async def read(self, path: str, at_most: int = 1 << 20) -> bytes:
         return await self._box.read(path, at_most)
+
+
+@cache
+def _catalogue(files: tuple[str, ...]) -> Catalogue:
+    return Catalogue.load(files)

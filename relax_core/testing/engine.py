@@ -11,7 +11,7 @@ Capabilities that are not claimed are skipped, those that are claimed are held t
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -40,6 +40,11 @@ SAMPLES = 8
 
 class EngineSuite(WeightChecks):
     """Subclass it in the plugin's tests."""
+
+    samples: ClassVar[int] = 2000
+    """Samples of one token that are compared with the distribution; fewer for an engine of small batches."""
+    prompts_at_once: ClassVar[int] = 100
+    """Prompts of 100 tokens that arrive together: more than one iteration takes."""
 
     # What a request gets.
 
@@ -81,7 +86,7 @@ class EngineSuite(WeightChecks):
         assert len({got.tokens for got in results}) > 1
 
     def test_samples_follow_the_distribution(self, lab: EngineFixture) -> None:
-        count = 2000
+        count = self.samples
         results = lab.generate(*(lab.request(PROMPT, 1, seed=seed) for seed in range(count)))
         drawn = np.bincount([got.tokens[0] for got in results], minlength=VOCABULARY) / count
         expected = np.exp(plain_log_probs(lab.model, PROMPT)[-1])
@@ -130,7 +135,9 @@ class EngineSuite(WeightChecks):
                 agrees(lab.model, request.tokens, got)
 
     def test_more_prompts_at_once_than_one_iteration_takes(self, lab: EngineFixture) -> None:
-        prompts = [tuple((place * (number + 3)) % VOCABULARY for place in range(100)) for number in range(100)]
+        prompts = [
+            tuple((place * (number + 3)) % VOCABULARY for place in range(100)) for number in range(self.prompts_at_once)
+        ]
         requests = [lab.request(prompt, 2, seed=number) for number, prompt in enumerate(prompts)]
         results = lab.generate(*requests)
         assert all(len(got.tokens) == 2 for got in results)

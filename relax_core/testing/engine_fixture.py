@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,13 +140,21 @@ async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | N
 def plain_log_probs(directory: str, tokens: Sequence[int]) -> np.ndarray:
     """Compute log-probs [tokens, vocabulary] after each token, one sequence, float32."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-    model.eval()
+    files = tuple((str(path), path.stat().st_mtime_ns) for path in sorted(Path(directory).iterdir()))
+    model = _plain_model(directory, files)
     with torch.no_grad():
         logits: np.ndarray = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
     return log_softmax(logits)
+
+
+@lru_cache(maxsize=4)
+def _plain_model(directory: str, files: tuple[tuple[str, int], ...]) -> Any:
+    """Load a folder's model once while its files stay the same: loading takes longer than the forward pass."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -10,12 +10,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from relax_core.api.component import Chosen
 from relax_core.api.environment import Action, Environment, Observation, Step, Tool
-from relax_core.api.sandbox import Sandbox
 from relax_core.api.task import Message, Task
 from relax_core.config.run_config import DEFAULT_SANDBOX
-from relax_core.registry import Catalogue
 from relax_core.testing.direct_sandbox import DirectSandbox
 from relax_core.testing.number import is_finite
 from relax_core.testing.suite import Suite
@@ -120,8 +117,7 @@ def _fresh(suite: type[EnvironmentSuite], component: Any, opened: Opened) -> Any
     environment = type(component)(component.options)
     environment.tools, environment.shared = opened
     if environment.needs_sandbox is not None:
-        sandbox = Catalogue.load(suite.files).build(Chosen("sandbox", suite.sandbox), Sandbox)
-        environment.sandbox = DirectSandbox(sandbox, environment.needs_sandbox)
+        environment.sandbox = DirectSandbox.of(suite.sandbox, environment.needs_sandbox, suite.files)
     return environment
 
 

@@ -11,13 +11,10 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, ClassVar
 
-from relax_core.api.component import Chosen
 from relax_core.api.reward import BatchReward, GroupReward, Score
-from relax_core.api.sandbox import Sandbox
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.config.run_config import DEFAULT_SANDBOX
-from relax_core.registry import Catalogue
 from relax_core.testing.direct_sandbox import DirectSandbox
 from relax_core.testing.number import is_finite
 from relax_core.testing.samples import trajectory
@@ -55,8 +52,7 @@ class RewardSuite(Suite):
         """Return the same results, given these samples themselves instead of copies."""
         reward.engines = {name: ScriptedClient(name, cls.engine_says) for name in reward.needs_engines}
         if reward.needs_sandbox is not None:
-            sandbox = Catalogue.load(cls.files).build(Chosen("sandbox", cls.sandbox), Sandbox)
-            reward.sandbox = DirectSandbox(sandbox, reward.needs_sandbox)
+            reward.sandbox = DirectSandbox.of(cls.sandbox, reward.needs_sandbox, cls.files)
         tasks = [_with_columns(task, reward.needs_columns) for task, _ in samples]
         attempts = [trajectory(task, response) for task, (_, response) in zip(tasks, samples, strict=True)]
         return asyncio.run(_judge(reward, tasks, attempts))

@@ -12,6 +12,7 @@ or crashes fails its suite and stops nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
@@ -43,9 +44,9 @@ class Suite:
     @classmethod
     def target(cls) -> type[Configurable]:
         """The component's class."""
-        if isinstance(cls.component, str):
-            return Catalogue.load(cls.files).target(cls.kind, cls.component)
-        return cls.component
+        if not isinstance(cls.component, str):
+            return cls.component
+        return _target_of(cls)  # type: ignore[arg-type]  # mypy knows no hash of a class
 
     @classmethod
     def make(cls) -> Any:
@@ -108,11 +109,10 @@ class Suite:
         assert taken == [], f"rename them: [{table}] has keys of these names, which belong to the core"
 
     def test_discovery_imports_nothing_heavy(self) -> None:
-        target = f"{self.target().__module__}:{self.target().__qualname__}"
-        listing = {r.module for r in Catalogue.load().records if target in (c.target for _, c in r.components)}
-        if not listing:
+        imports = _imports_of_listings(f"{self.target().__module__}:{self.target().__qualname__}")
+        if imports is None:
             pytest.skip("no installed plugin offers it; install the project to have its listing looked at")
-        assert "".join(map(heavy_imports, listing)) == ""
+        assert imports == ""
 
     def test_the_same_input_gives_the_same_result(self, seen: Any) -> None:
         (first, again), _ = seen
@@ -121,3 +121,20 @@ class Suite:
     def test_every_process_gives_the_same_result(self, seen: Any) -> None:
         (here, _), (elsewhere, _) = seen
         assert here == elsewhere, "another process gave another result; it depends on hash order, time or chance"
+
+
+@cache
+def _target_of(suite: type[Suite]) -> type[Configurable]:
+    """Look a suite's component up by its name, once: reading the catalogue takes longer than most tests."""
+    return Catalogue.load(suite.files).target(suite.kind, str(suite.component))
+
+
+@cache
+def _imports_of_listings(target: str) -> str | None:
+    """Return the heavy imports of all installed plugins that offer the target; None where no plugin offers it."""
+    listing = {r.module for r in Catalogue.load().records if target in (c.target for _, c in r.components)}
+    return "".join(map(_heavy_imports, listing)) if listing else None
+
+
+_heavy_imports = cache(heavy_imports)
+"""The listings of one plugin are one module, whose import alone is looked at once."""

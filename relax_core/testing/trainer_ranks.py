@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer's ranks as processes, driven like one trainer: what holds for one rank can be asked of several.
 
-The processes outlive the trainers in them, because loading torch takes longer than any test. They end with this process,
-whose connection they read. Algorithm and transport are those of the trainers' suite, built in each rank.
+Loading torch takes longer than any test. So the processes outlive the trainers in them, and a server forks them that has
+loaded torch once. All of them end with this process, whose connection they read. Algorithm and transport are those of the
+trainers' suite, built in each rank.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import importlib
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from relax_core.api.algorithm import Output
@@ -29,13 +35,32 @@ from relax_core.rpc.host import Failure, describe, free_port, raised
 
 CALL_S, GRACE_S = 120.0, 3.0
 """For an answer; and for the others', once one rank has failed."""
+REQUEST_BYTES = 2**16
+
+
+class RankProcess:
+    """A rank's process, which a server forked or this process started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)
+
+    @property
+    def alive(self) -> bool:
+        return not select.select([self._handle], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """Kill the process and return once it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        select.select([self._handle], [], [])
 
 
 class TrainerRanks:
     """Processes that wait for calls."""
 
-    def __init__(self, size: int) -> None:
-        started = [_spawn() for _ in range(size)]
+    def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
+        started = [_start_rank(preload) for _ in range(size)]
         self.processes = [process for process, _ in started]
         self._lines = [line for _, line in started]
         atexit.register(self.end)
@@ -59,13 +84,12 @@ class TrainerRanks:
 
     @property
     def alive(self) -> bool:
-        return all(process.poll() is None for process in self.processes)
+        return all(process.alive for process in self.processes)
 
     def end(self) -> None:
         atexit.unregister(self.end)
         for process in self.processes:
             process.kill()
-            process.wait()
 
 
 class RankedTrainer(Trainer[Any]):
@@ -83,7 +107,7 @@ class RankedTrainer(Trainer[Any]):
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         waiting = self.idle.setdefault(self._size, [])
-        self._ranks = waiting.pop() if waiting else TrainerRanks(self._size)
+        self._ranks = waiting.pop() if waiting else TrainerRanks(self._size, self._target.preload)
         name = f"{self._target.__module__}:{self._target.__qualname__}"
         self._ranks.ask("make", [(name, self._given)] * self._size)
         ranks = [replace(spec, rank=r, world_size=self._size, rendezvous=f"127.0.0.1:{port}")
@@ -158,16 +182,40 @@ def spread(chunk: Chunk, size: int, tensor_parallel: int = 1) -> Chunk:
     return replace(chunk, plan=ChunkPlan(tuple(dealt)))
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
+def _start_rank(preload: Sequence[str]) -> tuple[RankProcess, Connection]:
     ours, theirs = socket.socketpair()
+    with theirs:
+        pid = 0 if Path("/dev/nvidiactl").exists() else _fork(preload, theirs)  # CUDA does not survive a fork
+        process = RankProcess(pid or _spawn("rank", theirs).pid)
+    return process, Connection(ours.detach())
+
+
+_servers: list[socket.socket] = []
+"""The connection to this process's server, once it was started."""
+
+
+def _fork(preload: Sequence[str], theirs: socket.socket) -> int:
+    """Return the process id of a rank that the server forked; 0 where the server can't fork."""
+    if not _servers:
+        line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its_end:
+            _spawn("server", its_end)
+        _servers.append(line)
+    try:
+        socket.send_fds(_servers[0], [messages.encode(tuple(preload))], [theirs.fileno()])
+        answer = _servers[0].recv(REQUEST_BYTES)
+    except OSError:
+        return 0
+    return int(messages.decode(answer)) if answer else 0
+
+
+def _spawn(part: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "relax_core.testing.trainer_ranks", str(theirs.fileno())], pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ,
+    return subprocess.Popen(
+        [sys.executable, "-m", "relax_core.testing.trainer_ranks", part, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ,
     )  # fmt: skip
-    theirs.close()
-    return process, Connection(ours.detach())
 
 
 def _answer(line: Connection) -> Any:
@@ -204,5 +252,33 @@ def _serve(line: Connection) -> None:
         line.send_bytes(messages.encode(answer))
 
 
+def _be_server(line: socket.socket) -> int:
+    """Fork a rank for each request until the other end closes; return the rank's descriptor in each child."""
+    while True:
+        data, given, _, _ = socket.recv_fds(line, REQUEST_BYTES, 1)
+        if not data:
+            os._exit(0)
+        pid = 0
+        if _imported(messages.decode(data)) and len(os.listdir("/proc/self/task")) == 1:
+            gc.freeze()
+            pid = os.fork()
+            if pid == 0:
+                line.close()
+                return given[0]
+        os.close(given[0])
+        line.send(messages.encode(pid))
+
+
+def _imported(modules: Sequence[str]) -> bool:
+    """Import the modules; False where one can't be imported: a rank that is started plainly raises the error."""
+    try:
+        for name in modules:
+            importlib.import_module(name)
+    except Exception:
+        return False
+    return True
+
+
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])))
+    descriptor = int(sys.argv[2])
+    _serve(Connection(_be_server(socket.socket(fileno=descriptor)) if sys.argv[1] == "server" else descriptor))

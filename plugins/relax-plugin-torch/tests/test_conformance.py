@@ -3,20 +3,16 @@
 
 import pytest
 
-from relax_core.testing.trainer import TrainerSuite, tiny_model
+from relax_core.testing.trainer import FurtherConfiguration, TrainerSuite, tiny_model
 
 
 class TestTorch(TrainerSuite):
     component = "torch"
 
 
-class Ranked(TrainerSuite):
-    """That processes agree is asked of one rank: here it would start six more. Checkpoints continue bit for bit here too."""
-
+class Ranked(FurtherConfiguration):
     component = "torch"
     ranks = 2
-    test_the_same_input_gives_the_same_result = None
-    test_every_process_gives_the_same_result = None
 
 
 @pytest.mark.faults
@@ -28,24 +24,21 @@ class TestTorchSharded(Ranked):
     options = {"sharding": "fsdp"}
 
 
-class TestTorchInBfloat16(TrainerSuite):
+class TestTorchInBfloat16(FurtherConfiguration):
     component = "torch"
     dtype, tolerance, rounding = "bfloat16", 0.05, 0.15
 
 
 @pytest.mark.faults
-class TestTorchInFloat16(TrainerSuite):
+class TestTorchInFloat16(FurtherConfiguration):
     component = "torch"
     dtype, tolerance, rounding = "float16", 0.01, 0.02
 
 
-class TestTorchRecomputing(TrainerSuite):
-    """Processes are asked of the same numbers elsewhere: here they would start twice more."""
-
+@pytest.mark.faults  # test_recomputing.py compares the numbers of both ways
+class TestTorchRecomputing(FurtherConfiguration):
     component = "torch"
     options = {"activation_checkpointing": True}
-    test_the_same_input_gives_the_same_result = None
-    test_every_process_gives_the_same_result = None
 
 
 class TestTorchTensorParallel(Ranked):

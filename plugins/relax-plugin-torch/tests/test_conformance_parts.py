@@ -3,16 +3,14 @@
 
 from typing import Any, ClassVar
 
-from relax_core.testing.trainer import TrainerSuite
+import pytest
+
+from relax_core.testing.trainer import FurtherConfiguration
 
 
-class OfParts(TrainerSuite):
-    """That processes agree is asked where all of the model is trained: here it would start six more a class."""
-
+class OfParts(FurtherConfiguration):
     component = "torch"
     part: ClassVar[dict[str, Any]] = {}
-    test_the_same_input_gives_the_same_result = None
-    test_every_process_gives_the_same_result = None
 
     @classmethod
     def start(cls, trainer, folder, **changes):
@@ -33,6 +31,7 @@ class TestAdaptersSharded(OfParts):
     ranks = 2
 
 
+@pytest.mark.faults  # `TestAdaptersSharded` freezes and shards too
 class TestFrozenSharded(OfParts):
     part = {"freeze": ["embed_tokens", "layers.0", "layers.1.*norm*"]}
     options = {"sharding": "fsdp"}

@@ -29,7 +29,7 @@ class Judged(Reinforce):
         return frozenset({Output("rewards")})
 
 
-WORK = Workload(prompts=6, group_size=4, prompt_tokens=24, new_tokens=40)
+WORK = Workload(prompts=4, group_size=4, prompt_tokens=24, new_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
-    """Twelve blocks: activations are what there is most of."""
+    """Eight blocks: activations are what there is most of."""
     config = Qwen3Config(
-        vocab_size=64, hidden_size=16, num_hidden_layers=12, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+        vocab_size=64, hidden_size=16, num_hidden_layers=8, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
         intermediate_size=48, max_position_embeddings=128, tie_word_embeddings=True,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("deep")

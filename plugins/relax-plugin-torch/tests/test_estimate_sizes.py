@@ -13,14 +13,14 @@ from tests.benchmarks.watched import Watched
 
 SIZES = {
     "0.1M": Size(64, 192, 2, 2, 500, 4, 4, 24, 40, 512),
-    "0.8M": Size(96, 256, 6, 4, 1000, 4, 4, 32, 64, 512),
-    "1.6M": Size(128, 384, 5, 4, 4000, 2, 4, 64, 96, 640),
+    "0.4M": Size(96, 256, 3, 4, 1000, 4, 4, 32, 64, 512),
+    "0.9M": Size(128, 384, 2, 4, 4000, 2, 4, 64, 96, 640),
 }
 LORA = {"rank": 8, "alpha": 16.0}
 CASES = [
-    ("0.1M", {}, {}), ("0.8M", {}, {}), ("1.6M", {}, {}),
-    ("0.1M", {"share_prefixes": True}, {}), ("1.6M", {}, {"dtype": "bfloat16"}),
-    ("0.8M", {}, {"dtype": "bfloat16", "lora": LORA}), ("1.6M", {"logits_mb": 1}, {}),
+    ("0.1M", {}, {}), ("0.4M", {}, {}), ("0.9M", {}, {}),
+    ("0.1M", {"share_prefixes": True}, {}), ("0.9M", {}, {"dtype": "bfloat16"}),
+    ("0.4M", {}, {"dtype": "bfloat16", "lora": LORA}), ("0.9M", {"logits_mb": 1}, {}),
 ]  # fmt: skip
 
 
@@ -41,6 +41,15 @@ def spec_with(size, folder, model, **changes):
     return replace(spec, model={**spec.model, **model}, **changes)
 
 
+def peak_of_second_step(trainer, size):
+    """Return the peak of a step that begins with an optimizer's state; the step before is not watched, which takes time."""
+    trainer.watches = False
+    step_of(trainer, size, 0)
+    trainer.watches = True
+    step_of(trainer, size, 1)
+    return trainer.peak_bytes()
+
+
 @pytest.mark.parametrize(("name", "options", "model"), CASES)
 def test_the_estimate_is_within_a_tenth_of_the_peak(folders, name, options, model):
     size = SIZES[name]
@@ -49,28 +58,24 @@ def test_the_estimate_is_within_a_tenth_of_the_peak(folders, name, options, mode
     spec = spec_with(size, folders[name], model)
     told = trainer.estimate(spec, work_of(size)).tensors("train")
     trainer.start(spec)
-    step_of(trainer, size, 0)
-    step_of(trainer, size, 1)
-    peak = trainer.peak_bytes()
+    peak = peak_of_second_step(trainer, size)
     trainer.stop()
     assert told == pytest.approx(peak, rel=0.1)
 
 
 def test_a_critic_has_no_logits_and_publishes_nothing(folders):
-    size, spec = SIZES["1.6M"], spec_with(SIZES["1.6M"], folders["1.6M"], {}, role="critic")
+    size, spec = SIZES["0.9M"], spec_with(SIZES["0.9M"], folders["0.9M"], {}, role="critic")
     trainer = Watched(Watched.options_model()(share_prefixes=False))
     trainer.build = built
     told = trainer.estimate(spec, work_of(size))
     trainer.start(spec)
-    step_of(trainer, size, 0)
-    step_of(trainer, size, 1)
-    peak = trainer.peak_bytes()
+    peak = peak_of_second_step(trainer, size)
     trainer.stop()
     assert told.phases.keys() == {"train", "checkpoint"} and "logits" not in told.phases["train"]
     assert told.tensors("train") == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.parametrize(("name", "sharding"), [*((name, "fsdp") for name in SIZES), ("0.1M", "none")])
+@pytest.mark.parametrize(("name", "sharding"), [("0.1M", "fsdp"), ("0.9M", "fsdp"), ("0.1M", "none")])
 def test_so_it_is_on_each_of_two_ranks(folders, name, sharding):
     size, options = SIZES[name], {"share_prefixes": False, "sharding": sharding}
     ranks = RankedTrainer(Watched, options, 2)

@@ -13,6 +13,7 @@ class TestSmallBatches(EngineSuite):
 
     component = "transformers"
     options = {"max_batch_rows": 3, "max_batch_tokens": 200, "max_prefill_tokens": 7, "deltas_every": 3}
+    samples, prompts_at_once = 600, 10
 
 
 class TestEagerAttention(EngineSuite):

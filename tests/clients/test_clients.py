@@ -44,8 +44,6 @@ CLIENTS = (
     ("mini_swe_agent.py", "anthropic"),
 )
 AT_ONCE = 3
-STEPS, PROMPTS = 3, 5
-"""Of the run: every client has a turn."""
 QUESTION, ANSWER = "What is 17 + 25? Use the tool.", "42"
 
 
@@ -143,14 +141,15 @@ async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(k
         assert sum(sum(row.loss_mask) for row in rows) == sum(len(said) for _, said in policy.calls), client
 
 
-def test_every_client_is_trained(relax: Relax, tmp_path: Path) -> None:
+def test_a_client_of_every_library_is_trained(relax: Relax, tmp_path: Path) -> None:
     written(tmp_path / "model", "plain")
-    rows = [{"id": "-".join(client), "prompt": QUESTION, "answer": ANSWER, "agent": client} for client in CLIENTS]
+    clients = list({client[0]: client for client in CLIENTS}.values())
+    rows = [{"id": "-".join(client), "prompt": QUESTION, "answer": ANSWER, "agent": client} for client in clients]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "run.toml").write_text(f"""
-steps = {STEPS}
+steps = 1
 max_staleness = 0
-algorithm = {{ name = "grpo", entropy_coef = 0.01 }}   # equal rewards alone would give nothing to train
+algorithm = {{ name = "reinforce", entropy_coef = 0.01 }}   # equal rewards alone would give nothing to train
 engine = "transformers"
 trainer = "torch"
 [model]
@@ -162,8 +161,8 @@ name = "agent"
 command = {json.dumps([PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)])}
 timeout_s = 240
 [rollout]
-prompts_per_step = {PROMPTS}
-group_size = 2
+prompts_per_step = {len(clients)}
+group_size = 1
 max_new_tokens = 12
 max_turns = 8
 [eval]
@@ -173,14 +172,10 @@ every = 0
     assert ran.code == 0, ran.err
     summary = ran.json
     assert (summary["status"], summary["balanced"]) == ("finished", True)
-    assert summary["samples_trained"] == STEPS * PROMPTS * 2
-    steps = [row for row in open_run(tmp_path / "run").metrics() if "reward/mean" in row]
-    assert len(steps) == STEPS
-    for row in steps:
-        assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4, "the trainer sees the tokens that the engine sampled"
-        assert not [key for key in row if key.startswith("tokens/discarded/")], "every answer was read"
+    assert summary["samples_trained"] == len(clients)
     run = open_run(tmp_path / "run")
-    played = {
-        sample["task_id"] for step in run.sample_steps() for sample in run.samples(step) if sample["reward"] is not None
-    }
-    assert played == {"-".join(client) for client in CLIENTS}
+    (row,) = [row for row in run.metrics() if "reward/mean" in row]
+    assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4, "the trainer sees the tokens that the engine sampled"
+    assert not [key for key in row if key.startswith("tokens/discarded/")], "every answer was read"
+    played = {sample["task_id"] for sample in run.samples(1) if sample["reward"] is not None}
+    assert played == {"-".join(client) for client in clients}

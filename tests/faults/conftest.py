@@ -7,9 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.graph.conftest import relax, start, tiny, whole
+from tests.graph.conftest import relax, start, tiny
+from tests.graph.exact import train_exactly
+from tests.shared_folder import shared_folder
 
-__all__ = ["relax", "start", "tiny", "whole"]
+__all__ = ["relax", "start", "tiny"]
+LONG = ("steps=16", "checkpoint.every=4")
+
+
+@pytest.fixture(scope="session")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deterministic run of 16 steps without faults."""
+
+    def train(folder: Path) -> None:
+        train_exactly(tiny / "recipe.toml", folder / "run", *LONG)
+
+    return shared_folder(tmp_path_factory, "long-whole", train) / "run"
 
 
 @pytest.hookimpl(tryfirst=True)

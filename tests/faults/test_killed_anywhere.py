@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from relax_core.views.run import health, open_run
+from tests.faults.conftest import LONG
 from tests.graph.conftest import survivors
 from tests.graph.exact import EXACT, assert_ends_like
 from tests.graph.gated import gated, open_gate, shut
@@ -27,7 +28,7 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
 ) -> None:
     random, path = Random(0), tmp_path / "run"
     shut(path, 13)  # beyond the last step at which it is struck
-    run = start.train(path, tiny / "recipe.toml", *EXACT, *gated(path), "run.runner=local")
+    run = start.train(path, tiny / "recipe.toml", *EXACT, *LONG, *gated(path), "run.runner=local")
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
         lambda: int(run.fact("actor", "ranks")["actor-rank-0"]),
@@ -78,7 +79,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     """What dies in place is replaced; the hub's death ends the run, which is resumed."""
     random, path = Random(1), tmp_path / "run"
     shut(path, 11)  # beyond the last step at which it is struck
-    run = start.train(path, tiny / "recipe.toml", *EXACT, *gated(path))
+    run = start.train(path, tiny / "recipe.toml", *EXACT, *LONG, *gated(path))
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
         lambda: children(run.pid("rollout"), "runners.local.child")[0].pid,  # a reward's

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad inputs end in one error in words, at every entry point that reads files, messages or bytes of strangers.
 
-The inputs are the first 300 of the 10,000 that `tox -e faults -- bad-inputs` makes, and the regressions: inputs that once
+The inputs are the first 150 of the 10,000 that `tox -e faults -- bad-inputs` makes, and the regressions: inputs that once
 ended in a crash, a hang or an error without words.
 """
 
@@ -20,7 +20,7 @@ from tests.graph.conftest import Ran, Relax, command, environment, relax_here
 
 __all__ = ["relax_here"]
 
-SUITE = 300
+SUITE = 150
 COMMANDS = (("plan", "configuration"), ("resume", "documents"), ("data", "lines"))
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").iterdir())
 REFUSED = {2, 4}

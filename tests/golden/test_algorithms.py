@@ -26,7 +26,7 @@ from tests.golden.bench import (
 )
 from tests.golden.reference import plain
 
-SEEDS = range(6)
+SEEDS = range(3)
 each = pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
 differentiable = pytest.mark.parametrize(
     ("name", "options"), [case for case in CASES if case[0] not in STOPS_GRADIENTS],

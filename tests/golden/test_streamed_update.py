@@ -89,7 +89,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     bench.trainer.stop()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 99), order=st.permutations(range(GROUPS)), cuts=st.sets(st.integers(1, GROUPS - 1)),
        missing=st.integers(0, 2))  # fmt: skip
 def test_an_update_in_chunks_is_that_of_the_whole(bench: Bench, seed, order, cuts, missing) -> None:

@@ -22,7 +22,6 @@ from tests.shared_folder import shared_folder
 if TYPE_CHECKING:
     from tests.graph.ray_run import Start
 
-RUNNERS = [pytest.param("local"), pytest.param("ray", marks=pytest.mark.ray)]
 RUN_S = 840
 
 
@@ -65,22 +64,13 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A deterministic run that nobody touched, for those that are struck."""
-    from tests.graph.exact import EXACT
-    from tests.graph.gated import gated
+    """A deterministic run without faults, which runs with faults must end like."""
+    from tests.graph.exact import train_exactly
 
-    def run(folder: Path) -> None:
-        with relax_in(folder) as relax:
-            ran = relax("train", tiny / "recipe.toml", "run.runner=local", "eval.every=0", *EXACT, *gated(folder / "run"),
-                        "--run-dir", folder / "run")  # fmt: skip
-        assert ran.code == 0, ran.err
+    def train(folder: Path) -> None:
+        train_exactly(tiny / "recipe.toml", folder / "run")
 
-    return shared_folder(tmp_path_factory, "whole", run) / "run"
-
-
-@pytest.fixture(params=RUNNERS)
-def runner(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return shared_folder(tmp_path_factory, "whole", train) / "run"
 
 
 @pytest.fixture

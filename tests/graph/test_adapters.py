@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-ALONE = ("placement.actor.ranks=2", "trainer.sharding=fsdp", "algorithm.kl_coef=0.01")
+ALONE = ("placement.actor.ranks=2", "placement.rollout.engines=2", "trainer.sharding=fsdp", "algorithm.kl_coef=0.01")
 FOLDED = ("model.lora.dora=true", "weights.payload=delta", 'model.freeze=["layers.0.mlp"]')
 
 

@@ -67,15 +67,15 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", ["function", "command"])
 def test_an_agent_is_trained_on_exactly_what_it_was_answered(
-    relax: Relax, game: Path, tmp_path: Path, how: str
+    relax: Relax, train_here: Relax, game: Path, tmp_path: Path, how: str
 ) -> None:
     player = tmp_path / "player.py"
     player.write_text(PLAYER)
     played = f'function="{player}:solve"' if how == "function" else f'command=["{sys.executable}", "{player}"]'
     environment = f'environment={{name="agent", timeout_s=120, {played}}}'
-    # The inline runner has one thread, which a function that waits for the policy would keep.
-    runner = "local" if how == "function" else "inline"
-    ran = relax("train", game / "recipe.toml", *SHORT, environment, "--runner", runner, "--run-dir", "run", "--json")
+    words = (game / "recipe.toml", *SHORT, environment, "--run-dir", "run")
+    # The inline runner has one thread, and a function that waits for the policy would block it.
+    ran = relax("train", *words, "--runner", "local", "--json") if how == "function" else train_here(*words)
     assert ran.code == 0, ran.err
     summary = ran.json
     assert (summary["status"], summary["samples_trained"], summary["balanced"]) == ("finished", TRAINED, True)

@@ -22,9 +22,9 @@ OTHERS = ("code", "reasoning", "repair", "signalling", "zoom")
 
 @pytest.mark.process
 @pytest.mark.parametrize("recipe", ["search", *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
-def test_a_recipe_of_an_agent_starts(relax: Relax, recipe: str, tmp_path: Path) -> None:
+def test_a_recipe_of_an_agent_starts(relax_here: Relax, recipe: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ran = relax("train", recipe, *SHORT, "--runner", "local" if recipe == "search" else "inline", "--run-dir", run)
+    ran = relax_here("train", recipe, *SHORT, "--runner", "local" if recipe == "repair" else "inline", "--run-dir", run)
     assert ran.code == 0, ran.err
     done = json.loads((run / "summary.json").read_text())
     assert (done["status"], done["steps"], done["balanced"]) == ("finished", 2, True)

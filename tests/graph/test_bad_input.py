@@ -178,11 +178,11 @@ def test_two_components_of_one_name_are_told_apart_by_their_owners(
 
 
 def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
-    relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
+    train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
     typo = ('plugins=["mine.py"]', 'rewards=["typo"]')
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *typo, "--run-dir", "run", "--json")
+    ran = train_here(tiny / "recipe.toml", *SMALL, *typo, "--run-dir", "run")
     line = REWARDS.splitlines().index("        return float(trajectory.respons == task.answer)") + 1
     refused(
         ran,
@@ -198,6 +198,7 @@ def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
     assert [sample["outcome"] for sample in json.loads(tried.out)] == ["finished"]
 
 
+@pytest.mark.faults
 def test_a_reward_that_spins_is_killed_and_the_run_goes_on(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
     (tmp_path / "spun").mkdir()

@@ -40,6 +40,7 @@ def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFact
     return run
 
 
+@pytest.mark.faults
 def test_a_judges_engine_dies_and_no_sample_is_lost_or_scored_zero(run_with_teacher_and_judge: Running) -> None:
     summary = run_with_teacher_and_judge.summary()
     assert (summary["status"], summary["samples_trained"], summary["restarts"]) == ("finished", 128, {"engine": 1})
@@ -47,6 +48,7 @@ def test_a_judges_engine_dies_and_no_sample_is_lost_or_scored_zero(run_with_teac
     assert all(0 < step["reward/judge"] < 1 for step in run_with_teacher_and_judge.steps())
 
 
+@pytest.mark.faults
 def test_a_teacher_that_is_the_policy_has_nothing_to_teach_at_first(run_with_teacher_and_judge: Running) -> None:
     """Rewards are measured all the same; what it learns from is 0 until its own rounding moves it."""
     metrics = open_run(run_with_teacher_and_judge.path).metrics()

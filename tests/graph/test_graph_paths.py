@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from relax_core.views.run import Metrics, open_run
 from tests.graph.conftest import Ran, Relax
+from tests.graph.failing import failing_engine
 
 pytestmark = pytest.mark.process
 
@@ -83,14 +84,20 @@ def wrapped(folder: Path, name: str) -> tuple[Path, Path]:
     return script, log
 
 
-def test_a_reference_two_engines_and_interpreters_of_their_own(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_live_deltas_reach_an_engine_and_its_replacement_in_interpreters_of_their_own(
+    relax: Relax, tiny: Path, tmp_path: Path
+) -> None:
+    """Weights go from memory to memory. The engine dies, and the engine in its place gets the weights again."""
     engine, engine_log = wrapped(tmp_path, "engine-python")
     trainer, trainer_log = wrapped(tmp_path, "trainer-python")
     ran = relax(
-        "train", tiny / "recipe.toml", *SMALL, "algorithm.kl_coef=0.1", "optimizer.lr=0.01", "placement.rollout.engines=2",
+        "train", tiny / "recipe.toml", *SMALL, "algorithm.kl_coef=0.1", "optimizer.lr=0.01",
+        "weights=collective", "weights.payload=delta", "weights.silence_s=10", *failing_engine(tmp_path / "marks"),
         f"engine.python={engine}", f"trainer.python={trainer}", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
     )  # fmt: skip
     metrics = trained(ran, tmp_path / "run")
+    assert ran.json["restarts"] == {"engine": 1} and ran.json["max_lag"] == 0
+    assert not (tmp_path / "run" / "weights").exists() or list((tmp_path / "run" / "weights").iterdir()) == []
     assert len(engine_log.read_text().splitlines()) == 2
     assert len(trainer_log.read_text().splitlines()) == 2  # the actor's rank and the reference's
     divergence = metrics.column("policy/ref_kl")

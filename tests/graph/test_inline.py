@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inline runner: a debugger stops in code of authors, and what it computes is what the local runner computes."""
+"""The inline runner: a debugger stops in an author's code, and an author's error shows its own traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.runners.inline import LONGEST_PAUSE_S, CallingThread, DebuggerLoop
-from tests.graph.conftest import Relax, command, environment, exported, survivors
+from tests.graph.conftest import Relax, command, environment, survivors
 
 EXACT = (
     "steps=3", "eval.every=0", "checkpoint.every=0", "rollout.prompts_per_step=4", "rollout.group_size=4", "deterministic=true",
@@ -61,14 +61,6 @@ class Fails(Reward):
 """
 
 
-def test_the_weights_are_the_local_runners(relax: Relax, tiny: Path, tmp_path: Path) -> None:
-    local = relax("train", tiny / "recipe.toml", *EXACT, "--runner", "local", "--run-dir", tmp_path / "local")
-    assert local.code == 0, local.err
-    plain = relax("train", tiny / "recipe.toml", *EXACT, "--runner", "inline", "--run-dir", tmp_path / "inline")
-    assert plain.code == 0, plain.err
-    assert exported(tmp_path / "inline") == exported(tmp_path / "local")
-
-
 @pytest.mark.faults  # on a busy machine the debugger printed nothing once, and the cause is not known
 def test_a_debugger_stops_in_reward_environment_and_loss(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "stopping.py").write_text(STOPPING)
@@ -97,12 +89,11 @@ def _line(place: str) -> int:
     return next(at for at in range(start, len(lines)) if "breakpoint()" in lines[at]) + 2
 
 
-def test_a_failing_reward_shows_its_own_traceback(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_failing_reward_shows_its_own_traceback(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
-    ran = relax(
-        "train", tiny / "recipe.toml", *EXACT, 'plugins=["./failing.py"]', 'rewards=["failing"]', "--runner", "inline",
-        "--run-dir", tmp_path / "run",
-    )  # fmt: skip
+    ran = train_here(
+        tiny / "recipe.toml", *EXACT, 'plugins=["./failing.py"]', 'rewards=["failing"]', "--run-dir", tmp_path / "run"
+    )
     assert ran.code == 3
     assert 'failing.py", line 7, in score' in ran.err
     assert "ZeroDivisionError" in ran.err

@@ -137,7 +137,8 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
 ) -> None:
     """One run: the first gradient pauses it, the rewards of what a person let pass roll it back, and then they end it."""
     under = start(
-        "train", tiny / "recipe.toml", *LONG, "checkpoint.every=1", "checkpoint.keep=1", "optimizer.lr=1000.0",
+        "train", tiny / "recipe.toml", *LONG, "run.runner=inline", "checkpoint.every=1", "checkpoint.keep=1",
+        "optimizer.lr=1000.0",
         "optimizer.grad_clip=0", "guards.rollbacks=1", 'guards.grad_norm={action="pause",limit=0.0,steps=1}',
         'guards.reward={action="roll-back",limit=0.05,steps=2}', 'notify.urls=["env:INBOX"]', "run.name=mine",
     )  # fmt: skip
@@ -171,16 +172,6 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
     assert again.code == 2 and "only a run that is paused can go on" in again.err
 
 
-def test_ctrl_c_reaches_the_whole_terminal_and_still_saves(start: Callable[..., Under], tiny: Path) -> None:
-    under = start("train", tiny / "recipe.toml", *LONG)
-    under.until(lambda: under.steps() >= 1)
-    os.killpg(under.process.pid, signal.SIGINT)
-    code, document, err = under.ended()
-    assert (code, document["status"]) == (130, "stopped"), err
-    assert "Traceback" not in err
-    assert list((under.run / "checkpoints").glob("step-*/state.json"))
-
-
 @pytest.mark.faults
 def test_a_second_ctrl_c_ends_at_once(start: Callable[..., Under], tiny: Path) -> None:
     under = start("train", tiny / "recipe.toml", *LONG)
@@ -194,6 +185,7 @@ def test_a_second_ctrl_c_ends_at_once(start: Callable[..., Under], tiny: Path) -
     assert "Traceback" not in err
 
 
+@pytest.mark.faults
 def test_a_stop_while_roles_start_leaves_a_stopped_run_without_checkpoint(
     start: Callable[..., Under], tiny: Path
 ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that stands still names who makes it: the engine that hangs, then the reward that does not answer."""
+"""`relax why` names the engine that hangs, then the reward that does not answer; Ctrl-C then saves the run and ends it."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def test_the_engine_and_then_the_reward_that_hangs_is_named(
     until(lambda: why()["culprit"] == "reward stuck", "the reward is named")
     (tmp_path / "closed").unlink()
     run.until_more_steps()
-    run.interrupt()
-    assert run.end() == 130, run.err
-    assert run.steps()[-1]["samples/balanced"] == 1
+    run.interrupt()  # to every process of the terminal
+    assert run.end() == 130 and "Traceback" not in run.err, run.err
+    assert run.summary()["status"] == "stopped" and run.steps()[-1]["samples/balanced"] == 1
+    assert list((run.path / "checkpoints").glob("step-*/state.json"))

@@ -48,11 +48,10 @@ async def asks_side_by_side(task: Any, model: Any) -> float:
     return float(len(said))
 
 
-def plans(task: Any, model: Any) -> dict[str, float]:
+async def plans(task: Any, model: Any) -> dict[str, float]:
     """A planner and a worker whose prompts are equal, each paid for its own part, and the sample for the whole."""
-    asked(model.openai_url, model.key, user("same"), context="planner")
-    for _ in range(2):
-        asked(model.openai_url, model.key, user("same"), context="worker")
+    for context in ("planner", "worker", "worker"):
+        await asyncio.to_thread(asked, model.openai_url, model.key, user("same"), context=context)
     return {"planner": 0.5, "": 1.0, **({"nobody": 1.0} if task.answer == "nobody" else {})}
 
 
@@ -76,9 +75,15 @@ async def sleeps(task: Any, model: Any) -> float:
     return 1.0
 
 
+async def chosen(task: Any, model: Any) -> Any:
+    """Do what the task's column `does` names, so that one environment serves many tests."""
+    return await globals()[task.column("does")](task, model)
+
+
 def main(what: str) -> None:
     url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
     task = json.loads(Path(os.environ["RELAX_TASK"]).read_text())
+    what = task["does"] if what == "chosen" else what
 
     def report(reward: float) -> None:
         post(os.environ["RELAX_REPORT_URL"], os.environ["RELAX_REPORT_KEY"], {"reward": reward})
@@ -94,7 +99,11 @@ def main(what: str) -> None:
             print("x" * (1 << 20))
         sys.exit(4)
     elif what == "daemon":
-        words = [sys.executable, "-c", f"import time; open({sys.argv[2]!r}, 'a').write('x'); time.sleep(1000)"]
+        words = [
+            sys.executable,
+            "-c",
+            f"import time; open({sys.argv[2] + '/daemon'!r}, 'a').write('x'); time.sleep(1000)",
+        ]
         subprocess.Popen(words, start_new_session=True)
         if os.fork() == 0:
             os.setsid()
@@ -103,7 +112,7 @@ def main(what: str) -> None:
             os._exit(0)
         report(1.0)
     elif what == "variables":
-        Path(sys.argv[2]).write_text(json.dumps(dict(os.environ)))
+        Path(sys.argv[2], "variables").write_text(json.dumps(dict(os.environ)))
         report(1.0)
     elif what == "hang":
         time.sleep(1000)

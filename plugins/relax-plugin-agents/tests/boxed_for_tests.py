@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent in a box, with the standard library alone; its first argument says what it does there besides asking twice."""
+"""An agent in a box, with the standard library alone. The task's column `does` says what it does there besides asking twice."""
 
 from __future__ import annotations
 
@@ -57,14 +57,15 @@ def daemon(folder: Path) -> None:
     subprocess.Popen([sys.executable, Path(folder, "daemon.py")], start_new_session=True)
 
 
-def main(what: str) -> None:
+def main() -> None:
     task = json.loads(Path(os.environ["RELAX_TASK"]).read_text())
+    what = task.get("does", "plays")
     first = chat(f"{task['id']}: guess")
     second = chat(f"{task['id']}: guess", first, "again")
     Path("answer.txt").write_text(f"{first} {second}")
     if what == "variables":
-        print(json.dumps({"env": dict(os.environ), "task": task, "files": sorted(os.listdir())}))
-        sys.exit(5)
+        seen = {"env": dict(os.environ), "task": task, "files": sorted(os.listdir())}
+        Path("seen.json").write_text(json.dumps(seen))
     elif what == "forge":
         forge(Path.cwd())
     elif what == "daemon":
@@ -74,6 +75,7 @@ def main(what: str) -> None:
     elif what == "forks":
         while True:
             os.fork()
+            time.sleep(0.1)  # doubles all the same, and can not overload the machine before the limit is enforced
     elif what == "fills":
         with open("big", "wb") as file:
             while True:
@@ -96,4 +98,4 @@ def main(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

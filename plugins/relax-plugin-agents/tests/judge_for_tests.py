@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge in a box: a point for the answer that the agent wrote down."""
+"""A judge in a box: a point for the answer that the agent wrote down. The task's column `judge` says what else it does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 key = input()
 task = json.loads(Path(os.environ["RELAX_TASK"]).read_text())
 work = Path(os.environ["RELAX_WORK"])
-what = sys.argv[1] if len(sys.argv) > 1 else ""
+what = task.get("judge", "")
 reward = float(task["answer"] in (work / "answer.txt").read_text().split())
 if what == "asks what was":  # whatever runs of the agent's would rewrite it meanwhile
     time.sleep(0.5)
@@ -26,8 +26,10 @@ elif what == "sleeps":
 elif what == "end":
     reward = float(os.environ["RELAX_AGENT_END"] in task["answer"].split())
 elif what == "says":
-    print(sys.argv[2].replace("KEY", key))
+    print(task["line"].replace("KEY", key))
     sys.exit(0)
+elif what == "quotes":
+    sys.exit((work / "seen.json").read_text())
 elif what == "fails":
     print(json.dumps({"reward": 1.0, "key": key}))
     sys.exit("what the judge misses")

@@ -25,7 +25,7 @@ class TestBoxed(EnvironmentSuite):
     component = "agent"
     options = {
         "sandbox": True,
-        "command": ["python", "agent.py", "plays"],
+        "command": ["python", "agent.py"],
         "copies": {"agent.py": str(HERE / "boxed_for_tests.py")},
         "judge": ["python", "judge.py"],
         "judge_copies": {"judge.py": str(HERE / "judge_for_tests.py")},

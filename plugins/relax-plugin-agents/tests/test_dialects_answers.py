@@ -7,14 +7,9 @@ import json
 from dataclasses import replace
 from itertools import product
 
-import anthropic
 import httpx2
-import openai
 import pytest
-from anthropic.types import Message as AnthropicMessage, RawMessageStreamEvent
 from hypothesis import given, settings, strategies as st
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from relax_plugin_agents.dialects.chat import ChatCompletions
 from relax_plugin_agents.dialects.messages import AnthropicMessages
@@ -47,6 +42,8 @@ def events_of(dialect, turn, body, told=()):
 
 def serve(dialect, turn, told=()):
     """A client of the vendor whose every request is answered with this turn, a heartbeat before its stream."""
+    import anthropic
+    import openai
 
     def answer(request):
         body = json.loads(request.content)
@@ -153,6 +150,10 @@ def test_a_turn_that_is_told_in_pieces_is_the_same_to_a_client(dialect, text, to
 @pytest.mark.parametrize("text", ["", "hi"])
 @pytest.mark.parametrize("finish", [None, "length"])
 def test_answers_and_events_have_the_types_of_the_vendors(text, called, finish):
+    from anthropic.types import Message as AnthropicMessage, RawMessageStreamEvent
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.responses import Response, ResponseStreamEvent
+
     turn = turn_of(text, called, finish)
     ChatCompletion.model_validate(CHAT.reply(turn), strict=True)
     Response.model_validate(RESPONSES.reply(turn))
@@ -256,6 +257,9 @@ def test_a_stream_of_anthropic_tells_the_usage_and_the_reason_of_its_end():
 
 
 def test_errors_are_raised_by_the_clients_with_their_message():
+    import anthropic
+    import openai
+
     def failing(dialect, status, kind):
         answer = lambda request: httpx2.Response(status, json=dialect.failed("messages: is no list", kind, "messages"))  # noqa: E731
         return httpx2.Client(transport=httpx2.MockTransport(answer))

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from relax_plugin_agents.environment import Agent, AgentOptions, _unhidden
 from relax_plugin_agents.gateway import AgentSession
 
-from relax_core.api import Chosen, DeadlineExceeded, Outcome, Task, Trajectory
+from relax_core.api import Chosen, DeadlineExceeded, Outcome, Task, Trajectory, load_function
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.registry.catalogue import Catalogue
@@ -27,6 +27,9 @@ from relax_core.sampling.episode import Limits
 from tests.unit.sampling.toy_policy import END, completion, play, texts
 
 AGENTS = Path(__file__).with_name("agents_for_tests.py")
+
+
+shared_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @asynccontextmanager
@@ -40,6 +43,42 @@ async def pooled(timeout_s: float = 60.0, **options: Any) -> AsyncIterator[Envir
         await pool.stop()
     finally:
         await children.close()
+
+
+@pytest.fixture(scope="module")
+async def guessing() -> AsyncIterator[EnvironmentPool]:
+    """The environment of a function that blocks its thread."""
+    async with pooled(**function("guesses")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+async def functions() -> AsyncIterator[EnvironmentPool]:
+    """The environment of the function that each task names."""
+    async with pooled(**function("chosen")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where programs write; their command lines have its name."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+async def programs(folder: Path) -> AsyncIterator[EnvironmentPool]:
+    """The environment of a program that does what each task names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "of the run")
+        async with pooled(env={"MINE": "1"}, **program("chosen", folder)) as pool:
+            yield pool
+
+
+@pytest.fixture
+def pools(request: pytest.FixtureRequest) -> EnvironmentPool:
+    """The pool of the fixture that the parameter names."""
+    pool: EnvironmentPool = request.getfixturevalue(request.param)
+    return pool
 
 
 def function(name: str) -> dict[str, Any]:
@@ -60,17 +99,16 @@ def says(*lines: str) -> Any:
     return generate
 
 
-async def played(pool: EnvironmentPool, *lines: str, answer: str = "yes", seed: int = 7) -> Trajectory:
+async def played(pool: EnvironmentPool, *lines: str, answer: str = "yes", does: str = "guess") -> Trajectory:
+    task = Task("t", "go", answer, {"does": does})
     async with asyncio.timeout(300):
-        return await pool.play(
-            lambda environment: play(environment, says(*lines), Task("t", "go", answer), Limits(200, 8), seed)
-        )
+        return await pool.play(lambda environment: play(environment, says(*lines), task, Limits(200, 8), 7))
 
 
-@pytest.mark.parametrize("options", [function("guesses"), program("guess")], ids=["function", "program"])
-async def test_an_agent_plays_and_is_paid_what_it_reports(options: dict[str, Any]) -> None:
-    async with pooled(**options) as pool:
-        right, wrong = await asyncio.gather(played(pool, "yes", "no"), played(pool, "no", "no"))
+@shared_loop
+@pytest.mark.parametrize("pools", ["guessing", "programs"], indirect=True)
+async def test_an_agent_plays_and_is_paid_what_it_reports(pools: EnvironmentPool) -> None:
+    right, wrong = await asyncio.gather(played(pools, "yes", "no"), played(pools, "no", "no"))
     for trajectory, reward in ((right, 1.0), (wrong, 0.0)):
         assert trajectory.outcome is Outcome.FINISHED, trajectory.info
         assert trajectory.environment_reward == reward
@@ -78,39 +116,46 @@ async def test_an_agent_plays_and_is_paid_what_it_reports(options: dict[str, Any
     assert texts(right)[0].startswith("[user:t: guess][a:YES$")
 
 
-async def test_many_samples_share_a_process_and_no_conversation() -> None:
-    async with pooled(**function("guesses")) as pool:
-        all_played = await asyncio.gather(*(played(pool, f"say {n}", "no", answer=f"say {n}") for n in range(16)))
-    assert [trajectory.environment_reward for trajectory in all_played] == [1.0] * 16
-    assert [texts(trajectory)[0].count(f"SAY {n}") for n, trajectory in enumerate(all_played)] == [1] * 16
+@shared_loop
+async def test_many_samples_share_a_process_and_no_conversation(guessing: EnvironmentPool) -> None:
+    all_played = await asyncio.gather(*(played(guessing, f"say {n}", "no", answer=f"say {n}") for n in range(9)))
+    assert [trajectory.environment_reward for trajectory in all_played] == [1.0] * 9
+    assert [texts(trajectory)[0].count(f"SAY {n}") for n, trajectory in enumerate(all_played)] == [1] * 9
 
 
-async def test_parallel_calls_of_one_sample_are_rows_of_it() -> None:
-    async with pooled(**function("asks_side_by_side")) as pool:
-        trajectory = await played(pool, "x")
+@shared_loop
+async def test_parallel_calls_of_one_sample_are_rows_of_it(functions: EnvironmentPool) -> None:
+    trajectory = await played(functions, "x", does="asks_side_by_side")
     assert texts(trajectory) == ["[user:same][a:X$"] * 2 and trajectory.environment_reward == 2.0
 
 
+@shared_loop
 @pytest.mark.parametrize(
-    ("options", "answer", "said"),
+    ("pools", "does", "answer", "said"),
     [
-        (function("says_nothing"), "", "has read no answer"),
-        (function("gives_no_number"), "no", "reported no reward"),
-        (function("gives_no_number"), "text", "finite number"),
-        (function("gives_no_number"), "nan", "finite number"),
-        (function("breaks"), "", "the agent of t broke"),
-        (program("silent"), "", "reported no reward"),
-        (program("fail"), "", "ended with 3: what went wrong"),
-        (program("talk"), "", "ended with 4: xx"),
-        ({"command": ["/nowhere/agent"]}, "", "can't be started"),
+        ("functions", "says_nothing", "", "has read no answer"),
+        ("functions", "gives_no_number", "no", "reported no reward"),
+        ("functions", "gives_no_number", "text", "finite number"),
+        ("functions", "gives_no_number", "nan", "finite number"),
+        ("functions", "breaks", "", "the agent of t broke"),
+        ("programs", "silent", "", "reported no reward"),
+        ("programs", "fail", "", "ended with 3: what went wrong"),
+        ("programs", "talk", "", "ended with 4: xx"),
     ],
+    indirect=["pools"],
 )
 async def test_an_agent_that_fails_has_an_outcome_and_no_reward(
-    options: dict[str, Any], answer: str, said: str
+    pools: EnvironmentPool, does: str, answer: str, said: str
 ) -> None:
-    async with pooled(**options) as pool:
-        trajectory = await played(pool, "x", answer=answer)
+    trajectory = await played(pools, "x", does=does, answer=answer)
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and said in trajectory.info["error"]
+    assert trajectory.step_rewards == ()
+
+
+async def test_an_agent_that_is_not_there_has_an_outcome_and_no_reward() -> None:
+    async with pooled(command=["/nowhere/agent"]) as pool:
+        trajectory = await played(pool, "x")
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and "can't be started" in trajectory.info["error"]
     assert trajectory.step_rewards == ()
 
 
@@ -121,22 +166,22 @@ async def test_where_rewards_judge_no_report_is_needed() -> None:
 
 
 async def test_a_function_that_never_ends_is_cancelled() -> None:
-    async with pooled(timeout_s=3.0, **function("sleeps")) as pool:
+    async with pooled(timeout_s=1.5, **function("sleeps")) as pool:
         assert (await played(pool, "x")).outcome is Outcome.ENVIRONMENT_TIMEOUT
 
 
 async def test_a_program_that_never_ends_is_killed(tmp_path: Path) -> None:
-    async with pooled(timeout_s=3.0, **program("hang", tmp_path)) as pool:
+    async with pooled(timeout_s=2.0, **program("hang", tmp_path)) as pool:
         assert (await played(pool, "x")).outcome is Outcome.ENVIRONMENT_TIMEOUT
         assert not left(str(tmp_path))
 
 
-async def test_what_a_program_leaves_behind_ends_with_its_sample(tmp_path: Path) -> None:
+@shared_loop
+async def test_what_a_program_leaves_behind_ends_with_its_sample(programs: EnvironmentPool, folder: Path) -> None:
     """A process in a session of its own, and one whose parents are gone."""
-    async with pooled(**program("daemon", tmp_path / "daemon")) as pool:
-        trajectory = await played(pool, "x")
-        assert trajectory.outcome is Outcome.FINISHED, trajectory.info
-        assert not left(str(tmp_path))
+    trajectory = await played(programs, "x", does="daemon")
+    assert trajectory.outcome is Outcome.FINISHED, trajectory.info
+    assert not left(str(folder))
 
 
 def left_files(path: str) -> list[Path]:
@@ -152,14 +197,10 @@ def left(word: str) -> list[int]:
     return found
 
 
-async def test_a_program_sees_its_own_keys_and_no_secrets_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "of the run")
-    told = tmp_path / "variables"
-    async with pooled(env={"MINE": "1"}, **program("variables", told)) as pool:
-        await played(pool, "x", answer="yes")
-    seen = json.loads(told.read_text())
+@shared_loop
+async def test_a_program_sees_its_own_keys_and_no_secrets_of_the_run(programs: EnvironmentPool, folder: Path) -> None:
+    await played(programs, "x", does="variables")
+    seen = json.loads((folder / "variables").read_text())
     assert "HF_TOKEN" not in seen and seen["MINE"] == "1"
     assert seen["OPENAI_API_KEY"] == seen["ANTHROPIC_API_KEY"] != seen["RELAX_REPORT_KEY"]
     assert seen["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
@@ -202,16 +243,21 @@ async def test_a_pool_that_failed_is_the_end_of_the_sample_whatever_the_agent_ma
         ("no_module:f", "no_module"),
     ],
 )
-async def test_a_function_that_is_not_there_is_told_at_the_start(place: str, said: str) -> None:
+def test_a_function_that_is_not_there_is_told(place: str, said: str) -> None:
     with pytest.raises(Exception, match=said):
-        async with pooled(function=place):
+        load_function("environment.function", place)
+
+
+async def test_a_function_that_is_not_there_is_told_at_the_start() -> None:
+    with pytest.raises(Exception, match="there is no file"):
+        async with pooled(function="nowhere.py:solve"):
             pass
 
 
-async def test_contexts_of_an_agent_are_paid_apart() -> None:
-    async with pooled(**function("plans")) as pool:
-        trajectory = await played(pool, "x")
-        refused = await played(pool, "x", answer="nobody")
+@shared_loop
+async def test_contexts_of_an_agent_are_paid_apart(functions: EnvironmentPool) -> None:
+    trajectory = await played(functions, "x", does="plans")
+    refused = await played(functions, "x", does="plans", answer="nobody")
     assert trajectory.contexts == ("planner", "worker", "worker") and len(trajectory.rows()) == 3
     assert trajectory.turn_rewards == (0.5, 0.0, 1.0) and trajectory.environment_reward == 1.5
     assert refused.outcome is Outcome.ENVIRONMENT_ERROR and "'nobody'" in refused.info["error"]

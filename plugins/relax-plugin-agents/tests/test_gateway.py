@@ -13,9 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 from relax_plugin_agents import gateway as served
 from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
@@ -40,6 +38,9 @@ class Inside:
     """What an agent's author has at hand."""
 
     def __init__(self, gateway: Gateway, session: AgentSession) -> None:
+        import anthropic
+        import openai
+
         self.gateway, self.session = gateway, session
         self.openai = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session.agent_key, max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=gateway.url, api_key=session.agent_key, max_retries=0)
@@ -167,6 +168,9 @@ async def test_calls_of_tools_come_and_go_through_the_client(family: str, monkey
 
 
 async def test_what_would_change_the_distribution_is_refused_and_not_asked_again() -> None:
+    import anthropic
+    import openai
+
     async def agent(inside: Inside) -> None:
         with pytest.raises(openai.BadRequestError, match="logit_bias") as refused:
             await inside.chat("a", logit_bias={"5": 3})
@@ -268,6 +272,8 @@ async def test_a_request_that_is_sent_again_in_flight_is_one_call() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_its_client_did_not_wait_for_is_given_to_the_next_that_asks(stream: bool) -> None:
+    import openai
+
     async def agent(inside: Inside) -> None:
         with pytest.raises(openai.APITimeoutError):
             answer = await inside.chat("a", stream=stream, timeout=0.5)
@@ -283,6 +289,8 @@ async def test_an_answer_that_its_client_did_not_wait_for_is_given_to_the_next_t
 
 
 async def test_an_answer_that_nobody_read_is_not_trained() -> None:
+    import openai
+
     async def agent(inside: Inside) -> None:
         assert (await inside.chat("first")).choices[0].message.content == "read"
         policy.let.clear()
@@ -432,6 +440,8 @@ async def test_a_stream_whose_sample_ends_says_so_behind_what_it_has_sent() -> N
 
 
 async def test_a_context_has_conversations_of_its_own_and_a_reward() -> None:
+    import openai
+
     async def agent(inside: Inside) -> None:
         for context in ("planner", "worker"):
             await inside.chat("a", extra_headers={"x-relax-context": context})
@@ -491,6 +501,8 @@ async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(
 
 
 async def test_requests_of_one_sample_are_bounded_together_where_that_is_asked() -> None:
+    import openai
+
     gateway = Gateway("policy")
     await gateway.start()
 
@@ -513,6 +525,8 @@ async def test_requests_of_one_sample_are_bounded_together_where_that_is_asked()
 
 
 async def test_a_pool_is_a_model_of_its_own_name_and_what_it_says_is_not_trained() -> None:
+    import openai
+
     heard: list[str] = []
 
     async def agent(inside: Inside) -> None:
@@ -581,6 +595,9 @@ async def test_side_calls_are_drawn_by_what_is_asked_and_not_by_their_order() ->
 
 
 async def test_a_stream_of_a_pool_that_breaks_off_says_why_in_every_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    import anthropic
+    import openai
+
     monkeypatch.setattr("relax_plugin_agents.gateway.HEARTBEAT_S", 0.05)
 
     class Late(Seeded):
@@ -605,6 +622,8 @@ async def test_a_stream_of_a_pool_that_breaks_off_says_why_in_every_dialect(monk
 
 
 async def test_a_pool_that_can_not_be_asked_is_told_and_remembered() -> None:
+    import openai
+
     async def agent(inside: Inside) -> None:
         await inside.chat("a")
         with pytest.raises(openai.InternalServerError, match="no engine"):

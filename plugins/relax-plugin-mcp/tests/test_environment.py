@@ -50,12 +50,23 @@ def table(kind: str, *arguments: str, name: str = "tools", **more: Any) -> dict[
     return {"name": name, "command": ("python", SERVERS, kind, *arguments), "start_s": 60.0, **more}
 
 
+OFFERED: dict[str, tuple[Tool, ...]] = {}
+"""The tools of servers that a test has asked already: each answer costs the start of a server."""
+
+
+async def offered(servers: tuple[dict[str, Any], ...]) -> tuple[Tool, ...]:
+    key = repr([{**server, "per": "sample"} for server in servers])
+    if key not in OFFERED:
+        OFFERED[key] = tuple(await Mcp.find_tools(McpOptions(servers=servers)))
+    return OFFERED[key]
+
+
 @asynccontextmanager
 async def playing(*servers: dict[str, Any], shared: Any = None, **more: Any) -> AsyncIterator[Any]:
     """An instance that is reset, with its tools; a function that calls one and gives the content of the answer."""
     options = McpOptions(servers=servers, **more)
     environment = Mcp(options)
-    environment.tools = await Mcp.find_tools(options)
+    environment.tools = await offered(servers)
     environment.shared = shared if shared is not None else await Mcp.open(options)
     try:
         await environment.reset(TASK, 7)
@@ -121,8 +132,8 @@ async def test_a_program_sees_its_own_variables_and_no_credential_of_the_run(mon
         await Mcp.find_tools(McpOptions(servers=[telling]))
 
 
-async def test_tools_are_allowed_prefixed_and_held_fast_by_their_digest() -> None:
-    chosen = table("good", allow=("divide", "add"), prefix="calc_")
+async def test_tools_are_allowed_prefixed_and_held_fast_by_their_digest(address: str) -> None:
+    chosen = {"name": "tools", "url": address, "allow": ("divide", "add"), "prefix": "calc_"}
     tools = await Mcp.find_tools(McpOptions(servers=[chosen]))
     assert [(tool.name, tool.description, tool.source) for tool in tools] == [
         ("calc_add", "Add two numbers.", "tools"), ("calc_divide", "Divide two numbers.", "tools"),
@@ -204,7 +215,7 @@ async def test_a_server_at_an_address_answers_as_a_program_does(address: str, pe
         assert await call("divide", a=1, b=0) == "Error executing tool divide"
         assert "do not fit its parameters" in await call("add", a=2)
         with pytest.raises(RuntimeError, match="server tools: it answered with more than 16777216 bytes"):
-            await call("repeat", word="x" * 1000, times=100_000)
+            await call("repeat", word="x" * 1000, times=20_000)
         with pytest.raises(RuntimeError, match="more than 16777216 bytes"):
             await call("add", a=2, b=3)
         async with playing(at, shared=call.environment.shared) as after:
@@ -267,8 +278,9 @@ async def played(folder: Path, server: dict[str, Any], *lines: str) -> tuple[tup
         await workers.close()
 
 
-async def test_a_sample_calls_a_tool_and_its_result_is_masked(tmp_path: Path) -> None:
-    tools, trajectory = await played(tmp_path, table("good", allow=("add",)), ADDS, "<tool_call>no", "5")
+async def test_a_sample_calls_a_tool_and_its_result_is_masked(tmp_path: Path, address: str) -> None:
+    server = {"name": "tools", "url": address, "allow": ("add",)}
+    tools, trajectory = await played(tmp_path, server, ADDS, "<tool_call>no", "5")
     assert [tool.name for tool in tools] == ["add"]
     assert trajectory.outcome is Outcome.FINISHED
     (row,) = texts(trajectory)

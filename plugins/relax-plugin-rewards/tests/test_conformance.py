@@ -8,6 +8,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import math_verify  # noqa: F401 (the suites' processes are forked with the slow modules that this process has)
 from relax_plugin_rewards.remote import Remote, RemoteOptions
 
 from relax_core.api import Task

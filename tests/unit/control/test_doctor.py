@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,14 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
 
 RECIPE = ["quickstart"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _devices_once() -> Iterator[None]:
+    """Ask torch for the devices once: its import takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "devices", cache(doctor.devices))
+        yield
 
 
 def named(name: str, *overrides: str) -> list[str]:

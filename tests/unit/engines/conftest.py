@@ -11,8 +11,15 @@ from tests.unit.engines.pool_fixtures import Gate
 from tests.unit.engines.scripted_engine import GATE
 
 
+@pytest.fixture(scope="session")
+def gate_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One path for all tests: each environment of engines has a fork server of its own."""
+    return tmp_path_factory.mktemp("gate") / "gate"
+
+
 @pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+def gate(gate_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Shut for the engines of this test."""
-    monkeypatch.setenv(GATE, str(tmp_path / "gate"))
-    return Gate(tmp_path / "gate")
+    gate_path.unlink(missing_ok=True)
+    monkeypatch.setenv(GATE, str(gate_path))
+    return Gate(gate_path)

@@ -21,6 +21,8 @@ from tests.unit.engines.scripted_engine import GATE, LONG
 
 ENGINE = Chosen("engine", "scripted")
 NONE = Chosen("weight-transport", "none")
+FORKED = ("tests.unit.engines.scripted_engine",)
+"""Modules that the fork server imports once, so that an engine starts in milliseconds."""
 KINDS = {"ScriptedEngine": Capabilities(in_flight_updates=True), "AbortingEngine": Capabilities(),
          "DrainingEngine": Capabilities()}  # fmt: skip
 
@@ -49,7 +51,7 @@ async def engines(
             f"engine-{n}",
             ENGINE,
             spec,
-            WorkerSpec(f"engine-{n}", ENGINE, env=env, target=target),
+            WorkerSpec(f"engine-{n}", ENGINE, env=env, target=target, preload=FORKED),
             workers,
             KINDS.get(kind, KINDS["ScriptedEngine"]),
             silence_s=silence_s,

@@ -19,7 +19,7 @@ from relax_core.engines.slot import EngineSlot
 from relax_core.engines.supervisor import WeightUpdater, difference
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.weights.registry import WeightRegistry
-from tests.unit.engines.pool_fixtures import NONE, ask, call, until
+from tests.unit.engines.pool_fixtures import FORKED, NONE, ask, call, until
 
 ENGINE = Chosen("engine", "scripted")
 
@@ -42,7 +42,7 @@ async def pool_of(
 
     def slot(number: int, kind: str) -> EngineSlot:
         name, target = f"engine-{number}", f"tests.unit.engines.scripted_engine:{kind}"
-        worker = WorkerSpec(name, ENGINE, env={"PYTHONPATH": os.getcwd()}, target=target)
+        worker = WorkerSpec(name, ENGINE, env={"PYTHONPATH": os.getcwd()}, target=target, preload=FORKED)
         return EngineSlot(name, ENGINE, EngineSpec({}, 64), worker, workers, Capabilities(in_flight_updates=True))
 
     async def report(what: str, detail: str, seconds: float) -> None:

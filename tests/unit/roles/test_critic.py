@@ -9,9 +9,12 @@ import pytest
 
 from relax_core.api.errors import DeadlineExceeded, DiskFull
 from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, StepMeasured
+from relax_core.runners import context
 from tests.unit.roles.simulated_run import SimulatedRun
 
-MODES = pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
+ALL_MODES = ["colocate", "hybrid", "async"]
+MODES_AND_CHECKPOINTS = pytest.mark.parametrize(("mode", "every"), [("colocate", 3), ("hybrid", 0), ("async", 3)])
+"""Steps between checkpoints; 0: none."""
 
 
 def learnt(outcome):
@@ -20,24 +23,30 @@ def learnt(outcome):
             if isinstance(event, StepMeasured)]  # fmt: skip
 
 
-@MODES
-def test_the_critic_learns_once_from_each_step_of_the_actor(tmp_path, mode):
-    outcome = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=8).run()
-    assert [step for step, _ in learnt(outcome)] == list(range(1, 9))
+@pytest.fixture(scope="module", params=ALL_MODES)
+def trained(request, tmp_path_factory):
+    """The placement mode, and the outcome of seven steps with a checkpoint every third one."""
+    run = SimulatedRun(tmp_path_factory.mktemp("run"), algorithm="ppo", placement=request.param, steps=7,
+                       checkpoint={"every": 3})  # fmt: skip
+    return request.param, run.run()
+
+
+def test_the_critic_learns_once_from_each_step_of_the_actor(trained):
+    _, outcome = trained
+    assert [step for step, _ in learnt(outcome)] == list(range(1, 8))
     assert {rows for _, rows in learnt(outcome)} == {16.0}
-    assert outcome.account.balanced and outcome.account.trained == 8 * 16
+    assert outcome.account.balanced and outcome.account.trained == 7 * 16
 
 
 def test_values_are_of_the_steps_start_where_nothing_is_stale(tmp_path):
-    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="hybrid", max_staleness=0, steps=6)
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="hybrid", max_staleness=0, steps=4)
     outcome = simulation.run()
     told = [event.metrics["critic/value_mean"] for event in outcome.events if isinstance(event, StepMeasured)]
-    assert told == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert told == [0.0, 1.0, 2.0, 3.0]
 
 
-@MODES
-def test_ranks_of_the_critic_work_only_in_turns_with_neighbours(tmp_path, mode):
-    outcome = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=6).run()
+def test_ranks_of_the_critic_work_only_in_turns_with_neighbours(trained):
+    mode, outcome = trained
     own = outcome.of("critic-rank", "accumulate") + outcome.of("critic-rank", "forward")
     others = outcome.of("actor-rank", "accumulate")
     meets = any(one.overlaps(other) for one in own for other in others)
@@ -57,10 +66,31 @@ def test_a_warm_up_trains_the_critic_alone(tmp_path):
     assert outcome.account.trained == 5 * 16
 
 
-@MODES
-@pytest.mark.parametrize("every", [0, 3])
+@MODES_AND_CHECKPOINTS
 def test_a_killed_critic_learns_again_what_no_checkpoint_holds(tmp_path, mode, every):
-    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=6, checkpoint={"every": every})
+
+    async def kill(stage):
+        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 4]:
+            await stage.clock.sleep(0.05)
+        await stage.workers.alive["critic-rank-0"].kill()
+
+    outcome = simulation.run(kill)
+    again = [step for step, _ in learnt(outcome)]
+    start = 3 if every else 0
+    assert again == [1, 2, 3, 4, *range(start + 1, 7)]
+    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["critic"]
+    assert outcome.account.balanced and outcome.account.trained == 6 * 16
+    assert len({step.step for step in outcome.steps}) == len(outcome.steps) == 6
+
+
+def test_a_checkpoint_waits_for_a_critic_that_learns_many_steps_again(tmp_path, monkeypatch):
+    """Together they take longer than a step may, and longer than a quarter of an hour."""
+    monkeypatch.setattr(context, "HEARTBEAT_S", 5.0)  # virtual hours cost real heartbeats
+    rollout = {"prompts_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
+    trainer = {"name": "scripted-trainer", "critic_s": 190.0}
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=6, checkpoint={"every": 6},
+                              rollout=rollout, trainer=trainer)  # fmt: skip
 
     async def kill(stage):
         while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
@@ -68,29 +98,8 @@ def test_a_killed_critic_learns_again_what_no_checkpoint_holds(tmp_path, mode, e
         await stage.workers.alive["critic-rank-0"].kill()
 
     outcome = simulation.run(kill)
-    again = [step for step, _ in learnt(outcome)]
-    start = 3 if every else 0
-    assert again == [1, 2, 3, 4, 5, *range(start + 1, 10)]
-    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["critic"]
-    assert outcome.account.balanced and outcome.account.trained == 9 * 16
-    assert len({step.step for step in outcome.steps}) == len(outcome.steps) == 9
-
-
-def test_a_checkpoint_waits_for_a_critic_that_learns_many_steps_again(tmp_path):
-    """Together they take longer than a step may, and longer than a quarter of an hour."""
-    rollout = {"prompts_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
-    trainer = {"name": "scripted-trainer", "critic_s": 150.0}
-    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=9, checkpoint={"every": 9},
-                              rollout=rollout, trainer=trainer)  # fmt: skip
-
-    async def kill(stage):
-        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 8]:
-            await stage.clock.sleep(0.05)
-        await stage.workers.alive["critic-rank-0"].kill()
-
-    outcome = simulation.run(kill)
-    assert [step for step, _ in learnt(outcome)] == [*range(1, 9), *range(1, 10)]
-    assert [Path(event.path).name for event in outcome.events if isinstance(event, CheckpointSaved)] == ["step-000009"]
+    assert [step for step, _ in learnt(outcome)] == [*range(1, 6), *range(1, 7)]
+    assert [Path(event.path).name for event in outcome.events if isinstance(event, CheckpointSaved)] == ["step-000006"]
     assert not [event for event in outcome.events if isinstance(event, RoleFailed) and event.role == "actor"]
 
 
@@ -103,9 +112,8 @@ def test_a_checkpoint_does_not_wait_for_a_critic_that_gets_no_further(tmp_path):
     assert failed.group_contains(DeadlineExceeded)
 
 
-@MODES
-def test_a_checkpoint_holds_actor_and_critic_of_one_step(tmp_path, mode):
-    outcome = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=7, checkpoint={"every": 3}).run()
+def test_a_checkpoint_holds_actor_and_critic_of_one_step(trained):
+    _, outcome = trained
     saved = [Path(event.path) for event in outcome.events if isinstance(event, CheckpointSaved)]
     assert [path.name for path in saved] == ["step-000003", "step-000006", "step-000007"]
     for path in saved[-2:]:
@@ -158,18 +166,17 @@ def test_nothing_stays_on_the_bus_that_checkpoints_hold(tmp_path):
     assert not simulation.bus.queue.ledger.provisional and not simulation.bus.queue.table.rows
 
 
-@MODES
-@pytest.mark.parametrize("every", [0, 3])
+@MODES_AND_CHECKPOINTS
 def test_the_critic_goes_back_with_the_actor(tmp_path, mode, every):
-    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=6, checkpoint={"every": every})
 
     async def kill(stage):
-        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
+        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 4]:
             await stage.clock.sleep(0.05)
         await stage.workers.alive["actor-rank-0"].kill()
 
     outcome = simulation.run(kill)
     start, again = 3 if every else 0, [step for step, _ in learnt(outcome)]
-    back = again.index(start + 1, 5) if start + 1 in again[5:] else len(again)
-    assert again[:back] == list(range(1, back + 1)) and again[back:] == list(range(start + 1, 10))
-    assert outcome.account.balanced and outcome.account.trained == 9 * 16
+    back = again.index(start + 1, 4) if start + 1 in again[4:] else len(again)
+    assert again[:back] == list(range(1, back + 1)) and again[back:] == list(range(start + 1, 7))
+    assert outcome.account.balanced and outcome.account.trained == 6 * 16

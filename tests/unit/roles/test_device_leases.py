@@ -12,7 +12,7 @@ import pytest
 from relax_core.api.events import RoleRecovered
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun, Span
 
-STEPS = 6
+STEPS = 4
 SAMPLES = STEPS * 4 * 4
 CPU = {"mode": "colocate"}
 GPU = {**CPU, "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}, "reference": {"gpus_per_rank": 1}}
@@ -32,9 +32,10 @@ def training(outcome: RunOutcome) -> list[Span]:
     return [*outcome.of("actor-rank", "accumulate"), *outcome.of("actor-rank", "publish")]
 
 
-@pytest.mark.parametrize("placement", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, staleness: int, placement: Any) -> None:
+@pytest.mark.parametrize(
+    ("placement", "staleness"), [(CPU, 0), (CPU, 2), (GPU, 0), (GPU, 1)], ids=["cpu-0", "cpu-2", "gpu-0", "gpu-1"]
+)
+def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, placement: Any, staleness: int) -> None:
     outcome = simulation(tmp_path, placement=placement, max_staleness=staleness, **REFERENCE).run(at_most_s=1e3)
     assert outcome.account.trained == SAMPLES and outcome.account.balanced
     assert max(outcome.metric("lag/max")) <= staleness

@@ -143,6 +143,12 @@ SEEN |= {  # the trainer is told; what it makes of them, its own tests show
     f"model.lora.{name}": Seen(value, lambda run, name=name: (run.actor.model.get("lora") or {}).get(name), value)
     for name, value in LORA.items()
 }
+TOGETHER = (
+    {name for name in SEEN if name.startswith("model.lora.")},
+    {name for name in SEEN if name.startswith("optimizer.")},
+    {"seed", "rollout.max_new_tokens", "rollout.temperature", "rollout.top_p", "rollout.dtype"},
+)
+"""Settings that are set in one run, since none changes what shows another."""
 DATA, CHAT, TASKS = "tests/unit/data/test_dataset.py", "tests/unit/data/test_chat.py", "tests/unit/data/test_tasks.py"
 ADAPTERS, TEACHER = "plugins/relax-plugin-torch/tests/test_adapters.py", "tests/unit/roles/test_teacher.py"
 GUARD, TRAINER = "tests/unit/roles/test_guard.py", "plugins/relax-plugin-torch/tests/test_trainer.py"
@@ -222,9 +228,9 @@ def test_what_is_seen_elsewhere_has_its_test_there(where: str) -> None:
     assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
 
 
-@pytest.fixture
-def observe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Observed]:
-    """Run with some settings, and tell what workers were asked."""
+@pytest.fixture(scope="module")
+def observe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Observed]]:
+    """Run with some settings and return what workers were asked. Equal settings run once."""
     now = Observed()
     call, stream = SimulatedWorker.call, SimulatedWorker.stream
 
@@ -241,47 +247,61 @@ def observe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ob
             now.requests.extend(args[0])
         return stream(self, method, *args, timeout_s=timeout_s)
 
-    monkeypatch.setattr(simulated_run.SimulatedWorker, "call", calling)
-    monkeypatch.setattr(simulated_run.SimulatedWorker, "stream", streaming)
+    seen: dict[str, Observed] = {}
 
     def run(**settings: Any) -> Observed:
         nonlocal now
-        now = Observed()
-        now.outcome = SimulatedRun(tmp_path, **settings).run()
-        return now
+        key = json.dumps(settings, sort_keys=True)
+        if key not in seen:
+            seen[key] = now = Observed()
+            now.outcome = SimulatedRun(tmp_path_factory.mktemp("run"), **settings).run()
+        return seen[key]
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulated_run.SimulatedWorker, "call", calling)
+        patch.setattr(simulated_run.SimulatedWorker, "stream", streaming)
+        yield run
 
 
-def _merged(setting: str, value: Any, beside: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as tables: the one with its value in what stands beside it."""
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `both.jsonl`, whose columns are prompt and question, and `other.jsonl`, whose prompts differ."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [{"prompt": f"p{at}", "question": f"q{at}"} for at in range(16)]
+    others = [{**row, "prompt": f"o{at}"} for at, row in enumerate(rows)]
+    for name, written in (("both.jsonl", rows), ("other.jsonl", others)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in written))
+    return folder
+
+
+def _merged(values: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `beside` as tables, with these settings set."""
     merged = {"steps": STEPS, **json.loads(json.dumps(beside))}
-    *tables, name = setting.split(".")
-    table = merged
-    for part in tables:
-        table = table.setdefault(part, {})
-    table[name] = value
+    for setting, value in values.items():
+        *tables, name = setting.split(".")
+        table = merged
+        for part in tables:
+            table = table.setdefault(part, {})
+        table[name] = value
     return merged
 
 
 @pytest.mark.parametrize("setting", SEEN)
-def test_a_setting_is_seen_in_what_it_governs(setting: str, observe: Callable[..., Observed], tmp_path: Path) -> None:
+def test_a_setting_is_seen_in_what_it_governs(setting: str, observe: Callable[..., Observed], tasks: Path) -> None:
     seen, value = SEEN[setting], SEEN[setting].value
-    rows = [{"prompt": f"p{at}", "question": f"q{at}"} for at in range(16)]
-    for name, key in (("both.jsonl", "prompt"), ("other.jsonl", "prompt")):
-        renamed = [{**row, key: f"o{at}"} if name == "other.jsonl" else row for at, row in enumerate(rows)]
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in renamed))
     if setting.endswith(".path"):
-        value = str(tmp_path / value)
+        value = str(tasks / value)
     beside = dict(seen.beside)
     if setting == "data.columns":
-        beside["data"] = {"train": str(tmp_path / "both.jsonl")}
+        beside["data"] = {"train": str(tasks / "both.jsonl")}
     if setting.startswith("eval.sets."):
-        held = {"name": "held", "path": str(tmp_path / "both.jsonl")}
+        held = {"name": "held", "path": str(tasks / "both.jsonl")}
         plain = {**beside, "eval": {**beside["eval"], "sets": [held]}}
         changed = {**beside, "eval": {**beside["eval"], "sets": [{**held, setting.rpartition(".")[2]: value}]}}
         before, after = observe(steps=STEPS, **plain), observe(steps=STEPS, **changed)
     else:
-        before, after = observe(**{"steps": STEPS, **beside}), observe(**_merged(setting, value, beside))
+        group = next((names for names in TOGETHER if setting in names), ())
+        values = {name: SEEN[name].value for name in SEEN if name in group} or {setting: value}
+        before, after = observe(**{"steps": STEPS, **beside}), observe(**_merged(values, beside))
     assert seen.see(after) == seen.want
     assert seen.see(before) != seen.want, "it is so without the setting, and shows nothing"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.roles.simulated_run import SimulatedRun, Span
 
-STEPS = 6
+STEPS = 4
 REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
 FORWARD = {"batch": {"updates_per_step": 2}, "algorithm": {"name": "grpo", "correction": "truncate"}}
 GPU = {"mode": "colocate", "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}}
@@ -27,11 +27,19 @@ def gaps(spans: Iterable[Span]) -> list[tuple[float, float]]:
     return found
 
 
-@pytest.mark.parametrize("roles", [{}, REFERENCE, FORWARD], ids=["few", "reference", "two-updates"])
-@pytest.mark.parametrize("placement", ["colocate", GPU, "hybrid", "async"], ids=["colocate", "gpu", "hybrid", "async"])
-@pytest.mark.parametrize("staleness", [0, 1])
+ROLES = {"few": {}, "reference": REFERENCE, "two-updates": FORWARD}
+PLACEMENTS = {"colocate": "colocate", "gpu": GPU, "hybrid": "hybrid", "async": "async"}
+CASES = {
+    f"{role}-{placement}-{(at + row) % 2}": (ROLES[role], PLACEMENTS[placement], (at + row) % 2)
+    for row, role in enumerate(ROLES)
+    for at, placement in enumerate(PLACEMENTS)
+}
+"""All roles in all placements; each of them has both values of the staleness."""
+
+
+@pytest.mark.parametrize(("roles", "placement", "staleness"), CASES.values(), ids=CASES)
 def test_at_every_moment_of_a_run_somebody_works(
-    tmp_path: Path, placement: Any, roles: dict[str, Any], staleness: int
+    tmp_path: Path, roles: dict[str, Any], placement: Any, staleness: int
 ) -> None:
     outcome = SimulatedRun(tmp_path, steps=STEPS, placement=placement, max_staleness=staleness, **roles).run(
         at_most_s=1e3

@@ -16,7 +16,7 @@ from relax_core.api.errors import InfrastructureError
 from relax_core.api.events import SamplesScored
 from tests.unit.roles.test_schedule import SAMPLES, SimulatedRun, stragglers, whole
 
-STEPS, K = 20, 2
+STEPS, K = 10, 2
 KINDS = {"scripted-engine": False, "scripted-letting-engine": False, "scripted-keeping-engine": True}
 
 
@@ -90,7 +90,7 @@ def test_deaths_and_pauses_with_partial_samples_lose_nothing(tmp_path: Path, eng
 
 def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path) -> None:
     async def strike(simulation: SimulatedRun) -> None:
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(12.0)
         simulation.roles["rollout"]._failed.set_exception(InfrastructureError("struck"))
 
     outcome = SimulatedRun(tmp_path, **long("scripted-engine")).run(strike)

@@ -68,8 +68,9 @@ def test_a_trainer_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, mode: s
     assert [s.step for s in outcome.steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8]
 
 
-@MODES
-@pytest.mark.parametrize(("every", "restored"), [(4, 4), (0, 0)], ids=["from a checkpoint", "from the beginning"])
+@pytest.mark.parametrize(
+    ("mode", "every", "restored"), [("colocate", 4, 4), ("hybrid", 0, 0), ("async", 4, 4), ("async", 0, 0)]
+)
 def test_an_actor_whose_process_dies_goes_on_in_another_one(
     tmp_path: Path, mode: str, every: int, restored: int
 ) -> None:

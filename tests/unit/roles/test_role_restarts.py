@@ -54,7 +54,7 @@ def starts(outcome: RunOutcome, worker: str) -> int:
 )
 def test_a_role_whose_loop_fails_restarts_with_its_workers(tmp_path: Path, role: str, workers: tuple[str, ...]) -> None:
     simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **ASYNC)
-    outcome = simulation.run(*failing(role, 3.3, 17.9, 31.2))  # type: ignore[arg-type]
+    outcome = simulation.run(*failing(role, 3.3, 8.9, 14.2))  # type: ignore[arg-type]
     whole(outcome)
     assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == [role] * 3
     assert [starts(outcome, worker) for worker in workers] == [4] * len(workers)
@@ -71,11 +71,11 @@ def test_a_rollout_restarts_while_the_actor_goes_back(tmp_path: Path) -> None:
     """The trainer has no checkpoint, so that the run goes back to its start while the rollout is begun anew."""
 
     async def strike(simulation: SimulatedRun) -> None:
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(8.0)
         await simulation.workers.alive["actor-rank-0"].kill()
 
     simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1)
-    outcome = simulation.run(strike, *failing("rollout", 9.9, 10.6))  # type: ignore[arg-type]
+    outcome = simulation.run(strike, *failing("rollout", 7.9, 8.6))  # type: ignore[arg-type]
     assert outcome.account.trained == STEPS * 16 and outcome.account.balanced
     assert all(0 <= lag <= 1 for lag in outcome.metric("lag/max"))
     assert {event.role for event in outcome.events if isinstance(event, RoleFailed)} == {"actor", "rollout"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollout, advantages and actor over hundreds of steps: lag within bounds, overlap where it is allowed, nothing lost."""
+"""Rollout, advantages and actor over many steps: lag within bounds, overlap where it is allowed, nothing lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relax_core.api.errors import DeadlineExceeded
 from relax_core.api.events import RoleFailed, RoleRecovered
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
-STEPS, SAMPLES = 40, 16
+STEPS, SAMPLES = 16, 16
 
 
 def whole(outcome: RunOutcome, steps: int = STEPS, staleness: int = 1) -> None:
@@ -38,15 +38,15 @@ def overlapping(outcome: RunOutcome) -> int:
 
 
 def test_of_whole_steps_only_staleness_lets_engines_generate_while_the_actor_trains(tmp_path: Path) -> None:
-    whole_steps = {"steps": 70, "batch": {"stream": False}}
+    whole_steps = {"steps": STEPS, "batch": {"stream": False}}
     outcome = [SimulatedRun(tmp_path / str(k), max_staleness=k, **whole_steps).run() for k in (0, 1, 2)]
     for staleness, one in enumerate(outcome):
-        whole(one, 70, staleness)
-        assert one.account.trained == 70 * SAMPLES
+        whole(one, STEPS, staleness)
+        assert one.account.trained == STEPS * SAMPLES
         assert not any(one.metric("samples/dropped"))
     on_policy, one_behind, two_behind = outcome
     assert overlapping(on_policy) == 0
-    assert overlapping(one_behind) >= 68 and overlapping(two_behind) >= 67
+    assert overlapping(one_behind) >= STEPS - 2 and overlapping(two_behind) >= STEPS - 3
     assert one_behind.seconds < 0.8 * on_policy.seconds
 
 
@@ -58,7 +58,7 @@ def test_a_slow_publish_delays_but_never_exceeds_the_bound(tmp_path: Path) -> No
     whole(SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **late).run())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_engines_that_die_at_any_time_lose_no_sample(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
 
@@ -93,14 +93,18 @@ def stragglers(rule: str, tokens: int = 200, share: float = 1 / 16) -> dict[str,
 @pytest.mark.parametrize("rule", ["wait", "drop", "regenerate", "mask"])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_every_late_rule_keeps_the_bound_and_the_account(tmp_path: Path, rule: str, staleness: int) -> None:
-    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=staleness, **stragglers(rule)).run()
-    whole(outcome, staleness=staleness)
-    assert outcome.seconds < STEPS * 7.0  # a step's deadline, a poll and the update: nobody waits for a straggler
+    steps = 10
+    outcome = SimulatedRun(tmp_path, steps=steps, max_staleness=staleness, **stragglers(rule)).run()
+    whole(outcome, steps, staleness)
+    assert outcome.seconds < steps * 7.0  # a step's deadline, a poll and the update: nobody waits for a straggler
     reasons = {name.rpartition("/")[2] for step in outcome.steps for name in step.metrics if "dropped/" in name}
     assert reasons == ENDED[rule]
+    if rule == "drop":
+        assert outcome.of("engine", "abort"), "engines stop generating what was dropped"
+        assert not [span for span in outcome.of("engine", "generate") if span.end - span.start > 200 * 0.1 - 1e-6]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from(["wait", "mask", "drop", "regenerate"]), st.integers(0, 3), st.sampled_from([30, 90, 1000, 10**5]),
     st.sampled_from([1 / 16, 1 / 8, 1.0]), st.booleans(), st.booleans(),
@@ -114,7 +118,7 @@ def test_no_straggler_however_long_keeps_a_run_from_its_end(
     algorithm = {"name": "reinforce-plus-plus" if whole_batches else "grpo"}
     late = {**stragglers(rule, tokens, share), "batch": {"stream": streams}, "algorithm": algorithm}
     with TemporaryDirectory() as folder:
-        whole(SimulatedRun(Path(folder), steps=6, max_staleness=staleness, **late).run(), 6, staleness)
+        whole(SimulatedRun(Path(folder), steps=5, max_staleness=staleness, **late).run(), 5, staleness)
 
 
 def test_where_everything_is_too_late_the_run_ends_and_says_so(tmp_path: Path) -> None:
@@ -124,16 +128,9 @@ def test_where_everything_is_too_late_the_run_ends_and_says_so(tmp_path: Path) -
     assert failed.group_contains(DeadlineExceeded, match="raise rollout.step_timeout_s")
 
 
-def test_engines_stop_generating_what_was_dropped(tmp_path: Path) -> None:
-    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **stragglers("drop")).run()
-    assert outcome.of("engine", "abort")
-    straggling = [span for span in outcome.of("engine", "generate") if span.end - span.start > 200 * 0.1 - 1e-6]
-    assert not straggling
-
-
 def test_a_stateless_role_that_loses_its_workers_is_restarted_and_trains_on(tmp_path: Path) -> None:
     async def strike(simulation: SimulatedRun) -> None:
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(8.0)
         await simulation.workers.alive["reference-rank-0"].kill()
 
     outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, algorithm={"name": "grpo", "kl_coef": 0.1}).run(
@@ -145,7 +142,7 @@ def test_a_stateless_role_that_loses_its_workers_is_restarted_and_trains_on(tmp_
 
 def test_a_dead_trainer_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     async def strike(simulation: SimulatedRun) -> None:
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(6.0)
         await simulation.workers.alive["actor-rank-0"].kill()
 
     outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1).run(strike)

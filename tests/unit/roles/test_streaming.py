@@ -13,9 +13,10 @@ from relax_core.api.bus import Claim
 from relax_core.api.errors import InfrastructureError, StaleFence
 from relax_core.api.events import WorkRetried
 from relax_core.bus.leases import Lease
+from relax_core.runners import context
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
-STEPS, SAMPLES = 12, 16
+STEPS, SAMPLES = 6, 16
 SAME = (
     "train/loss",
     "tokens/trained",
@@ -37,6 +38,16 @@ def simulation(folder: Path, stream: bool = True, **settings: Any) -> SimulatedR
     })  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> RunOutcome:
+    return simulation(tmp_path_factory.mktemp("streamed")).run()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunOutcome:
+    return simulation(tmp_path_factory.mktemp("whole"), stream=False).run()
+
+
 def waiting(outcome: SimulatedRun) -> Lease | None:
     """The first lease of a step that still lacks groups."""
     leases = [lease for lease in outcome.bus.queue.leases.out.values() if lease.trains]
@@ -52,9 +63,8 @@ def updates(outcome: RunOutcome) -> int:
     return len(outcome.of("actor-rank", "finish_update"))
 
 
-def test_a_streamed_step_is_the_whole_one_sooner(tmp_path: Path) -> None:
+def test_a_streamed_step_is_the_whole_one_sooner(streamed: RunOutcome, whole: RunOutcome) -> None:
     """Samples depend on their seeds alone, so that both runs train on the same rows."""
-    streamed, whole = simulation(tmp_path / "streamed").run(), simulation(tmp_path / "whole", stream=False).run()
     for name in SAME:
         assert streamed.metric(name) == pytest.approx(whole.metric(name), abs=1e-6), name
     assert (chunks(whole), updates(whole), updates(streamed)) == (STEPS, STEPS, STEPS)
@@ -63,20 +73,18 @@ def test_a_streamed_step_is_the_whole_one_sooner(tmp_path: Path) -> None:
     assert streamed.account.trained == whole.account.trained == STEPS * SAMPLES
 
 
-def test_phases_of_a_streamed_step_add_up_to_it(tmp_path: Path) -> None:
-    outcome = simulation(tmp_path).run()
-    for step in outcome.steps:
+def test_phases_of_a_streamed_step_add_up_to_it(streamed: RunOutcome) -> None:
+    for step in streamed.steps:
         row = step.metrics
         assert row["time/step_s"] == pytest.approx(
             row["time/wait_rows_s"] + row["time/train_s"] + row["time/publish_s"]
         )
-    trained = sum(span.end - span.start for span in outcome.of("actor-rank", "accumulate"))
-    assert sum(outcome.metric("time/train_s")) == pytest.approx(trained, abs=0.1 * STEPS)
+    trained = sum(span.end - span.start for span in streamed.of("actor-rank", "accumulate"))
+    assert sum(streamed.metric("time/train_s")) == pytest.approx(trained, abs=0.1 * STEPS)
 
 
-def test_training_begins_while_the_step_is_still_being_generated(tmp_path: Path) -> None:
-    for stream, overlaps in ((True, True), (False, False)):
-        outcome = simulation(tmp_path / str(stream), stream=stream).run()
+def test_training_begins_while_the_step_is_still_being_generated(streamed: RunOutcome, whole: RunOutcome) -> None:
+    for outcome, overlaps in ((streamed, True), (whole, False)):
         generating = outcome.of("engine", "generate")
         accumulating = outcome.of("actor-rank", "accumulate")
         assert any(one.overlaps(other) for one in accumulating for other in generating) == overlaps
@@ -96,21 +104,21 @@ def test_the_bound_holds_however_early_a_group_is_claimed(tmp_path: Path, stalen
     assert outcome.account.trained == STEPS * SAMPLES and outcome.account.balanced
 
 
-def test_a_lease_lost_between_chunks_costs_work_and_trains_nothing_twice(tmp_path: Path) -> None:
-    lost = []
+def test_a_lease_lost_between_chunks_costs_work_and_trains_nothing_twice(tmp_path: Path, whole: RunOutcome) -> None:
+    lost: list[int] = []
 
     async def expiry(outcome: SimulatedRun) -> None:
-        while len(lost) < 3:
+        while len(lost) < 2:
             await asyncio.sleep(0.5)
             if (lease := waiting(outcome)) is not None and lease.number not in lost:
                 lease.expires = 0.0
                 lost.append(lease.number)
                 await asyncio.sleep(9.0)
 
-    harmed, whole = simulation(tmp_path / "harmed").run(expiry), simulation(tmp_path / "whole").run()
-    assert len(harmed.of("actor-rank", "abort_update")) == len(lost) == 3
+    harmed = simulation(tmp_path).run(expiry)
+    assert len(harmed.of("actor-rank", "abort_update")) == len(lost) == 2
     retries = [event for event in harmed.events if isinstance(event, WorkRetried)]
-    assert [(retry.role, retry.what, retry.count) for retry in retries] == [("actor", "steps", 1)] * 3
+    assert [(retry.role, retry.what, retry.count) for retry in retries] == [("actor", "steps", 1)] * 2
     assert updates(harmed) == STEPS
     assert harmed.account.trained == STEPS * SAMPLES and harmed.account.balanced
     assert harmed.metric("train/loss") == pytest.approx(whole.metric("train/loss"), abs=1e-6)
@@ -166,10 +174,13 @@ def test_a_stop_between_chunks_gives_the_rows_back(tmp_path: Path) -> None:
     assert outcome.account.trained == told[0] * SAMPLES and outcome.account.balanced
 
 
-def test_leases_last_as_long_as_groups_are_waited_for_and_trained(tmp_path: Path) -> None:
+def test_leases_last_as_long_as_groups_are_waited_for_and_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long between a step's first group and its last, and long training: the bus takes a lease back after minutes."""
-    slow = {"engine": {"name": "scripted-engine", "token_s": 60.0, "longest": 60}, "max_staleness": 1,
-            "trainer": {"name": "scripted-trainer", "train_s": 1500.0}, "steps": 2}  # fmt: skip
+    monkeypatch.setattr(context, "HEARTBEAT_S", 5.0)  # virtual hours cost real heartbeats
+    slow = {"engine": {"name": "scripted-engine", "token_s": 25.0, "longest": 60}, "max_staleness": 1,
+            "trainer": {"name": "scripted-trainer", "train_s": 800.0}, "steps": 2}  # fmt: skip
     rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64, "step_timeout_s": 1e5}
     outcome = simulation(tmp_path, rollout=rollout, **slow).run(at_most_s=1e6)
     assert max(outcome.metric("time/wait_rows_s")) > 600 and max(outcome.metric("time/train_s")) > 600
@@ -190,5 +201,5 @@ def test_past_its_deadline_a_streamed_step_closes_with_what_it_has(tmp_path: Pat
 def test_chunks_are_no_smaller_than_a_fraction_of_the_step(tmp_path: Path) -> None:
     """Sixteen groups a step: each call of the trainer but the last brings two or more."""
     rollout = {"prompts_per_step": 16, "group_size": 4, "max_new_tokens": 64}
-    outcome = simulation(tmp_path, rollout=rollout, steps=10).run()
-    assert 10 < chunks(outcome) <= 10 * 8
+    outcome = simulation(tmp_path, rollout=rollout, steps=4).run()
+    assert 4 < chunks(outcome) <= 4 * 8

@@ -43,6 +43,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+FORKED = pytest.mark.parametrize("way", ["forked"], indirect=True)
+"""For what happens once a child serves: both kinds of children run the same code then."""
+
+
 def spec(name: str = "w", target: str = "Hosted", memory_mb: int = 0, python: str = "") -> WorkerSpec:
     env = {"PYTHONPATH": os.getcwd()}
     target = f"tests.unit.runners.hosted:{target}"
@@ -82,6 +86,7 @@ def ours(others: set[int]) -> list[psutil.Process]:
     return [child for child in children if child.pid not in others and not gone(child.pid)]
 
 
+@FORKED
 async def test_large_arrays_travel_both_ways(worker: LocalWorker) -> None:
     sent = np.arange(4_000_000, dtype=np.float64).reshape(2, -1)
     got = await worker.call("double", sent, timeout_s=CALL_S)
@@ -118,6 +123,7 @@ async def test_the_log_is_its_owner_s_and_has_no_secret_and_no_control_character
     ]  # fmt: skip
 
 
+@FORKED
 async def test_nobody_but_its_parent_reaches_a_worker(worker: LocalWorker) -> None:
     assert psutil.Process(worker.pid).net_connections("inet") == []
     assert await worker.call("double", np.ones(1), timeout_s=CALL_S) == 2
@@ -131,6 +137,7 @@ async def test_a_workers_environment_has_the_runs_variables_which_are_never_show
     assert "hidden" not in repr(replace(one, run_env=env))
 
 
+@FORKED
 async def test_only_public_methods_can_be_called(worker: LocalWorker) -> None:
     for method in ("no_such", "_private", "component", "__class__"):
         with pytest.raises(ConfigError, match="no such public method"):
@@ -139,6 +146,7 @@ async def test_only_public_methods_can_be_called(worker: LocalWorker) -> None:
             _ = [item async for item in worker.stream(method, timeout_s=CALL_S)]
 
 
+@FORKED
 async def test_plain_errors_come_back_by_their_type_and_others_with_their_frames(worker: LocalWorker) -> None:
     with pytest.raises(ValueError, match="got 3; give 4"):
         await worker.call("refuse", timeout_s=CALL_S)
@@ -147,6 +155,7 @@ async def test_plain_errors_come_back_by_their_type_and_others_with_their_frames
     assert "hosted.py" in failed.value.frames
 
 
+@FORKED
 async def test_a_stream_gives_its_items_then_its_error(worker: LocalWorker) -> None:
     assert [item async for item in worker.stream("count", 5, timeout_s=CALL_S)] == [0, 1, 2, 3, 4]
     got = []
@@ -156,6 +165,7 @@ async def test_a_stream_gives_its_items_then_its_error(worker: LocalWorker) -> N
     assert got == [0]
 
 
+@FORKED
 async def test_a_call_past_its_deadline_says_so(worker: LocalWorker) -> None:
     with pytest.raises(DeadlineExceeded, match="w waited .* for spin"):
         await worker.call("spin", timeout_s=0.2)

@@ -115,6 +115,8 @@ class Wanderer(Environment[WildOptions]):
             file.write("closed\\n")
 '''
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 @asynccontextmanager
 async def pooled(
@@ -133,6 +135,61 @@ async def pooled(
         await pool.stop()
     finally:
         await children.close()
+
+
+class Shared:
+    """A pool that tests share; `closes` counts the instances that were closed since the test began."""
+
+    def __init__(self, pool: EnvironmentPool, folder: Path) -> None:
+        self.pool, self._folder, self._before = pool, folder, closes(folder)
+
+    def closes(self) -> int:
+        return closes(self._folder) - self._before
+
+
+@asynccontextmanager
+async def shared(
+    factory: pytest.TempPathFactory, name: str, **settings: Any
+) -> AsyncIterator[tuple[EnvironmentPool, Path]]:
+    folder = factory.mktemp(name)
+    async with pooled(folder, name, **settings) as pool:
+        yield pool, folder
+
+
+@pytest.fixture(scope="module")
+async def wild_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[EnvironmentPool, Path]]:
+    async with shared(tmp_path_factory, "wild") as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+async def wanderer_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[EnvironmentPool, Path]]:
+    async with shared(tmp_path_factory, "wanderer") as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+async def hurried_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[EnvironmentPool, Path]]:
+    async with shared(tmp_path_factory, "wanderer", timeout_s=2.0) as pool:
+        yield pool
+
+
+@pytest.fixture
+def wild(wild_pool: tuple[EnvironmentPool, Path]) -> Shared:
+    """Environments that do what the policy says."""
+    return Shared(*wild_pool)
+
+
+@pytest.fixture
+def wanderer(wanderer_pool: tuple[EnvironmentPool, Path]) -> Shared:
+    """Environments that branch."""
+    return Shared(*wanderer_pool)
+
+
+@pytest.fixture
+def hurried(hurried_pool: tuple[EnvironmentPool, Path]) -> Shared:
+    """Environments that branch, with a short deadline."""
+    return Shared(*hurried_pool)
 
 
 async def played(pool: EnvironmentPool, policy: Any, task: Task | None = None, seed: int = 7) -> Trajectory:
@@ -155,31 +212,28 @@ def closes(folder: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-async def test_an_episode_in_a_process_of_its_own(tmp_path: Path) -> None:
-    async with pooled(tmp_path) as pool:
-        trajectory = await played(pool, Script("a", "bye"))
+async def test_an_episode_in_a_process_of_its_own(wild: Shared) -> None:
+    trajectory = await played(wild.pool, Script("a", "bye"))
     assert texts(trajectory) == ["[user:go][tool:seed 7][a:A$][tool:a!][a:BYE$"]
     assert trajectory.step_rewards == (0.5, 0.5)
     assert trajectory.states == (state_key("start", (), ()), state_key("on", (), ()))
     assert trajectory.info["pid"] != os.getpid()
-    assert closes(tmp_path) == 1
+    assert wild.closes() == 1
 
 
-async def test_many_instances_share_a_process_and_its_set_up(tmp_path: Path) -> None:
-    async with pooled(tmp_path) as pool:
-        played_all = await asyncio.gather(*(played(pool, Script("a", "bye"), seed=seed) for seed in range(12)))
+async def test_many_instances_share_a_process_and_its_set_up(wild: Shared) -> None:
+    played_all = await asyncio.gather(*(played(wild.pool, Script("a", "bye"), seed=seed) for seed in range(12)))
     assert len({trajectory.info["pid"] for trajectory in played_all}) == 1
     assert [trajectory.messages[1].text for trajectory in played_all] == [f"seed {seed}" for seed in range(12)]
-    assert closes(tmp_path) == 12
+    assert wild.closes() == 12
 
 
 @pytest.mark.parametrize(("word", "said"), [("raise", "wild broke"), ("odd", "can't travel")])
-async def test_an_instance_that_fails_costs_its_own_sample(tmp_path: Path, word: str, said: str) -> None:
-    async with pooled(tmp_path) as pool:
-        bad, good = await asyncio.gather(played(pool, Script(word)), played(pool, Script("a", "bye")))
+async def test_an_instance_that_fails_costs_its_own_sample(wild: Shared, word: str, said: str) -> None:
+    bad, good = await asyncio.gather(played(wild.pool, Script(word)), played(wild.pool, Script("a", "bye")))
     assert (bad.outcome, good.outcome) == (Outcome.ENVIRONMENT_ERROR, Outcome.FINISHED)
     assert said in bad.info["error"]
-    assert closes(tmp_path) == 2
+    assert wild.closes() == 2
 
 
 async def test_an_instance_that_waits_for_ever_times_out_and_is_closed(tmp_path: Path) -> None:
@@ -192,50 +246,26 @@ async def test_an_instance_that_waits_for_ever_times_out_and_is_closed(tmp_path:
 @pytest.mark.parametrize(
     ("word", "outcome", "settings"),
     [
-        ("exit", Outcome.ENVIRONMENT_ERROR, {}),
-        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"timeout_s": 2.0}),
-        ("eat", Outcome.ENVIRONMENT_ERROR, {"memory_mb": 2048}),
-        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"isolation": "sample", "workers": 2, "timeout_s": 2.0}),
+        ("exit", Outcome.ENVIRONMENT_ERROR, {"retries": 1}),
+        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"timeout_s": 2.0, "retries": 1}),
+        ("eat", Outcome.ENVIRONMENT_ERROR, {"memory_mb": 2048, "retries": 1}),
+        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"isolation": "sample", "workers": 2, "timeout_s": 2.0, "retries": 1}),
     ],
 )
 async def test_who_breaks_a_process_has_that_outcome_and_the_samples_beside_it_are_played_to_their_end(
     tmp_path: Path, word: str, outcome: Outcome, settings: dict[str, Any]
 ) -> None:
-    """The others are in the middle of a step, or wait for the policy, when it happens."""
+    """The other is in the middle of a step, or waits for the policy, when it happens."""
     async with pooled(tmp_path, **settings) as pool:
-        bad, *good = await asyncio.gather(
-            played(pool, says("a", word)), *(played(pool, says("wait", "wait", "bye")) for _ in range(2)),
-        )  # fmt: skip
+        bad, good = await asyncio.gather(played(pool, says("a", word)), played(pool, says("wait", "wait", "bye")))
     assert bad.outcome is outcome and not bad.outcome.judged
-    assert [(one.outcome, one.step_rewards) for one in good] == [(Outcome.FINISHED, (0.5, 0.5, 0.5))] * 2
+    assert (good.outcome, good.step_rewards) == (Outcome.FINISHED, (0.5, 0.5, 0.5))
 
 
 async def test_a_sample_that_was_late_since_another_kept_the_process_busy_is_played_again(tmp_path: Path) -> None:
     async with pooled(tmp_path, timeout_s=3.0) as pool:
-        busy, *others = await asyncio.gather(
-            played(pool, says("busy", "bye")), *(played(pool, says("linger", "bye")) for _ in range(2))
-        )
-    assert [one.outcome for one in (busy, *others)] == [Outcome.FINISHED] * 3
-
-
-@pytest.mark.parametrize(("answer", "outcome"), [
-    ("block", Outcome.ENVIRONMENT_TIMEOUT), ("hang", Outcome.ENVIRONMENT_TIMEOUT), ("exit", Outcome.ENVIRONMENT_ERROR),
-])  # fmt: skip
-async def test_an_agent_that_breaks_its_process_costs_no_other_agent_its_sample(
-    tmp_path: Path, answer: str, outcome: Outcome
-) -> None:
-    def task(answer: str) -> Task:
-        return Task("t", (Message("user", "go"),), answer)
-
-    async def slowly(call: GenerateCall) -> Completion:
-        await asyncio.sleep(0.3)
-        return completion("a")
-
-    async with pooled(tmp_path, "wanderer", timeout_s=2.0) as pool:
-        good = [asyncio.create_task(played(pool, slowly, task("long"))) for _ in range(2)]
-        bad = await played(pool, says("a"), task(answer))
-        assert bad.outcome is outcome
-        assert [(await one).outcome for one in good] == [Outcome.FINISHED] * 2
+        busy, late = await asyncio.gather(played(pool, says("busy", "bye")), played(pool, says("linger", "bye")))
+    assert [one.outcome for one in (busy, late)] == [Outcome.FINISHED] * 2
 
 
 async def test_an_environment_that_may_run_in_the_role_s_process_is_kept_out_of_it_where_the_table_says_so(
@@ -248,11 +278,10 @@ async def test_an_environment_that_may_run_in_the_role_s_process_is_kept_out_of_
     assert inside.info["pid"] == os.getpid() != apart.info["pid"]
 
 
-async def test_a_process_killed_from_outside_is_replaced(tmp_path: Path) -> None:
-    async with pooled(tmp_path) as pool:
-        before = await played(pool, Script("bye"))
-        os.kill(before.info["pid"], signal.SIGKILL)
-        after = await played(pool, says("bye"))
+async def test_a_process_killed_from_outside_is_replaced(wild: Shared) -> None:
+    before = await played(wild.pool, Script("bye"))
+    os.kill(before.info["pid"], signal.SIGKILL)
+    after = await played(wild.pool, says("bye"))
     assert after.outcome is Outcome.FINISHED
     assert before.info["pid"] != after.info["pid"]
 
@@ -279,21 +308,20 @@ async def test_a_sample_whose_process_is_killed_under_it_is_played_again_and_tha
     assert re.fullmatch(r"environment-wild: process (ended: .*|was replaced); other samples were in it", why)
 
 
-async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:
+async def test_an_agent_branches_from_its_own_process(wanderer: Shared) -> None:
     async def by_what_was_said(call: GenerateCall) -> Completion:
         await asyncio.sleep(0)
         said = "".join(map(chr, call.tokens))
         return completion("L" if "left" in said else "R" if "right" in said else "p")
 
-    async with pooled(tmp_path, "wanderer") as pool:
-        trajectory = await played(pool, by_what_was_said)
+    trajectory = await played(wanderer.pool, by_what_was_said)
     assert trajectory.outcome is Outcome.FINISHED
     assert sorted(texts(trajectory)) == sorted(
         ["[user:go][a:P$][user:left][a:L$", "[user:go][a:p$][user:right][a:R$", "[user:lr][a:P$"]
     )
     assert trajectory.turn_rewards == (0.0, 0.25), "the session that it was given to, whose second turn was its newest"
     assert trajectory.states[2] == state_key("start", (), ())
-    assert closes(tmp_path) == 1
+    assert wanderer.closes() == 1
 
 
 @pytest.mark.parametrize(
@@ -302,40 +330,47 @@ async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:
         ("raise", Outcome.ENVIRONMENT_ERROR, 1),
         ("hang", Outcome.ENVIRONMENT_TIMEOUT, 1),
         ("block", Outcome.ENVIRONMENT_TIMEOUT, 0),
+        ("exit", Outcome.ENVIRONMENT_ERROR, 0),
     ],
 )
-async def test_an_agent_that_fails_is_an_outcome(tmp_path: Path, answer: str, outcome: Outcome, closed: int) -> None:
-    async with pooled(tmp_path, "wanderer", timeout_s=2.0) as pool:
-        trajectory = await played(pool, Script("a"), Task("t", (Message("user", "go"),), answer))
-        again = await played(pool, Script("a", "b", "c", "d"), Task("t", (Message("user", "go"),)))
-    assert trajectory.outcome is outcome
-    assert again.outcome is Outcome.FINISHED
-    assert closes(tmp_path) == closed + 1
+async def test_an_agent_that_fails_or_breaks_its_process_costs_no_other_agent_its_sample(
+    hurried: Shared, answer: str, outcome: Outcome, closed: int
+) -> None:
+    async def slowly(call: GenerateCall) -> Completion:
+        await asyncio.sleep(0.3)
+        return completion("a")
+
+    def task(answer: str) -> Task:
+        return Task("t", (Message("user", "go"),), answer)
+
+    good = asyncio.create_task(played(hurried.pool, slowly, task("long")))
+    bad = await played(hurried.pool, says("a"), task(answer))
+    assert bad.outcome is outcome
+    assert (await good).outcome is Outcome.FINISHED
+    assert hurried.closes() == closed + 1
 
 
-async def test_an_agent_out_of_turns_hears_that_it_ended(tmp_path: Path) -> None:
-    async with pooled(tmp_path, "wanderer") as pool, pool.instance() as environment:
+async def test_an_agent_out_of_turns_hears_that_it_ended(wanderer: Shared) -> None:
+    async with wanderer.pool.instance() as environment:
         trajectory = await play(environment, Script("a", "b", "c"), limits=Limits(100, 2))
     assert trajectory.outcome is Outcome.TRUNCATED
-    assert closes(tmp_path) == 1
+    assert wanderer.closes() == 1
 
 
-async def test_a_bug_of_the_policys_side_is_not_the_environments(tmp_path: Path) -> None:
-    async with pooled(tmp_path, "wanderer") as pool:
-        with pytest.raises(ZeroDivisionError):
-            await played(pool, Script(ZeroDivisionError()))
-    assert closes(tmp_path) == 1
+async def test_a_bug_of_the_policys_side_is_not_the_environments(wanderer: Shared) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await played(wanderer.pool, Script(ZeroDivisionError()))
+    assert wanderer.closes() == 1
 
 
-async def test_a_turn_is_told_to_an_environment_in_another_process_while_it_is_sampled(tmp_path: Path) -> None:
+async def test_a_turn_is_told_to_an_environment_in_another_process_while_it_is_sampled(wanderer: Shared) -> None:
     async def policy(call: GenerateCall) -> Completion:
         for end in range(1, 5) if call.watch is not None else ():
             call.watch(tuple(map(ord, "four"[:end])))
             await asyncio.sleep(0.1)
         return completion("four")
 
-    async with pooled(tmp_path, "wanderer") as pool:
-        trajectory = await played(pool, policy, Task("t", "go", "listen"))
+    trajectory = await played(wanderer.pool, policy, Task("t", "go", "listen"))
     heard = list(trajectory.info["heard"])
     assert trajectory.info["whole"] == "four" and len(heard) > 1 and heard == sorted(heard, key=len)
     assert all("four".startswith(text) for text in heard)

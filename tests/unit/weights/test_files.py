@@ -44,7 +44,7 @@ def test_stump_of_a_file_is_caught(tmp_path: Path, size: int) -> None:
         list(Disk().receive(manifest))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_flipped_bit_of_the_data_is_caught(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:

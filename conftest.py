@@ -29,7 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose which tests run one after another in one process of `--dist loadgroup`, before xdist reads the groups.
 
-    All tests on Ray do, since they share a cluster; else the tests of a class or file do, since they share fixtures.
+    All tests on Ray do, since they share a cluster; else the tests of a class or file do, since they share fixtures. Tests
+    that start processes come first: they take longest, and short ones fill the end evenly.
     """
     for item in items:
         if item.get_closest_marker("ray"):
@@ -39,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.parent.nodeid if item.parent else item.nodeid))
         if item.get_closest_marker("process"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+    items.sort(key=lambda item: item.get_closest_marker("process") is None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -30,7 +30,7 @@ from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch,
 POLL_S = 1.0
 ROOM_S = 0.1
 """Between two looks whether engines have room: samples that leave them for their tools end no group."""
-LAST_WEIGHTS_S = 5.0
+LAST_WEIGHTS_S = 15.0
 """Longest wait, at the end of a run, for engines that have not got the last weights."""
 DELIVERIES = 8
 """Batches of finished groups that are judged and put at once: a slow reward holds back only its own."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.views.run import open_run
-from tests.graph.conftest import exported
+from tests.graph.conftest import exported, relax_in
 
 STEPS = 8
 EXACT = (
@@ -20,15 +20,10 @@ SAME = ("reward/mean", "train/loss", "train/grad_norm", "tokens/trained", "lag/m
 
 
 def train_exactly(recipe: Path, run: Path, *more: str) -> None:
-    """Train inside this process."""
-    import torch
-
-    import relax_core as relax
-
-    try:
-        relax.train(recipe, runner="inline", run_dir=run, overrides=(*EXACT, *more), show=False)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    """Train in one process of its own: what other tests set in torch may change the last bits."""
+    with relax_in(run.parent) as relax:
+        ran = relax("train", recipe, *EXACT, *more, "--runner", "inline", "--run-dir", run)
+    assert ran.code == 0, ran.err
 
 
 def assert_ends_like(whole: Path, run: Path, summary: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def test_a_killed_run_without_its_ledger_and_newest_checkpoint_ends_like_the_unt
     with damaged.open("r+b") as file:
         file.truncate(1000)
 
-    resumed = relax_here("resume", run, "--json")
+    resumed = relax("resume", run, "--json")
     assert resumed.code == 0, resumed.err
     assert int((run / ".epoch").read_text()) == 2, "refused resumes began nothing"
     assert f"trainer/{damaged.name}: it has 1000 bytes where " in resumed.err

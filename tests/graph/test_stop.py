@@ -37,12 +37,12 @@ class Under:
     process: subprocess.Popen[str]
     run: Path
 
-    def until(self, true: Callable[[], bool]) -> None:
+    def until(self, true: Callable[[], bool], poll_s: float = 0.01) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not true():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline
-            time.sleep(0.01)
+            time.sleep(poll_s)
 
     def steps(self) -> int:
         metrics = self.run / "metrics.jsonl"
@@ -142,7 +142,8 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
         "optimizer.grad_clip=0", "guards.rollbacks=1", 'guards.grad_norm={action="pause",limit=0.0,steps=1}',
         'guards.reward={action="roll-back",limit=0.05,steps=2}', 'notify.urls=["env:INBOX"]', "run.name=mine",
     )  # fmt: skip
-    under.until(lambda: "paused, step 0 of 5000" in relax_here("why", under.run).out)
+    under.until((under.run / "guards").is_dir)
+    under.until(lambda: "paused, step 0 of 5000" in relax_here("why", under.run).out, poll_s=0.5)
     told = relax_here("why", under.run).out
     assert "guard grad_norm: train/grad_norm was" in told and f"`relax continue {under.run.name}`" in told
     assert "owed by a person" in told and under.steps() == 0

@@ -99,7 +99,7 @@ class Script:
             self.hold(self.batch.flush(0))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(JOIN, EVENTS, JOIN).map(lambda parts: [parts[0], *parts[1], parts[2]]))
 def test_every_row_decodes_as_if_it_were_alone(model: CausalModel, events: list[tuple]) -> None:
     with torch.inference_mode():

@@ -118,18 +118,14 @@ def test_a_killed_driver_is_resumed_and_the_exit_code_is_that_of_the_last_one(
     assert [(record["level"], record["restart"]) for record in log] == [("warning", 1)]
 
 
-def test_a_driver_that_a_library_ended_in_the_middle_of_the_run_is_resumed(
+def test_a_driver_is_resumed_that_asks_for_another_try_or_that_a_library_ended_in_the_middle_of_the_run(
     supervise: Supervise, tmp_path: Path
 ) -> None:
-    assert supervise("state=running+exit=1", "state=failed+exit=4").wait(DEADLINE_S) == 4
-    _, second = starts(tmp_path)
-    assert second.endswith(") ended with exit code 1 in the middle of the run")
-
-
-def test_a_driver_that_says_that_another_try_may_help_is_resumed(supervise: Supervise, tmp_path: Path) -> None:
-    assert supervise("fail=retry", "fail=final").wait(DEADLINE_S) == 4
-    _, second = starts(tmp_path)
+    drivers = "fail=retry", "save=1+state=running+exit=1", "state=failed+fail=final"
+    assert supervise(*drivers).wait(DEADLINE_S) == 4
+    _, second, third = starts(tmp_path)
     assert second.endswith(") failed: hub died")
+    assert third.endswith(") ended with exit code 1 in the middle of the run")
 
 
 def test_restarts_without_progress_end_and_progress_gives_them_back(supervise: Supervise, tmp_path: Path) -> None:
@@ -140,20 +136,17 @@ def test_restarts_without_progress_end_and_progress_gives_them_back(supervise: S
     assert "2 times since step 4, beyond recovery.restarts; continue with: relax resume" in console
 
 
-def test_what_a_dead_driver_left_behind_is_gone_before_another_one_starts(supervise: Supervise, tmp_path: Path) -> None:
+def test_the_orphans_of_a_dead_driver_end_before_the_next_one_starts_which_is_not_resumed_after_sigterm(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    """A scheduler sends SIGTERM to the supervisor, and SIGKILL when the notice has passed."""
     supervisor = supervise("child+die", "wait", orphans_s=0.2)
     until((tmp_path / "waits").exists)
     assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
     assert len(psutil.Process(supervisor.pid).children(recursive=True)) == 1
-
-
-def test_a_driver_that_dies_after_it_was_told_to_end_is_not_resumed(supervise: Supervise, tmp_path: Path) -> None:
-    """A scheduler sends SIGTERM, and after its notice SIGKILL."""
-    supervisor = supervise("wait")
-    until((tmp_path / "waits").exists)
     supervisor.terminate()
     assert supervisor.wait(DEADLINE_S) == 128 + signal.SIGKILL
-    assert len(starts(tmp_path)) == 1
+    assert len(starts(tmp_path)) == 2
 
 
 def test_a_stop_that_was_asked_for_is_not_answered_by_a_restart(supervise: Supervise, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Ray cluster for all tests of this folder: started as others would start it, joined by address, ended with them."""
+"""One Ray cluster for all tests of this folder. The last of these tests ends it: its monitors use a core's time until then."""
 
 from __future__ import annotations
 
@@ -11,17 +11,35 @@ import pytest
 from relax_core.testing.bus_training import TrainingSuite
 from tests.unit.ray.cluster import ForeignCluster
 
+SERVICE_RULES = {
+    "test_admits_whole_groups_up_to_the_bound",
+    "test_admits_nothing_to_an_engine_that_is_too_old_or_given_up",
+    "test_admission_that_waits_goes_on_when_the_engine_takes_newer_weights",
+    "test_a_group_is_claimed_only_when_all_its_samples_are_sealed",
+    "test_unfinished_groups_that_fill_the_bus_can_always_be_finished",
+    "test_a_failure_is_a_drop_and_never_a_zero",
+    "test_a_group_with_too_few_valid_samples_is_dropped_and_replaced",
+    "test_regenerating_issues_the_group_again_before_new_ones",
+    "test_each_task_gets_every_group_once",
+    "test_what_a_dead_producer_was_making_is_issued_again_as_the_same_work",
+}
+"""Rules of admission and of whole groups. The hub passes their calls to the service as they come."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the rules of steps and lineage to `tox -e faults`: this bus follows them with the in-process bus's service."""
-    rules = {name for name in vars(TrainingSuite) if name.startswith("test_")}
+    """Leave the rules of admission, steps and lineage to `tox -e faults`.
+
+    This bus follows them with the service of the in-process bus, whose suite runs them in the gate. The gate runs the
+    tests here of what the Ray client and the storages do themselves: put, read, cut, write, claim and wait.
+    """
+    rules = {name for name in vars(TrainingSuite) if name.startswith("test_")} | SERVICE_RULES
     for item in items:
         if item.parent is not None and item.parent.name == "TestRay" and item.name.partition("[")[0] in rules:
             item.add_marker("faults")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def address() -> Iterator[str]:
     """The address of a cluster that nobody of ours started; `RAY_ADDRESS` names it meanwhile."""
     with ForeignCluster(guarded=False) as cluster, pytest.MonkeyPatch.context() as patch:
@@ -30,7 +48,7 @@ def address() -> Iterator[str]:
         yield cluster.address
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def joined(address: str) -> Iterator[None]:
     """This process is on the cluster."""
     from relax_core.runners.ray.environment import settle

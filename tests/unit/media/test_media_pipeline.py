@@ -241,40 +241,42 @@ async def test_a_full_disk_is_told_to_all_who_asked_and_leaves_nothing_half_writ
         assert list((tmp_path / "media").iterdir()) == [] and not made._known
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-async def test_a_damaged_medium_is_made_again_from_its_source_while_its_reader_waits(tmp_path, damage):
-    messages = [said("data:,abcd")]
+async def test_a_damaged_medium_is_made_again_from_its_source_while_its_reader_waits(tmp_path):
     async with pipeline(tmp_path, limit_bytes=1 << 20) as (made, log):
-        await made.prepare(messages, 0)
-        (key,) = made.fill_placeholders(rendered(messages), messages).media
+        for number, (name, damage) in enumerate(DAMAGES.items()):
+            word, messages = f"abcd-{name}", [said(f"data:,abcd-{name}")]
+            await made.prepare(messages, number)
+            (key,) = made.fill_placeholders(rendered(messages), messages).media
+            path = tmp_path / "media" / f"{key}.media"
+            path.write_bytes(damage(path.read_bytes()))
+            got = await asyncio.to_thread(MediaStore(tmp_path / "media", restore_s=30.0).get, key)
+            assert got.tensors["x"].tobytes() == word.encode(), name
+            assert log.read_text().split().count(word) == 2, name
+            while MediaStore(tmp_path / "media").damaged():
+                await asyncio.sleep(0.001)
+
+
+async def test_the_next_run_does_not_take_over_a_damaged_medium(tmp_path):
+    messages = [said(*(f"data:,abcd-{name}" for name in DAMAGES))]
+    async with pipeline(tmp_path) as (made, _):
+        await made.prepare(messages)
+        keys = made.fill_placeholders(rendered(messages), messages).media
+    for key, damage in zip(keys, DAMAGES.values(), strict=True):
         path = tmp_path / "media" / f"{key}.media"
         path.write_bytes(damage(path.read_bytes()))
-        got = await asyncio.to_thread(MediaStore(tmp_path / "media", restore_s=30.0).get, key)
-        assert got.tensors["x"].tobytes() == b"abcd" and log.read_text().split() == ["abcd"] * 2
-        while MediaStore(tmp_path / "media").damaged():
-            await asyncio.sleep(0.001)
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-async def test_the_next_run_does_not_take_over_a_damaged_medium(tmp_path, damage):
-    messages = [said("data:,abcd")]
     async with pipeline(tmp_path) as (made, _):
         await made.prepare(messages)
-        (key,) = made.fill_placeholders(rendered(messages), messages).media
-    path = tmp_path / "media" / f"{key}.media"
-    path.write_bytes(damage(path.read_bytes()))
-    async with pipeline(tmp_path) as (made, _):
-        await made.prepare(messages)
-    assert MediaStore(tmp_path / "media").get(key).tensors["x"].tobytes() == b"abcd"
+    for key, name in zip(keys, DAMAGES, strict=True):
+        assert MediaStore(tmp_path / "media").get(key).tensors["x"].tobytes() == f"abcd-{name}".encode()
 
 
-@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")])
-async def test_a_medium_whose_file_was_lost_or_cut_off_is_made_again_for_the_next_group(tmp_path, lose):
+async def test_a_medium_whose_file_was_lost_or_cut_off_is_made_again_for_the_next_group(tmp_path):
     messages = [said("data:,abcd")]
     async with pipeline(tmp_path, limit_bytes=1 << 20) as (made, log):
         await made.prepare(messages, 0)
         (key,) = made.fill_placeholders(rendered(messages), messages).media
-        lose(tmp_path / "media" / f"{key}.media")
-        await made.prepare(messages, 1)
-        assert MediaStore(tmp_path / "media").get(key).tensors["x"].tobytes() == b"abcd"
-        assert log.read_text().split() == ["abcd"] * 2
+        for group, lose in enumerate((Path.unlink, lambda path: path.write_bytes(b"")), 1):
+            lose(tmp_path / "media" / f"{key}.media")
+            await made.prepare(messages, group)
+            assert MediaStore(tmp_path / "media").get(key).tensors["x"].tobytes() == b"abcd"
+            assert log.read_text().split() == ["abcd"] * (group + 1)

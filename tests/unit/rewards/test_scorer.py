@@ -214,27 +214,29 @@ async def test_without_rewards_the_environment_judges(plugin: Path) -> None:
     assert (won.value, won.steps, lost.value) == (1.0, (0.0, 1.0), 0.0)
 
 
-async def test_attempts_that_failed_before_are_not_scored(plugin: Path) -> None:
+async def test_attempts_that_failed_before_are_not_scored_and_a_failed_group_fails_whole_and_alone(
+    plugin: Path,
+) -> None:
     async with scoring(plugin, choice("ranks")) as scorer:
         members = [said("b"), said("bad", Outcome.ENGINE_ERROR), said("a", Outcome.TRUNCATED)]
         ((first, failed, cut),) = await scorer.score([(group()[0], members)])
+        good, bad = await scorer.score([group("b", "a"), group("x", "bad")])
     assert (first.value, cut.value, cut.outcome) == (1.0, 0.0, Outcome.TRUNCATED)
     assert failed.outcome is Outcome.ENGINE_ERROR
     assert math.isnan(failed.value)
+    assert [one.value for one in good] == [1.0, 0.0]
+    assert [one.outcome for one in bad] == [Outcome.REWARD_ERROR] * 2
 
 
-async def test_what_is_not_a_finite_number_is_invalid_and_what_is_one_counts(plugin: Path) -> None:
+async def test_bad_numbers_exceptions_and_a_process_that_ends_are_outcomes_of_their_samples(plugin: Path) -> None:
     async with scoring(plugin, choice("awkward")) as scorer:
         nan, text, none, true = await scored(scorer, "nan", "text", "none", "true")
+        good, bad = await scored(scorer, "fine", "typo")
+        ended = await scored(scorer, "a", "exit", "b")
     assert [nan.outcome, text.outcome, none.outcome] == [Outcome.REWARD_INVALID] * 3
     assert all(math.isnan(one.value) for one in (nan, text, none))
     assert "'good'" in text.error or "good (str)" in text.error
     assert true.value == 1.0
-
-
-async def test_an_exception_is_an_outcome_with_the_authors_file_and_line(plugin: Path) -> None:
-    async with scoring(plugin, choice("awkward")) as scorer:
-        good, bad = await scored(scorer, "fine", "typo")
     line = next(n for n, text in enumerate(REWARDS.splitlines(), 1) if "return undefined_name" in text)
     assert good.value == 1.0
     assert bad.outcome is Outcome.REWARD_ERROR
@@ -242,6 +244,8 @@ async def test_an_exception_is_an_outcome_with_the_authors_file_and_line(plugin:
     assert "return undefined_name" in bad.frames
     assert "rewards/host" not in bad.frames
     assert "rpc/host" not in bad.frames
+    assert [a.outcome for a in ended] == [Outcome.FINISHED, Outcome.REWARD_ERROR, Outcome.FINISHED]
+    assert "its process ended twice" in ended[1].error
 
 
 @pytest.mark.parametrize("word", ["block", "lock"])
@@ -303,13 +307,6 @@ async def test_a_reward_over_its_memory_is_named_and_the_rest_is_scored(plugin: 
     assert "MemoryError" in answers[1].error
 
 
-async def test_a_process_that_ends_on_a_sample_twice_costs_that_sample(plugin: Path) -> None:
-    async with scoring(plugin, choice("awkward")) as scorer:
-        answers = await scored(scorer, "a", "exit", "b")
-    assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_ERROR, Outcome.FINISHED]
-    assert "ended" in answers[1].error
-
-
 async def test_a_process_killed_from_outside_costs_nothing_and_its_successor_is_an_event(plugin: Path) -> None:
     run_status = RunStatusService(SystemClock())
     async with scoring(plugin, choice("awkward"), run_status=run_status) as scorer:
@@ -320,13 +317,6 @@ async def test_a_process_killed_from_outside_costs_nothing_and_its_successor_is_
     ((_, event),) = await run_status.events(0, 0.0)
     assert isinstance(event, RoleRecovered) and event.role == "reward-awkward-0"
     assert event.detail.startswith("its process was replaced: ") and "status -9" in event.detail
-
-
-async def test_a_failed_group_fails_whole_and_alone(plugin: Path) -> None:
-    async with scoring(plugin, choice("ranks")) as scorer:
-        good, bad = await scorer.score([group("b", "a"), group("x", "bad")])
-    assert [one.value for one in good] == [1.0, 0.0]
-    assert [one.outcome for one in bad] == [Outcome.REWARD_ERROR] * 2
 
 
 async def test_a_batch_is_halved_until_only_who_spoils_it_fails(plugin: Path) -> None:

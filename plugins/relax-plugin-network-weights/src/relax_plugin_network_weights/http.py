@@ -34,6 +34,8 @@ from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, Tens
 from relax_core.tensor_files.safetensors_file import MAX_HEADER_BYTES
 from relax_core.tensor_files.transport import FileTransport
 
+STOP_POLL_S = 0.05
+"""Interval at which a server checks whether it must stop."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
@@ -61,7 +63,10 @@ class FileServer:
                 f"weights.port: can't listen on {host}:{port} ({error.strerror}); name a free port, or 0 for any"
             ) from error
         self.address = f"http://{host}:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, name="weights-http", daemon=True).start()
+        # `stop` waits for the end of one poll.
+        threading.Thread(
+            target=self._server.serve_forever, args=(STOP_POLL_S,), name="weights-http", daemon=True
+        ).start()
 
     def serve(self, file: AnonymousFile) -> str:
         """Serve a file from now on; return the path under which it can be had."""

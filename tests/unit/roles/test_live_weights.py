@@ -21,16 +21,18 @@ LIVE: dict[str, Any] = {
 TWO = {"mode": "hybrid", "rollout": {"engines": 2}}
 
 
-MEETING: dict[Any, list[asyncio.Future[None]]] = (
-    catalogue(str(SCRIPTED)).target("trainer", "scripted-live-trainer").transfer.__globals__["MEETING"]
-)
-"""Engines that wait for a transfer, of the module that the runs use."""
+def waiting_engines() -> dict[Any, list[asyncio.Future[None]]]:
+    """Return the engines that wait for a transfer, by version.
+
+    A catalogue with one more file imports the scripted components again, so a reference that a test keeps becomes stale.
+    """
+    trainer = catalogue(str(SCRIPTED)).target("trainer", "scripted-live-trainer")
+    return trainer.transfer.__globals__["MEETING"]  # type: ignore[no-any-return]
 
 
 @pytest.fixture(autouse=True)
-def _nobody_waits() -> None:
-    """Forget the engines of earlier runs."""
-    MEETING.clear()
+def _forget_engines_of_earlier_runs() -> None:
+    waiting_engines().clear()
 
 
 def whole(outcome: RunOutcome, staleness: int, steps: int = STEPS) -> None:
@@ -110,8 +112,9 @@ def test_a_run_ends_though_an_engine_has_no_last_weights(tmp_path: Path, silence
 
 
 async def _kill_in_update(simulation: SimulatedRun) -> None:
+    meeting = waiting_engines()
     for _ in range(3):
-        while not any(MEETING.values()):
+        while not any(meeting.values()):
             await asyncio.sleep(0.01)
         await simulation.workers.alive["engine-1"].kill()
         await asyncio.sleep(5.0)

@@ -8,6 +8,7 @@ a defect. Fixtures stand in the `conftest.py` beside the tests that use them, ex
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -23,6 +24,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Skips(refused=config.getoption("--no-skips")), "skips")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector off while modules are imported: it takes a quarter of the time and finds nothing."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

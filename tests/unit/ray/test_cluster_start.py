@@ -11,11 +11,6 @@ from typing import Any
 
 import pytest
 
-ray = pytest.importorskip("ray")
-
-from relax_core.runners.ray.cluster import start_cluster  # noqa: E402 (it imports Ray)
-from relax_core.runners.ray.reaper import Reaper  # noqa: E402
-
 STRANGER = """
 import sys
 from ray._raylet import GcsClient
@@ -74,6 +69,8 @@ def test_a_cluster_of_a_run_listens_on_loopback_alone_and_answers_nobody_without
 def test_a_node_that_does_not_come_up_in_time_is_started_once_more(
     monkeypatch: pytest.MonkeyPatch, errors: list[str], tries: int
 ) -> None:
+    from relax_core.runners.ray.cluster import ray, start_cluster
+
     tried: list[dict[str, Any]] = []
 
     def init(**options: Any) -> None:
@@ -93,6 +90,8 @@ def test_a_node_that_does_not_come_up_in_time_is_started_once_more(
 
 
 def test_what_ran_before_ray_is_not_ended_with_it() -> None:
+    from relax_core.runners.ray.reaper import Reaper
+
     sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
     before = subprocess.Popen(sleeping)
     reaper = Reaper.start()

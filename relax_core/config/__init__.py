@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed configuration and its layers: from TOML files and overrides to one checked `RunConfig`. Import-light and lazy.
+"""Typed configuration: TOML files and overrides become one checked `RunConfig`. Modules load on first use.
 
-A new core key is a field of a table in `tables.py`; schema, hints and reference follow from it.
+To add a core key, add a field to a table in `tables.py`; schema, hints and reference are generated from it.
 """
 
 import lazy_loader

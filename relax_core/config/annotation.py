@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of a field's annotation: the models, paths and secrets in it. They read types, never values."""
+"""Functions that find the models, paths and secrets in a field's type annotation; they never read values."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from relax_core.api.options import Secret
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Marks text that names a file."""
+    """A mark on a text field whose value names a file."""
 
     means: Any
-    """The annotation it stands for."""
+    """Annotation that the field is treated as, such as `Path`."""
 
 
 PathText = Annotated[str, Located(Path)]
-"""A path as text; empty: none."""
+"""A path as text; empty: no file."""
 PathOrText = Annotated[str, Located(str | Path)]
-"""A path, or what would stand in the file."""
+"""The path of a file, or the file's content itself."""
 
 
 def annotation_of(field: FieldInfo) -> Any:
-    """The field's annotation, marked text as what it means."""
+    """Return a field's annotation; for a field with a `Located` mark, the annotation that the mark gives."""
     return next((mark.means for mark in field.metadata if isinstance(mark, Located)), field.annotation)
 
 
 def types_in(annotation: Any) -> tuple[Any, ...]:
-    """Every plain type in an annotation, outermost first."""
+    """Return the innermost types of an annotation, left to right: `(str, Path)` for `dict[str, Path]`."""
     arguments = get_args(annotation)
     if not arguments:
         return (annotation,)
@@ -51,23 +51,23 @@ def holds_path(annotation: Any) -> bool:
 
 
 def holds_secret(annotation: Any) -> bool:
-    """Tell whether the field is a secret, or a table with one somewhere in it."""
+    """Return True if the field is a secret, or a table that contains a secret at any depth."""
     inner = (annotation_of(field) for model in models_in(annotation) for field in model.model_fields.values())
     return Secret in types_in(annotation) or any(holds_secret(one) for one in inner)
 
 
 def is_table(annotation: Any) -> bool:
-    """Tell whether the field is one model, and so a table of the configuration."""
+    """Return True if the field is one model: a table of the configuration."""
     return bool(models_in(annotation)) and not is_tables(annotation)
 
 
 def is_tables(annotation: Any) -> bool:
-    """Tell whether the field is several models, and so an array of tables."""
+    """Return True if the field is a list of models: an array of tables."""
     return bool(models_in(annotation)) and get_origin(annotation) in (tuple, list)
 
 
 def annotation_at(model: type[BaseModel], path: Sequence[str]) -> Any:
-    """Annotation of the value that a key path leads to; None where it leads to no field."""
+    """Return the annotation of the value at a key path; None if no field has that path."""
     annotation: Any = model
     for key in path:
         members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Combinations that can't work and files that can't be used, found before anything starts.
+"""Checks that find combinations that cannot work and files that cannot be used, before anything starts.
 
-Checks of combinations read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`) and call no
-plugin code. Checks of files look at folders, vocabularies and tokenizers alone.
+Checks of combinations read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`) and call
+no plugin code. Checks of files read model folders, vocabularies and tokenizers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Errors: TypeAlias = Iterator[ConfigError]
 TEACHER_COLUMNS = frozenset(
     {"teacher_log_probs", "teacher_top_k_ids", "teacher_top_k_log_probs", "teacher_log_probs_at", "student_top_k_ids"}
 )
-"""Columns that nobody fills without a teacher."""
+"""Columns that only a teacher fills."""
 
 RESERVED_REWARDS = frozenset({"mean", "std", "greedy", "environment"})
-"""Names under which the core logs rewards."""
+"""Names of metrics `reward/<name>` that the core logs itself."""
 
 
 def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
-    """Find every combination that can't work."""
+    """Return an error for every combination that cannot work."""
     found = {one.name: cast(type[Algorithm], catalogue.target("algorithm", one.name)) for one in config.algorithms}
     own = found[config.algorithm.name]
     generated = own.source is Source.ROLLOUT
@@ -54,12 +54,12 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
 
 
 def samples(config: RunConfig, catalogue: Catalogue) -> bool:
-    """Tell whether the run generates what it trains on."""
+    """Return True if the run generates the samples that it trains on."""
     return cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source is Source.ROLLOUT
 
 
 def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], generated: bool) -> Errors:
-    """Refuse groups that are too small to be compared, and samples that are older than an algorithm is right for."""
+    """Refuse groups that are too small for an algorithm, and a staleness bound above what an algorithm tolerates."""
     if generated:
         for name, algorithm in algorithms.items():
             if config.rollout.group_size < algorithm.min_group_size:
@@ -68,15 +68,14 @@ def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], 
         for name, algorithm in algorithms.items():
             most = algorithm.max_staleness
             if most is not None and (config.staleness is None or config.staleness > most):
-                fix = f"{name} is right up to {most}: set max_staleness = {most}"
+                fix = f"{name} is only correct up to a staleness of {most}: set max_staleness = {most}"
                 yield ConfigError("max_staleness", config.max_staleness, fix)
     if config.deterministic and config.max_staleness != 0:
         yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
 
 
 def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]]) -> Errors:
-    """Refuse environments that tasks can't tell apart, processes for those that have none, and algorithms of theirs that
-    need something else of the run."""
+    """Refuse duplicate names, process options where no process exists, and algorithms that do not combine."""
     tables = {
         "environment": config.environment,
         **{f"environments.{at}": one for at, one in enumerate(config.environments)},
@@ -88,30 +87,30 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
         ):
             for name in ("workers", "memory_mb", "retries", "inherit_env"):
                 if getattr(choice, name) != EnvironmentKeys.model_fields[name].default:
-                    fix = f'{choice.name} runs in the rollout\'s own process: leave it out, or set {key}.isolation = "shared"'
+                    fix = f'{choice.name} has no process of its own: remove this key, or set {key}.isolation = "shared"'
                     yield ConfigError(f"{key}.{name}", getattr(choice, name), fix)
     names = [config.environment.known_as, *(one.known_as for one in config.environments)]
     first = algorithms[config.algorithm.name]
     for at, one in enumerate(config.environments):
         if one.known_as in names[: at + 1]:
-            fix = "tasks name theirs, so each name is there once: give one of them a label of its own, or leave it out"
+            fix = "tasks select environments by name: give one of the two another label, or remove it"
             yield ConfigError(f"environments.{at}.{'label' if one.label else 'name'}", repr(one.known_as), fix)
         if one.learner is None:
             continue
         own, fix = algorithms[one.learner.name], ""
         if first.source is not Source.ROLLOUT or own.source is not Source.ROLLOUT:
-            fix = "only one of them learns from samples of environments: choose both so, or leave it out"
+            fix = "not both algorithms train on generated samples: choose two that do, or remove this key"
         elif set(own.fits) != set(first.fits):
-            fix = "only one of them trains a critic, which values all rows: choose both alike"
+            fix = "only one algorithm trains a critic, which values all rows: choose two that both do, or neither"
         elif own.greedy_baseline != first.greedy_baseline:
-            fix = "only one of them has a greedy sample in each group: choose both alike"
+            fix = "only one algorithm adds a greedy sample to each group: choose two that both do, or neither"
         if fix:
-            got = f"{one.learner.name} beside {config.algorithm.name}"
+            got = f"{one.learner.name} with the run's algorithm {config.algorithm.name}"
             yield ConfigError(f"environments.{at}.algorithm", got, fix)
 
 
 def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> Errors:
-    """Refuse what the engine can't do: caches that outlive an update, this transport and proof of weights, these media."""
+    """Refuse KV settings, media, and a transport, payload or proof of weights that the engine does not support."""
     name, weights, proof = config.engine.name, config.weights, config.weights.proof
     engine = cast(type[Engine], catalogue.target("engine", name))
     can, transport = (
@@ -119,84 +118,82 @@ def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> 
         cast(type[WeightTransport], catalogue.target("weight-transport", weights.name)),
     )
     if config.rollout.kv_across_versions and config.max_staleness == 0:
-        fix = "tokens would be a version older than max_staleness = 0 allows: set max_staleness = 1 or more, or leave it out"
+        fix = "tokens become older than max_staleness = 0 allows: set max_staleness = 1 or more, or remove this key"
         yield ConfigError("rollout.kv_across_versions", True, fix)
     if config.rollout.kv_across_versions and not can.keeps_kv_across_versions:
-        fix = f"engine {name} computes its caches again after an update: set it to false"
+        fix = f"engine {name} recomputes its KV cache after every weight update: set this key to false"
         yield ConfigError("rollout.kv_across_versions", True, fix)
     able = sorted(can.transports)
     if weights.name.rpartition(":")[2] not in able:
-        fix = f"engine {name} takes {', '.join(able) or 'no weights while it runs'}"
+        fix = f"choose a transport that engine {name} supports: {', '.join(able) or 'none while the engine runs'}"
         yield ConfigError("weights.name", weights.name, fix)
     if weights.payload not in transport.payloads:
-        fix = f"{weights.name} moves {', '.join(sorted(transport.payloads))}"
+        fix = f"choose a payload that transport {weights.name} supports: {', '.join(sorted(transport.payloads))}"
         yield ConfigError("weights.payload", weights.payload, fix)
     if weights.payload == "delta" and not can.delta:
-        yield ConfigError("weights.payload", "delta", f'engine {name} loads full versions only: use "full"')
+        yield ConfigError("weights.payload", "delta", f'engine {name} loads only full versions: use "full"')
     elif weights.payload == "delta" and (switch := switched_off(engine, "delta", config.engine.chosen.options)):
-        fix = f'engine {name} keeps nothing to put deltas on: write engine.{switch} = true, or use "full"'
+        fix = f'engine {name} keeps no base to apply deltas to: set engine.{switch} = true, or use "full"'
         yield ConfigError("weights.payload", "delta", fix)
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.name))
     if transport.live and trainer.transfer is Trainer.transfer:  # a live transport works while the trainer does
-        fix = (
-            f'trainer {config.trainer.name} hands out no live weights: use a stored transport, such as "shared-memory"'
-        )
+        fix = f'trainer {config.trainer.name} cannot send live weights: use a stored transport, such as "shared-memory"'
         yield ConfigError("weights.name", weights.name, fix)
     if proof == "behaviour" and not can.score:
-        yield ConfigError("weights.proof", proof, f'engine {name} scores no given tokens: use "auto"')
+        yield ConfigError("weights.proof", proof, f'engine {name} cannot score given tokens: use "auto"')
     if proof == "resident" and can.receipts == "wire":
-        yield ConfigError("weights.proof", proof, f'engine {name} can\'t tell what lies in its memory: use "auto"')
+        yield ConfigError("weights.proof", proof, f'engine {name} cannot check the weights in its memory: use "auto"')
     by_kind: dict[str, str] = {}
     for at, choice in enumerate(config.media):
         kind = cast(type[ModalityProcessor], catalogue.target("modality-processor", choice.name)).medium
         if kind in by_kind:
-            yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} reads {kind} already: leave one out")
+            yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} already reads {kind}: remove one")
         if generated and kind not in can.media:
             engines = {
                 known: cast(type[Engine], catalogue.target("engine", known)) for known in catalogue.names("engine")
             }
             others = " or ".join(known for known, other in engines.items() if kind in other.capabilities.media)
             takes = ", ".join(sorted(can.media)) or "text only"
-            fix = f"engine {name} takes {takes}: use {others or 'another'}, or leave it out"
+            fix = f"engine {name} accepts {takes}: use {others or 'another engine'}, or remove this processor"
             yield ConfigError(f"media.{at}.name", choice.name, fix)
         by_kind[kind] = choice.name
 
 
 def _pool_errors(config: RunConfig) -> Errors:
-    """Refuse two pools of one name, and teachers with no model or with two."""
+    """Refuse pools with the same name, turn options without effect, and teachers with no model or two models."""
     names = [pool.name for pool in config.engines]
     for at, name in enumerate(names):
         if name in names[:at]:
-            yield ConfigError(f"engines.{at}.name", name, "pools are found by their names: give each its own")
+            yield ConfigError(f"engines.{at}.name", name, "another pool has this name: give each pool its own name")
     taught = {teacher.engine for teacher in config.teachers}
     for at, pool in enumerate(config.engines):
         uses = {"shared": ("turn_requests", "turn_wait_s"), "deferred": ("turn_wait_s",)}.get(pool.devices, ())
         for key in ("turn_requests", "turn_wait_s"):
             if getattr(pool, key) != EngineTable.model_fields[key].default and (key not in uses or pool.name in taught):
-                of = "a pool that a teacher asks" if pool.name in taught else f'devices = "{pool.devices}"'
+                of = "a pool that a teacher uses" if pool.name in taught else f'devices = "{pool.devices}"'
                 yield ConfigError(
-                    f"engines.{at}.{key}", f"{getattr(pool, key)} with {of}", "leave it out: it has no effect"
+                    f"engines.{at}.{key}", f"{getattr(pool, key)} with {of}", "remove this key: it has no effect"
                 )
     for at, teacher in enumerate(config.teachers):
         key = f"teachers.{at}"
         if not teacher.engine and teacher.path is None:
-            yield ConfigError(key, "neither path nor engine", 'write path = "FOLDER", or engine = "POOL"')
+            yield ConfigError(key, "neither path nor engine", 'set path = "FOLDER" or engine = "POOL"')
         if teacher.engine and teacher.path is not None:
-            yield ConfigError(f"{key}.path", f"{teacher.path} beside engine = {teacher.engine!r}", "keep one of them")
+            yield ConfigError(f"{key}.path", f"{teacher.path} and engine = {teacher.engine!r}", "remove one of the two")
         if teacher.engine and teacher.dtype:
-            yield ConfigError(f"{key}.dtype", teacher.dtype, f"write it in the pool {teacher.engine} of [[engines]]")
+            yield ConfigError(f"{key}.dtype", teacher.dtype, f"set it in the pool {teacher.engine} of [[engines]]")
         if teacher.engine and teacher.engine not in names:
             yield ConfigError(f"{key}.engine", repr(teacher.engine), no_pool(config))
 
 
 def no_pool(config: RunConfig) -> str:
-    """Return advice for a pool that is named but not defined."""
+    """Return the fix for a pool name that no `[[engines]]` table defines."""
     names = ", ".join(pool.name for pool in config.engines)
-    return f"the pools of [[engines]] are {names}" if names else "add it: [[engines]] with name and path"
+    return f"the pools of [[engines]] are {names}" if names else "add a pool: [[engines]] with name and path"
 
 
 def _batch_errors(config: RunConfig, generated: bool) -> Errors:
-    """Refuse updates without a whole group each, micro-batches that a row does not fit into, and ranks without a row."""
+    """Refuse updates of less than a group, micro-batches smaller than a row, and ranks without a row."""
     rollout, batch, ranks = config.rollout, config.batch, config.placement.actor.ranks
     if batch.updates_per_step > rollout.prompts_per_step:
         most = rollout.prompts_per_step
@@ -206,48 +203,48 @@ def _batch_errors(config: RunConfig, generated: bool) -> Errors:
         return
     longest = rollout.max_new_tokens + (config.data.max_prompt_tokens or 1)
     if 0 < batch.tokens_per_micro_batch < longest:
-        fix = f"a row has up to {longest} tokens (rollout.max_new_tokens and a prompt): set that or more, or 0"
+        fix = f"a row has up to {longest} tokens (rollout.max_new_tokens and a prompt): set {longest} or more, or 0"
         yield ConfigError("batch.tokens_per_micro_batch", batch.tokens_per_micro_batch, fix)
     rows = rollout.prompts_per_step * rollout.group_size // batch.updates_per_step
     if ranks > rows > 0:
-        fix = f"an update has {rows} rows, and a rank without any has nothing to do: set {rows} or less"
+        fix = f"an update has only {rows} rows, and every rank needs a row: set {rows} or less"
         yield ConfigError("placement.actor.ranks", ranks, fix)
 
 
 def _guard_errors(config: RunConfig, generated: bool) -> Errors:
-    """Refuse guards that are set on numbers of sampling, where rows are given."""
+    """Refuse settings of guards that check sampling metrics in a run that trains on a dataset."""
     for name in () if generated else ("rollout_kl", "reward", "mismatch"):
         guard = getattr(config.guards, name)
         if guard != type(guard)():
-            fix = f"{config.algorithm.name} trains on given rows, of which nothing is sampled: leave it out"
-            yield ConfigError(f"guards.{name}", f"a guard of {guard.metric}", fix)
+            fix = f"{config.algorithm.name} trains on the rows of a dataset and samples nothing: remove this guard"
+            yield ConfigError(f"guards.{name}", f"a guard on {guard.metric}", fix)
 
 
 def _reward_errors(
     config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]], generated: bool
 ) -> Errors:
-    """Refuse samples that nobody judges, and evaluations that tell nothing or can't be told apart."""
+    """Refuse samples without a reward, duplicate names, and evaluations that repeat a greedy sample."""
     environments = [config.environment.name, *(one.name for one in config.environments)]
     targets = {name: cast(type[Environment], catalogue.target("environment", name)) for name in environments}
     silent = [name for name in environments if not targets[name].gives_reward]
     judged = config.rewards or not silent or not any(own.reads_rewards for own in algorithms.values())
     if generated and not judged:
         names = ", ".join(catalogue.names("reward")) or "none is installed"
-        fix = f'environment {silent[0]} gives no reward: write rewards = ["NAME"] ({names})'
+        fix = f'environment {silent[0]} gives no reward: set rewards = ["NAME"] ({names})'
         yield ConfigError("rewards", "nothing", fix)
     if config.rewards and all(reward.weight == 0 for reward in config.rewards):
-        yield ConfigError("rewards.0.weight", 0.0, "every weight is 0: give one reward another weight")
+        yield ConfigError("rewards.0.weight", 0.0, "all weights are 0: set another weight for at least one reward")
     called = [reward.known_as for reward in config.rewards]
     for at, (reward, name) in enumerate(zip(config.rewards, called, strict=True)):
         key = f"rewards.{at}.{'label' if reward.label else 'name'}"
         if name in called[:at]:
-            yield ConfigError(key, f"a second {name!r}", "rewards are logged by their names: give one of them a label")
+            yield ConfigError(key, f"a second {name!r}", "rewards are logged by name: give one of the two a label")
         if name in RESERVED_REWARDS:
-            yield ConfigError(key, repr(name), f"reward/{name} is logged for something else: give it another label")
+            yield ConfigError(key, repr(name), f"reward/{name} is a metric of the core: give this reward another label")
     own = config.eval
     for name, count in Counter(known.name for known in own.sets).items():
         if count > 1:
-            yield ConfigError("eval.sets", f"{count} sets named {name!r}", "give each its own name")
+            yield ConfigError("eval.sets", f"{count} sets named {name!r}", "give each set its own name")
     plans = [] if own.sets else [("eval", own.temperature, own.samples)]
     for index, known in enumerate(own.sets):
         temperature = own.temperature if known.temperature is None else known.temperature
@@ -259,23 +256,23 @@ def _reward_errors(
 
 
 def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
-    """Refuse budgets below a turn, devices that are shared the wrong way round, and settings that have no effect."""
+    """Refuse token budgets below one turn, an actor on another role's devices, and settings that have no effect."""
     budget, placement = config.rollout.token_budget, config.placement
     if budget is not None and budget < config.rollout.max_new_tokens:
         fix = f"set at least rollout.max_new_tokens = {config.rollout.max_new_tokens}"
         yield ConfigError("rollout.token_budget", budget, fix)
     if placement.actor.share not in ("", "own"):
-        fix = 'the others share with the actor: leave it out, or set placement.rollout.share = "actor"'
+        fix = 'other roles use the actor\'s devices: remove this key, or set placement.rollout.share = "actor"'
         yield ConfigError("placement.actor.share", repr(placement.actor.share), fix)
     elif (
         placement.actor_fwd != RankPlacement(share=placement.actor_fwd.share)
         and placement.home("actor_fwd") == "actor"
         and not config.teachers  # a teacher may need its own pass
     ):
-        fix = 'on the actor\'s devices the actor does this itself: leave it out, or set share = "own"'
+        fix = 'on the actor\'s devices the actor does this work itself: remove this table, or set share = "own"'
         yield ConfigError("placement.actor_fwd", "ranks of its own", fix)
     if "critic" not in algorithm.fits:
-        fix = f"{config.algorithm.name} trains no critic: leave it out, or choose an algorithm that does, such as ppo"
+        fix = f"{config.algorithm.name} trains no critic: remove this table, or choose an algorithm like ppo"
         if config.critic != CriticTable():
             yield ConfigError("critic", ", ".join(sorted(config.critic.model_fields_set)), fix)
         if placement.critic != RankPlacement():
@@ -283,7 +280,7 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
 
 
 def file_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
-    """Find everything that is missing or broken, and what a run that samples has too long for the model."""
+    """Return an error for every missing or broken file, and for lengths of samples beyond the model's context."""
     return [
         *_path_errors(config),
         *(_context_errors(config) if samples(config, catalogue) else ()),
@@ -293,22 +290,22 @@ def file_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
 
 
 def _path_errors(config: RunConfig) -> Errors:
-    """Refuse folders of models, task files and interpreters that are missing or broken."""
+    """Refuse missing or broken model folders, task files and interpreters."""
     folder = config.model.path
     yield from folder_errors(folder, "model.path")
     home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, "model.path")
     if os.path.isdir(folder) and not os.path.isfile(home / "tokenizer.json"):
-        fix = "save it there with transformers, or name another folder as model.tokenizer"
+        fix = "save the tokenizer there with transformers, or set model.tokenizer to a folder that has one"
         yield ConfigError(field, f"{home} without tokenizer.json", fix)
-    if config.critic.path:  # a critic of its own reads the policy's tokens
+    if config.critic.path:  # the critic reads the policy's token ids
         yield from _other_vocabulary(config, config.critic.path, "critic.path", "name a model with that vocabulary")
     sets = [(f"eval.sets.{index}.path", known.path) for index, known in enumerate(config.eval.sets)]
     for key, path in [("data.train", config.data.train), *sets]:
         if not path.exists():
-            yield ConfigError(key, f"{path}, which does not exist", "name a task file")
+            yield ConfigError(key, f"{path}, which does not exist", "name an existing task file")
     for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
         if choice.python and not Path(choice.python).is_file():
-            yield ConfigError(key, f"{choice.python}, which does not exist", "name a Python interpreter")
+            yield ConfigError(key, f"{choice.python}, which does not exist", "name an existing Python interpreter")
 
 
 def _context_errors(config: RunConfig) -> Errors:
@@ -318,10 +315,10 @@ def _context_errors(config: RunConfig) -> Errors:
     new, prompt, budget = config.rollout.max_new_tokens, config.data.max_prompt_tokens, config.rollout.token_budget
     holds = f"the model's context is {context} tokens"
     if prompt is not None and new + prompt > context:
-        got = f"{new}, with data.max_prompt_tokens = {prompt} together {new + prompt}"
-        yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of them")
+        got = f"{new}, which is {new + prompt} together with data.max_prompt_tokens = {prompt}"
+        yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of the two")
     elif new >= context:
-        yield ConfigError("rollout.max_new_tokens", new, f"{holds}, and a prompt needs some of them: set less")
+        yield ConfigError("rollout.max_new_tokens", new, f"{holds}, and a prompt needs some of them: set a lower value")
     if budget is not None and budget > context:
         yield ConfigError("rollout.token_budget", budget, f"{holds}: set {context} or less")
 
@@ -332,17 +329,17 @@ def _pool_file_errors(config: RunConfig) -> Errors:
         yield from folder_errors(pool.path, f"{key}.path")
         python = config.backend_of(pool).python
         if pool.engine and python and not Path(python).is_file():
-            yield ConfigError(f"{key}.engine.python", f"{python}, which does not exist", "name a Python interpreter")
+            yield ConfigError(f"{key}.engine.python", f"{python}, which does not exist", "name an existing interpreter")
         if pool.tokenizer is not None and not (pool.tokenizer / "tokenizer.json").is_file():
-            yield ConfigError(f"{key}.tokenizer", f"{pool.tokenizer} without tokenizer.json", "save it there")
+            yield ConfigError(f"{key}.tokenizer", f"{pool.tokenizer} without tokenizer.json", "save a tokenizer there")
         context = model_context(pool.path)
         if context is not None and pool.max_context > context:
-            fix = f"the model of the pool has a context of {context} tokens: set that or less"
+            fix = f"the pool's model has a context of {context} tokens: set {context} or less"
             yield ConfigError(f"{key}.max_context", pool.max_context, fix)
 
 
 def _teacher_errors(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Refuse teachers that can't teach this policy; say nothing of teachers that the algorithm does not ask."""
+    """Refuse teachers whose vocabulary or tokenizer differs from the policy's, if the algorithm uses teachers."""
     if not config.teachers:
         return
     algorithm = cast(Algorithm, catalogue.build(config.learner))
@@ -360,32 +357,32 @@ def _teacher_errors(config: RunConfig, catalogue: Catalogue) -> Errors:
         if wrong or not (config.model.path / "config.json").is_file():
             continue
         if not (folder / "tokenizer.json").is_file():
-            fix = f"save the tokenizer it was trained with there, so that it can be compared with that of {home}"
+            fix = f"save the teacher's own tokenizer there, so that it can be compared with the tokenizer of {home}"
             yield ConfigError(key, f"{folder} without tokenizer.json", fix)
         elif (home / "tokenizer.json").is_file():
             mine, theirs = _tokens(home), _tokens(folder)
             for token in sorted(mine.keys() | theirs.keys()):
                 if mine.get(token) != theirs.get(token):
-                    got = f"has {theirs.get(token)} for {token!r} instead of {mine.get(token)}"
-                    fix = f"ids must mean the same to both: name a teacher with the tokenizer of {home}"
+                    got = f"maps {token!r} to {theirs.get(token)} instead of {mine.get(token)}"
+                    fix = f"token ids must mean the same in both: name a teacher with the tokenizer of {home}"
                     yield ConfigError(key, f"{folder}, whose tokenizer {got}", fix)
                     break
 
 
 def _other_vocabulary(config: RunConfig, folder: Path, key: str, fix: str) -> Errors:
-    """Look at the folder itself first, then at the size of its vocabulary beside the policy's."""
+    """Refuse a missing or broken model folder, else one whose vocabulary size differs from the policy's."""
     missing = list(folder_errors(folder, key))
     yield from missing
     if missing or not (config.model.path / "config.json").is_file():
         return
     own, other = vocabulary_size(config.model.path), vocabulary_size(folder)
     if own != other:
-        fix = f"the policy has {own}, and ids must mean the same to both: {fix}"
+        fix = f"the policy has {own}, and token ids must mean the same in both: {fix}"
         yield ConfigError(key, f"{folder} with a vocabulary of {other}", fix)
 
 
 def _tokens(folder: Path) -> dict[str, int]:
-    """Read every token and its id."""
+    """Return the ids of all tokens in a folder's `tokenizer.json`."""
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = (content.get("model") or {}).get("vocab") or {}
     if isinstance(vocabulary, list):  # unigram: [token, score] in order of ids

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Composition: files, mappings and overrides become one checked `RunConfig` that remembers where each value is from.
+"""Composition of files, mappings and overrides into one checked `RunConfig`, with the origin of each value.
 
-`compose` reads top to bottom: merge the layers, lay each of `[[stages]]` over the rest, fill in defaults, validate once,
-refuse combinations and files that can't work. A component's options are validated by its own class.
+`compose` reads top to bottom: merge the layers, lay each of `[[stages]]` over the rest, fill in defaults, validate
+once, refuse combinations and files that cannot work. A component's own class validates its options.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from relax_core.registry.error_text import plugin_frames, said
 ModelT = TypeVar("ModelT", bound=BaseModel)
 STAGES = "stages"
 OF_THE_RUN = ("run", "notify", "recovery", "plugins", "sinks", "seed", STAGES)
-"""Keys that are the same in every stage."""
+"""Keys that apply to the whole run, and that a stage may not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of several runs on one model."""
+    """One run of a configuration with `[[stages]]`; each stage trains the model that the stage before exported."""
 
     name: str
     config: RunConfig
@@ -74,21 +74,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A configuration with its history."""
+    """A checked configuration with the origin of each value."""
 
     config: RunConfig
-    """That of the first stage, where there are several."""
+    """Configuration of the run; with stages, of the first stage."""
     catalogue: Catalogue
-    """The components that it was composed with."""
+    """Components that the configuration was composed with."""
     tree: Tree
-    """All layers merged, each value with its origin; stages are not in it."""
+    """All layers merged, each value with its origin; without the stages."""
     notices: tuple[str, ...] = ()
-    """Lines to print: options that a change of component dropped."""
+    """Lines to print, one for each change of a component that dropped options."""
     stages: tuple[Stage, ...] = ()
-    """Runs one after another; empty where there is only the one."""
+    """Stages in order; empty for a configuration without `[[stages]]`."""
 
     def origin_of(self, key: str) -> Origin:
-        """Find where a key was written: file and line, `command line`, `python` or `default`."""
+        """Return where a key was written: file and line, `command line`, `python` or `default`."""
         return origin_at(self.tree, key)
 
 
@@ -102,11 +102,12 @@ def compose(
     on_disk: bool = True,
     passed: Callable[[Catalogue], None] = lambda catalogue: None,
 ) -> Composed:
-    """Defaults < base < files left to right (paths, or mappings from Python) < overrides `a.b.c=VALUE`.
+    """Merge layers into one checked configuration; later layers override earlier ones.
 
-    Without a catalogue, that of what is installed and of the files that `plugins` names; `passed` adds to it.
-    Raises ConfigError or ConfigProblems. `checked`: refuse combinations that can't work; `on_disk`: look at the
-    model folder and the task files too.
+    The order is defaults, `base`, `files` left to right (paths, or mappings from Python), overrides `a.b.c=VALUE`.
+    Without `catalogue`, load installed plugins and the files in `plugins`, then let `passed` add components.
+    `checked`: refuse combinations that cannot work; `on_disk`: check model folders and task files too.
+    Raises ConfigError or ConfigProblems.
     """
     tree, notices = read_layers([base or {}, *files], overrides, Path.cwd())
     if catalogue is None:
@@ -121,7 +122,7 @@ def compose(
             problems = combination_errors(config, catalogue) if checked else []
             problems += file_errors(config, catalogue) if checked and on_disk else []
             refuse(problems, whole)
-        # A stage is called by its own name, else by that of its algorithm, else by its number.
+        # The name of a stage is its own, else that of its algorithm, else its number.
         algorithm = layer.get("algorithm")
         named = layer.get("name") or (algorithm.get("name") if isinstance(algorithm, dict) else None)
         stages.append(Stage(str(named.value) if isinstance(named, Leaf) else f"stage-{at}", config))
@@ -129,12 +130,12 @@ def compose(
 
 
 def parse_config(data: Mapping[str, Any], catalogue: Catalogue) -> RunConfig:
-    """Take plain data as `RunConfig.dump` gives it; every option is validated by its component's model."""
+    """Return the configuration of plain data from `RunConfig.dump`; each component's model validates its options."""
     return resolve(read_layer(data, Path.cwd()), catalogue)
 
 
 def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
-    """Fill in defaults and validate everything at once. Raises ConfigError, or ConfigProblems with all of them."""
+    """Fill in defaults and validate all keys; raise ConfigError, ConfigProblems for several errors, or PluginError."""
     tree = _with_defaults(tree)
     strange = [key for key in tree if key not in Core.model_fields and key not in BY_TABLE]
     problems: list[RelaxError] = [unknown_key(key, [*top_level_keys(), *table_keys()], table_keys()) for key in strange]
@@ -168,7 +169,7 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
 
 
 def _with_defaults(tree: Tree) -> Tree:
-    """Name the components that were not chosen; the placement implies the staleness, and the runner the bus."""
+    """Add default components and a default staleness; the runner decides the bus, the placement the staleness."""
 
     def text(table: str, key: str) -> str:
         node = tree.get(table)
@@ -183,7 +184,7 @@ def _with_defaults(tree: Tree) -> Tree:
             chosen = {}
         if isinstance(chosen, dict) and "name" not in chosen:
             filled[table] = {"name": Leaf(name, DEFAULT), **chosen}
-    sandbox = filled.get("sandbox")  # none stays none: nobody may need one
+    sandbox = filled.get("sandbox")  # without a table no sandbox is chosen: many runs need none
     if isinstance(sandbox, dict) and "name" not in sandbox:
         filled["sandbox"] = {"name": Leaf(DEFAULT_SANDBOX, DEFAULT), **sandbox}
     deterministic = tree.get("deterministic")
@@ -194,27 +195,27 @@ def _with_defaults(tree: Tree) -> Tree:
 
 
 def _shape(node: Node) -> str:
-    """Describe what stands in a component's place; tables and lists without their values, which may be credentials."""
+    """Describe a value that should choose a component, without the content of tables and lists: it may be secret."""
     value = plain(node)
     return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
 
 def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems: list[RelaxError]) -> Choice | None:
-    """Validate a component's table by its class's model; None where `problems` got something."""
+    """Validate a component's table with the model of its class; return None after adding an error to `problems`."""
     if isinstance(node, list) or (isinstance(node, Leaf) and node.value != {}):
         problems.append(ConfigError(key, _shape(node), "write a name, or a table with a name"))
         return None
     entry = {} if isinstance(node, Leaf) else node
     name = plain(entry["name"]) if "name" in entry else None
     if not isinstance(name, str):
-        fix = f"name one of {', '.join(catalogue.names(kind.name)) or 'the installed components: there are none'}"
+        fix = f"name one of {', '.join(catalogue.names(kind.name)) or 'the installed components (there are none)'}"
         problems.append(ConfigError(f"{key}.name", "nothing" if name is None else repr(name), fix))
         return None
     of_core = tuple(keys_model(kind.table).model_fields)
     try:
         model = catalogue.target(kind.name, name).options_model()
         if taken := sorted(model.model_fields.keys() & {"name", *of_core}):
-            reason = f"its options {', '.join(taken)} are keys of the core; rename them"
+            reason = f"its options {', '.join(taken)} have names of core keys; rename them"
             raise PluginError(f"{kind.name} {name!r}", reason)
     except ConfigError as error:
         problems.append(ConfigError(f"{key}.name", error.got, error.fix))
@@ -253,7 +254,7 @@ def _validated(
 
 
 def _json_value(value: object) -> object:
-    """Write a value of Python or TOML that JSON does not know as a person would."""
+    """Return the JSON form of a value from Python or TOML that JSON has no type for."""
     if isinstance(value, os.PathLike | Secret):
         return str(value)
     if isinstance(value, date | time):
@@ -266,9 +267,9 @@ def _json_value(value: object) -> object:
 
 
 def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
-    """Separate the document from the layer of each stage, short forms written out.
+    """Return the document without stages, and the layer of each stage with short forms expanded.
 
-    A stage trains what the one before it exported, so only the first one's model is named. Raises ConfigError.
+    Only the first stage may name a model, as a stage trains the export of the stage before. Raises ConfigError.
     """
 
     def has(node: Node | None, path: Sequence[str]) -> bool:
@@ -280,7 +281,7 @@ def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
     if isinstance(node, Leaf) and node.value in ([], {}, ()):
         node = []
     if not isinstance(node, list) or not all(isinstance(item, dict) for item in node):
-        raise ConfigError(STAGES, "something that is no array of tables", "write [[stages]] before the keys of each")
+        raise ConfigError(STAGES, "a value that is not an array of tables", "write [[stages]] above each stage's keys")
     layers: list[Tree] = []
     for at, stage in enumerate(cast(list[Tree], node)):
         layer = dict(stage)
@@ -289,23 +290,23 @@ def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
                 layer[key] = with_origins(expand((key,), item.value), item.origin, (key,))
         for key in OF_THE_RUN:
             if key in layer:
-                raise ConfigError(f"{STAGES}[{at}].{key}", "a key of the whole run", "write it outside of [[stages]]")
+                raise ConfigError(f"{STAGES}[{at}].{key}", "a key of the whole run", "move the key out of [[stages]]")
         model = layer.get("model")
         if at and isinstance(model, dict) and "path" in model:
-            fix = "leave it out: a stage goes on with what the one before it exported"
+            fix = "remove this key: a stage trains the model that the stage before exported"
             raise ConfigError(f"{STAGES}[{at}].model.path", "a model", fix)
         layers.append(layer)
     for path, leaf in leaves(rest) if layers else ():
         if leaf.origin.source == COMMAND_LINE and all(has(layer, path) for layer in layers):
-            key = ".".join(path)  # every stage sets it for itself, so that the override would change nothing
-            fix = f"every stage has its own: write {STAGES}.0.{key}=... for the first one"
+            key = ".".join(path)  # every stage sets the key itself, so the override would have no effect
+            fix = f"every stage sets this key itself: write {STAGES}.0.{key}=... for the first stage"
             raise ConfigError(key, repr(leaf.value), fix)
     return rest, layers
 
 
 @contextmanager
 def naming_stage(at: int | None) -> Iterator[None]:
-    """Name the stage in configuration errors from within; None where there is only the one run."""
+    """Add the stage's index to the field of configuration errors raised inside; None for a run without stages."""
 
     def named(error: ConfigError) -> ConfigError:
         return ConfigError(f"{STAGES}[{at}].{error.field}", error.got, error.fix)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documentation made from the models: fields in words, one key explained, the reference as Markdown, the JSON schema, and
-the starter file of `relax init`. A component that can't be imported here is left out and named in the notes."""
+"""Documentation generated from the configuration's models and the options of components.
+
+It gives the text for one key (`relax config explain`), the Markdown reference, the JSON schema, and the starter file of
+`relax init`. The schema leaves out components that cannot be imported, with a note for each.
+"""
 
 from __future__ import annotations
 
@@ -43,26 +46,26 @@ IMPORTANT = {
     "placement": ("mode",),
     "checkpoint": ("every",),
 }
-"""Keys that a starter file sets, by table."""
+"""Keys that a starter file sets without a comment sign, by table."""
 WIDTH = 100
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDoc:
-    """One key."""
+    """Documentation of one key."""
 
     name: str
     type: str
     default: str
-    """As TOML; empty where the key is required or absent by default."""
+    """Default as TOML; empty if the key is required or absent by default."""
     required: bool
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TableDoc:
-    """One table; an empty name is the top level."""
+    """Documentation of one table; the top level has an empty name."""
 
     name: str
     many: bool
@@ -71,7 +74,7 @@ class TableDoc:
 
 
 def core_documentation() -> Iterator[TableDoc]:
-    """The top level and every core table, tables within tables after their owner."""
+    """Yield the top level and every core table, each followed by the tables in it."""
     own = tuple(field_doc(name, Core.model_fields[name]) for name in top_level_keys())
     yield TableDoc("", False, "Keys before the first table.", own)
     for name, model in core_tables().items():
@@ -79,7 +82,7 @@ def core_documentation() -> Iterator[TableDoc]:
 
 
 def table_docs(name: str, model: type[BaseModel], many: bool = False) -> Iterator[TableDoc]:
-    """A table and the tables in it."""
+    """Yield a table and the tables in it."""
     yield TableDoc(name, many, summary(model), tuple(fields_of(model)))
     for key, field in model.model_fields.items():
         for nested in models_in(field.annotation):
@@ -87,35 +90,35 @@ def table_docs(name: str, model: type[BaseModel], many: bool = False) -> Iterato
 
 
 def component_documentation(table: str) -> TableDoc:
-    """Return what the core knows of a component table: the name and the core's own keys."""
+    """Return the documentation of a component table: its `name` and the core's keys, without a component's options."""
     kind = BY_TABLE[table]
     default = DEFAULT_SANDBOX if table == "sandbox" else DEFAULT_NAMES.get(table, "")
-    name = FieldDoc("name", "text", literal(default) if default else "", not default, f"Which {kind.name}.")
-    text = f"Any number, one {kind.name} each." if kind.many else f"The {kind.name}, by name."
+    name = FieldDoc("name", "text", literal(default) if default else "", not default, f"Name of the {kind.name}.")
+    text = f"Any number of tables, one for each {kind.name}." if kind.many else f"The {kind.name}, chosen by name."
     return TableDoc(table, kind.many, text, (name, *fields_of(keys_model(table))))
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[FieldDoc]:
-    """Keys of a model that are not tables of their own."""
+    """Yield the keys of a model that are not tables."""
     for name, field in model.model_fields.items():
         if not (is_table(field.annotation) or is_tables(field.annotation)):
             yield field_doc(name, field)
 
 
 def field_doc(name: str, field: FieldInfo) -> FieldDoc:
-    """One field in words."""
+    """Return the documentation of one field."""
     text = " ".join((field.description or "").split())
     return FieldDoc(name, type_text(annotation_of(field)), default_text(field), field.is_required(), text)
 
 
 def summary(model: type[BaseModel]) -> str:
-    """First paragraph of the model's own docstring; empty where it has none."""
+    """Return the first paragraph of the model's own docstring; empty if it has none."""
     own = model.__dict__.get("__doc__") or ""
     return " ".join(own.split("\n\n")[0].split()) if model is not Options else ""
 
 
 def default_text(field: FieldInfo) -> str:
-    """The default as TOML."""
+    """Return a field's default as TOML; empty if it has none."""
     default = field.get_default(call_default_factory=True) if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
     if default is PydanticUndefined or default is None:
         return ""
@@ -124,7 +127,7 @@ def default_text(field: FieldInfo) -> str:
 
 
 def type_text(annotation: Any) -> str:
-    """An annotation in words."""
+    """Describe an annotation in words, such as `list of text`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_text(arguments[0])
@@ -149,17 +152,17 @@ class Explained:
 
     key: str
     value: Any
-    """Plain data; None where nothing was chosen."""
+    """Value as plain data; None if the configuration has none."""
     origin: str
     type: str
     default: str
     text: str
     component: str = ""
-    """The component that reads it, in its own words."""
+    """Name and help text of the component that reads the key; empty for keys of the core."""
 
 
 def explain(key: str, composed: Composed) -> Explained:
-    """Explain a key of a configuration. Raises ConfigError for a key that nobody reads."""
+    """Explain a key of a configuration. Raises ConfigError for an unknown key."""
     path, catalogue = key.split("."), composed.catalogue
     value, origin = _value(composed.config.dump(), path), str(composed.origin_of(key))
     kind = BY_TABLE.get(path[0])
@@ -171,14 +174,14 @@ def explain(key: str, composed: Composed) -> Explained:
     choices = chosen if kind.many else (chosen,) if chosen else ()
     if index >= len(choices):
         many = "s" if kind.many else ""
-        return Explained(key, value, origin, "table", "", f"The {kind.name}{many}, by name; nothing is chosen.")
+        return Explained(key, value, origin, "table", "", f"The {kind.name}{many}, by name; none is chosen.")
     name = choices[index].name
     found, target = catalogue.find(kind.name, name), catalogue.target(kind.name, name)
     says = f"{kind.name} {found.title}: {found.component.help}"
     if not rest or rest == ["name"]:
         documented = inspect.cleandoc(target.__doc__ or "")
         return Explained(
-            key, value, origin, "text" if rest else "table", "", f"Which {kind.name}.", f"{says}\n{documented}"
+            key, value, origin, "text" if rest else "table", "", f"Name of the {kind.name}.", f"{says}\n{documented}"
         )
     own = keys_model(path[0])
     model, by = (own, "") if rest[0] in own.model_fields else (target.options_model(), says)
@@ -220,18 +223,16 @@ def _value(data: Any, path: list[str]) -> Any:
 
 
 def starter(model: str, data: str, reward: str, name: str) -> str:
-    """A commented TOML; `model` and `data` are paths relative to where it will stand."""
+    """Return a commented configuration in TOML; `model` and `data` are paths relative to the folder of the new file."""
     given: dict[str, dict[str, Any]] = {"model": {"path": model}, "data": {"train": data}, "run": {"name": name}}
-    lines = [
-        "# A Relax run. `relax config explain KEY THIS_FILE` says more about a key; a commented line shows the default."
-    ]
+    lines = ["# A Relax run. `relax config explain KEY THIS_FILE` explains a key; commented lines show defaults."]
 
     def comment(text: str) -> None:
         lines.extend(f"# {line}" for line in textwrap.wrap(text, WIDTH))
 
     for doc in core_documentation():
         lines.append("")
-        if doc.name.count(".") or doc.many:  # a table within a table: all of it as comments
+        if doc.name.count(".") or doc.many:  # tables in tables and arrays of tables are written as comments
             comment(doc.text)
             lines.append(f"# [[{doc.name}]]" if doc.many else f"# [{doc.name}]")
             lines += [f"#   {field.name} = {field.default or '...'}  # {field.text}" for field in doc.fields]
@@ -247,7 +248,7 @@ def starter(model: str, data: str, reward: str, name: str) -> str:
             lines.append(f"{'' if shown else '# '}{field.name} = {value}")
         if not doc.name:
             lines.append("")
-            comment("Components by name; `relax plugins list` shows what is installed. A table sets options too.")
+            comment("Components by name; `relax plugins list` shows all. Write a table instead to set options too.")
             for table in ("algorithm", "engine", "trainer", "environment"):
                 lines.append(f"{'' if table == 'algorithm' else '# '}{table} = {literal(DEFAULT_NAMES[table])}")
             lines.append(f"rewards = [{literal(reward)}]")
@@ -255,7 +256,7 @@ def starter(model: str, data: str, reward: str, name: str) -> str:
 
 
 def reference(catalogue: Catalogue | None = None) -> str:
-    """The whole page; without a catalogue, the core's part of it."""
+    """Return the reference page as Markdown; without a catalogue, only the part of the core."""
     return "\n".join(_page(catalogue)).rstrip() + "\n"
 
 
@@ -271,7 +272,7 @@ def _page(catalogue: Catalogue | None) -> Iterator[str]:
             try:
                 model = cast(Catalogue, catalogue).target(kind.name, name).options_model()
             except RelaxError as error:
-                yield from ("", f"Its options are not known here: {error}.")
+                yield from ("", f"Its options could not be read: {error}.")
                 continue
             docs = list(table_docs(table, model))
             if text := summary(model):
@@ -303,7 +304,7 @@ def _cell(text: str) -> str:
 
 
 def schema(catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
-    """The schema, and a note for every component that is not in it."""
+    """Return the JSON schema, and a note for each component that it leaves out."""
     notes: list[str] = []
     definitions: dict[str, Any] = {}
     core = _inlined(Core, "core", definitions)
@@ -348,7 +349,7 @@ def _schema_component(kind: Kind, name: str, catalogue: Catalogue, definitions: 
 
 
 def _inlined(model: Any, prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The model's schema, its definitions moved to the root under a prefix."""
+    """Return the model's schema, with its definitions moved to the root under a prefix."""
     own: dict[str, Any] = model.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
     moved: Mapping[str, Any] = own.pop("$defs", {})
     definitions.update({f"{prefix}.{name}": definition for name, definition in moved.items()})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `[guards]` table: the numbers of a step that show that training diverges, and what the run does about each.
+"""The `[guards]` table: metrics of a step that show that training diverges, and the run's reaction to each.
 
-Every guard is on from the start and only warns. Each has a class of its own, as its limits are of its own number.
+By default every guard is on and only warns. Each guard has its own class because its limits apply to its own metric.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ GuardAction = Literal["off", "warn", "pause", "roll-back", "stop"]
 
 
 class Guard(Options):
-    """One number of each step, and the bounds outside of which it is evidence of divergence."""
+    """A metric of each step, and the bounds beyond which its value is evidence of divergence."""
 
     metric: ClassVar[str] = ""
     falls: ClassVar[bool] = False
-    """The evidence is a number that is too small, and otherwise one that is too large."""
+    """True if small values are evidence, False if large values are."""
 
     action: GuardAction = "warn"
-    """Once there is evidence in `steps` steps in a row: `warn`; `pause` until a person goes on (`relax continue`);
-    `roll-back` to the last checkpoint, which is from before the evidence; `stop` with exit code 5; `off` looks at nothing."""
+    """Reaction to evidence in `steps` steps in a row: `warn`; `pause` until a person runs `relax continue`; `roll-back`
+    to the last checkpoint, which is older than the evidence; `stop` with exit code 5; `off`: do not check the
+    metric."""
     limit: float | None = None
-    """Evidence is a value beyond this; absent: no absolute bound."""
+    """A value beyond this is evidence; absent: no absolute bound."""
     ratio: PositiveFloat | None = None
-    """Evidence is a value beyond so many times the median of the last `guards.window` steps; absent: no relative bound."""
+    """A value beyond this many times the median of the last `guards.window` steps is evidence; absent: no relative
+    bound."""
     least: NonNegativeFloat = 0.0
-    """Smallest distance from the median that counts for `ratio`."""
+    """Smallest distance from the median at which `ratio` applies."""
     steps: PositiveInt = 3
-    """Steps in a row with evidence before the guard fires; it fires again only after a step without."""
+    """Steps in a row with evidence before the guard fires; it fires again only after a step without evidence."""
 
 
 class GradNormGuard(Guard):
@@ -40,36 +42,36 @@ class GradNormGuard(Guard):
 
     metric: ClassVar[str] = "train/grad_norm"
     ratio: PositiveFloat | None = 50.0
-    """Evidence is a norm of more than so many times the median of the last `guards.window` steps."""
+    """A norm above this many times the median of the last `guards.window` steps is evidence."""
     least: NonNegativeFloat = 1.0
-    """Smallest distance from the median that counts for `ratio`."""
+    """Smallest distance from the median at which `ratio` applies."""
 
 
 class ReferenceKlGuard(Guard):
-    """The policy leaves its reference: `policy/ref_kl`, of algorithms that measure it, is too large."""
+    """The policy leaves its reference model: `policy/ref_kl` is too large, in algorithms that measure it."""
 
     metric: ClassVar[str] = "policy/ref_kl"
     limit: float | None = 10.0
-    """Evidence is a KL a token above this."""
+    """A KL per token above this is evidence."""
 
 
 class RolloutKlGuard(Guard):
-    """The policy leaves the one that sampled: `train/rollout_kl` is too large."""
+    """The trained policy leaves the policy that sampled: `train/rollout_kl` is too large."""
 
     metric: ClassVar[str] = "train/rollout_kl"
     limit: float | None = 1.0
-    """Evidence is a KL a token above this."""
+    """A KL per token above this is evidence."""
 
 
 class EntropyGuard(Guard):
-    """The policy gives the same answer always: `policy/entropy`, of algorithms that measure it, is too small."""
+    """The policy always gives the same answer: `policy/entropy` is too small, in algorithms that measure it."""
 
     metric: ClassVar[str] = "policy/entropy"
     falls: ClassVar[bool] = True
     ratio: PositiveFloat | None = Field(0.1, le=1.0)
-    """Evidence is an entropy below this share of the median of the last `guards.window` steps."""
+    """An entropy below this share of the median of the last `guards.window` steps is evidence."""
     least: NonNegativeFloat = 0.2
-    """Smallest distance from the median that counts for `ratio`."""
+    """Smallest distance from the median at which `ratio` applies."""
 
 
 class RewardGuard(Guard):
@@ -78,12 +80,12 @@ class RewardGuard(Guard):
     metric: ClassVar[str] = "reward/mean"
     falls: ClassVar[bool] = True
     ratio: PositiveFloat | None = Field(0.25, le=1.0)
-    """Evidence is a reward below this share of the median of the last `guards.window` steps; where the median is negative,
-    one that is lower than it by as much."""
+    """A reward below this share of the median of the last `guards.window` steps is evidence. For a negative median the
+    bound is just as far below: at (2 - ratio) times the median."""
     least: NonNegativeFloat = 0.2
-    """Smallest distance from the median that counts for `ratio`."""
+    """Smallest distance from the median at which `ratio` applies."""
     steps: PositiveInt = 5
-    """Steps in a row with evidence before the guard fires; it fires again only after a step without."""
+    """Steps in a row with evidence before the guard fires; it fires again only after a step without evidence."""
 
 
 class MismatchGuard(Guard):
@@ -91,42 +93,40 @@ class MismatchGuard(Guard):
 
     metric: ClassVar[str] = "train/rollout_log_prob_diff_lag0"
     limit: float | None = 0.5
-    """Evidence is a mean difference of log-probs above this."""
+    """A mean difference of log-probs above this is evidence."""
 
 
 class LengthGuard(Guard):
-    """Answers grow without end: `length/mean` is too large."""
+    """Answers keep growing: `length/mean` is too large."""
 
     metric: ClassVar[str] = "length/mean"
     ratio: PositiveFloat | None = 8.0
-    """Evidence is a mean of more than so many times the median of the last `guards.window` steps."""
+    """A mean length above this many times the median of the last `guards.window` steps is evidence."""
     least: NonNegativeFloat = 64.0
-    """Smallest distance from the median that counts for `ratio`, in tokens."""
+    """Smallest distance from the median at which `ratio` applies, in tokens."""
 
 
 class NotFiniteGuard(Guard):
-    """An update was NaN or infinite and was skipped: `train/skipped_updates` is above 0. What becomes of the update itself is
-    decided by `optimizer.not_finite`, whatever stands here."""
+    """An update was NaN or infinite and was skipped: `train/skipped_updates` is above 0."""
 
     metric: ClassVar[str] = "train/skipped_updates"
     limit: float | None = 0.0
-    """Evidence is a number of skipped updates above this."""
+    """More skipped updates than this are evidence. `optimizer.not_finite` alone decides if an update is skipped."""
     steps: PositiveInt = 1
-    """Steps in a row with evidence before the guard fires; it fires again only after a step without."""
+    """Steps in a row with evidence before the guard fires; it fires again only after a step without evidence."""
 
 
 class GuardsTable(Options):
-    """Guards against divergence: each looks at a number of every step before its weights reach any engine. The evidence is
-    saved in `guards/` of the run."""
+    """Guards against divergence; each checks a metric of every step before the step's weights reach any engine."""
 
     window: PositiveInt = Field(20, ge=4)
-    """Steps of the running median, and of the metrics that are saved as evidence. Until half of them are over, only absolute
-    bounds count."""
+    """Steps of the running median, and of the metrics that a guard saves as evidence in `guards/` of the run. Only
+    absolute bounds apply until half of these steps are over."""
     rollbacks: NonNegativeInt = 2
-    """Times that guards roll the run back before they stop it. The run has all of them again once it got `window` steps
-    beyond the step that it was last rolled back from."""
+    """Rollbacks by guards before the next one stops the run instead. The count starts anew when the run is `window`
+    steps beyond the step of the last rollback."""
     pause_timeout_s: PositiveFloat = 259200.0
-    """Longest time that a guard holds the run for a person; then it stops it. Default: three days."""
+    """Seconds that a guard pauses the run for a person before the run stops; the default is three days."""
     grad_norm: GradNormGuard = GradNormGuard()
     """Gradient norm."""
     ref_kl: ReferenceKlGuard = ReferenceKlGuard()
@@ -138,13 +138,13 @@ class GuardsTable(Options):
     reward: RewardGuard = RewardGuard()
     """Reward."""
     mismatch: MismatchGuard = MismatchGuard()
-    """Difference of engine and trainer."""
+    """Difference between engine and trainer."""
     length: LengthGuard = LengthGuard()
     """Length of answers."""
     not_finite: NotFiniteGuard = NotFiniteGuard()
     """Updates that are not finite."""
 
     def chosen(self) -> dict[str, Guard]:
-        """The guards that are on, by name."""
+        """Return the guards that are on, by name."""
         guards = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: guard for name, guard in guards.items() if isinstance(guard, Guard) and guard.action != "off"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a configuration (files, mappings from Python, overrides) merged into one tree that knows where each value is from.
+"""Layers of a configuration (files, mappings, overrides), merged into one tree with the origin of each value.
 
-Tables merge key by key, everything else is replaced whole. Nothing is validated here.
+Tables merge key by key; any value that is not a table replaces the earlier value. Nothing is validated here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ KeyPath: TypeAlias = tuple[str, ...]
 Source: TypeAlias = "Path | str | Mapping[str, Any]"
 COMMAND_LINE = "command line"
 MODULE_AND_NAME = re.compile(r"(?!\w+\.py:)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-"""Code in an importable module, and not in a file `name.py`."""
+"""Text that names code in an importable module (`module:name`), rather than code in a file (`name.py:name`)."""
 NESTED_COMPONENTS = {"engines": "engine", "environments": "algorithm"}
-"""By array of tables, the key in each of its tables that chooses a component."""
+"""For these arrays of tables, the key of each table that chooses another component."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Origin:
     """A file as the user named it, `command line`, `python` or `default`."""
     line: int = 0
     directory: Path = Path()
-    """The directory that relative paths start from."""
+    """Directory to which relative paths in the value refer."""
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}" if self.line else self.source
@@ -59,7 +59,7 @@ Tree: TypeAlias = "dict[str, Node]"
 
 
 def read_layers(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Tree, list[str]]:
-    """Merge all layers into one tree; also give a line for every change of a component that dropped options."""
+    """Merge all layers into one tree; also return a line for each change of a component that dropped options."""
     notices: list[str] = []
     tree: Tree = {}
     for source in sources:
@@ -77,7 +77,7 @@ def read_layers(sources: Sequence[Source], overrides: Sequence[str], directory: 
 
 
 def read_layer(source: Source, directory: Path) -> Tree:
-    """Read one file or mapping; short forms are written out. Raises ConfigError for a file that is no TOML."""
+    """Read one file or mapping, with short forms expanded. Raises ConfigError for a file that is not TOML."""
     data: Mapping[str, Any]
     positions: dict[KeyPath, int] = {}
     if isinstance(source, Mapping):
@@ -88,7 +88,7 @@ def read_layer(source: Source, directory: Path) -> Tree:
         try:
             data = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise ConfigError(str(source), f"text that is not TOML: {error}", "correct it there") from error
+            raise ConfigError(str(source), f"text that is not TOML: {error}", "correct that line") from error
         positions = key_lines(text)
         anywhere = Origin(str(source), 0, Path(os.path.abspath(source)).parent)
 
@@ -105,13 +105,13 @@ def _text(source: Path | str) -> str:
     except FileNotFoundError:
         raise ConfigError("configuration", f"{source}, which does not exist", "name a TOML file or a recipe") from None
     except OSError as error:
-        raise ConfigError(str(source), error.strerror or "an error", "name a TOML file that can be read") from error
+        raise ConfigError(str(source), error.strerror or "an error", "name a readable TOML file") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(str(source), "bytes that are not UTF-8", "save it as UTF-8 text") from error
+        raise ConfigError(str(source), "bytes that are not UTF-8", "save the file as UTF-8 text") from error
 
 
 def plugins_of(tree: Tree) -> tuple[str, ...]:
-    """Absolute paths of the files that `plugins` of this tree names."""
+    """Return the absolute paths of the files in the tree's `plugins`."""
     leaf = tree.get("plugins")
     if not isinstance(leaf, Leaf) or not isinstance(leaf.value, list | tuple):
         return ()
@@ -119,8 +119,11 @@ def plugins_of(tree: Tree) -> tuple[str, ...]:
 
 
 def expand(path: KeyPath, value: Any) -> Any:
-    """Write a short form out: `grpo` at `algorithm` is `{name = "grpo"}`, `async` at `placement` is `{mode = "async"}`, a
-    folder at `teachers` is one teacher, and the engine of a pool is a component like that of the run."""
+    """Expand the short form of a table; return all else unchanged.
+
+    `algorithm = "grpo"` becomes `{name = "grpo"}`, and the engine of a pool likewise. `placement = "async"` becomes
+    `{mode = "async"}`. A folder at `teachers` becomes a list with one teacher.
+    """
     table, depth = path[0], len(path)
     if path == ("placement",) and isinstance(value, str):
         return {"mode": value}
@@ -143,7 +146,7 @@ def expand(path: KeyPath, value: Any) -> Any:
 
 
 def with_origins(value: Any, locate: Origin | Callable[[KeyPath], Origin], path: KeyPath = ()) -> Node:
-    """Give every leaf of plain data its origin. A None is a key that was not written."""
+    """Return plain data as a tree whose leaves have origins; a key with the value None is left out."""
     if isinstance(value, Mapping) and (value or not path):
         items = {str(key): item for key, item in value.items() if item is not None}
         return {key: with_origins(item, locate, (*path, key)) for key, item in items.items()}
@@ -154,11 +157,11 @@ def with_origins(value: Any, locate: Origin | Callable[[KeyPath], Origin], path:
 
 
 def plain(node: Node, annotation: Any = None) -> Any:
-    """Strip the origins off, and make paths absolute: each is relative to the file it was written in, those of the command
-    line to its directory.
+    """Return a tree as plain data without origins, with paths made absolute.
 
-    The annotation says what is a path. Where it allows text too, text with a `{` or a line break is no path, nor is the
-    `module:name` of code.
+    A path is relative to the file in which it was written, or to the current directory on the command line. The
+    annotation tells which values are paths. If the annotation also allows text, a value with a `{` or a line break is
+    text, and so is the `module:name` of code.
     """
     if isinstance(node, list):
         return [plain(item, annotation) for item in node]
@@ -182,7 +185,7 @@ def plain(node: Node, annotation: Any = None) -> Any:
 
 
 def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Leaf]]:
-    """Walk over the leaves with their paths; indices of arrays count as keys."""
+    """Yield all leaves with their paths; an index of an array counts as a key."""
     if isinstance(node, Leaf):
         yield path, node
         return
@@ -191,7 +194,7 @@ def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Leaf]]:
 
 
 def origin_at(tree: Node, key: str) -> Origin:
-    """Find where a key was written; for a table its first line, for an absent key `default`."""
+    """Return where a key was written: for a table the origin of its first leaf, for an absent key `DEFAULT`."""
     node: Node | None = tree
     for part in key.split("."):
         if isinstance(node, Leaf):
@@ -205,7 +208,7 @@ def origin_at(tree: Node, key: str) -> Origin:
 
 
 def merge(lower: Node | None, upper: Node, notices: list[str], path: KeyPath = ()) -> Node:
-    """Lay `upper` over `lower`; a component of another name starts without the options of the former."""
+    """Return `lower` overridden by `upper`; a table that changes its component drops the former component's options."""
     if isinstance(upper, Leaf) and upper.value == {} and isinstance(lower, dict):
         return lower
     if not (isinstance(lower, dict) and isinstance(upper, dict)):
@@ -219,7 +222,7 @@ def merge(lower: Node | None, upper: Node, notices: list[str], path: KeyPath = (
 
 
 def is_component(path: KeyPath) -> bool:
-    """Tell whether the table at this path chooses a component."""
+    """Return True if the table at this path chooses a component."""
     kind = BY_TABLE.get(path[0]) if path else None
     return kind is not None and len(path) == (2 if kind.many else 1)
 
@@ -237,9 +240,9 @@ def _without_replaced(lower: Tree, upper: Tree, notices: list[str], path: KeyPat
 
 
 def parse_override(text: str) -> tuple[KeyPath, Any]:
-    """Parse `a.b.c=VALUE` into path and value: VALUE is TOML where it parses, else text; a number in the key indexes an array.
+    """Parse `a.b.c=VALUE` into a path and a value: VALUE is TOML if it parses as TOML, else text.
 
-    Raises ConfigError for what is not `key=value`.
+    A number in the path is an index of an array. Raises ConfigError if the text is not `key=value`.
     """
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
@@ -254,7 +257,7 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
 
 
 def _place(node: Node | None, rest: KeyPath, path: KeyPath, value: Any, origin: Origin, notices: list[str]) -> Node:
-    """Put a value at `rest` below the node that stands at `path`."""
+    """Return `node`, which is at `path`, with a value placed at the relative path `rest`."""
     if not rest:
         return merge(node, with_origins(expand(path, value), origin, path), notices, path)
     head, here = rest[0], (*path, rest[0])
@@ -272,7 +275,7 @@ def _place(node: Node | None, rest: KeyPath, path: KeyPath, value: Any, origin: 
 def _place_item(
     node: Node, rest: KeyPath, path: KeyPath, value: Any, origin: Origin, notices: list[str]
 ) -> list[Node] | Leaf:
-    """Put a value at or below an item of an array; the index after its last item adds one."""
+    """Return an array with a value placed at or below one of its items; the index after the last item appends."""
     items: list[Any] = list(node.value if isinstance(node, Leaf) else node)
     index = int(rest[0]) if rest[0].isdecimal() else -1
     if not 0 <= index <= len(items):
@@ -291,14 +294,14 @@ def _place_item(
 
 
 def _absolute(path: str, origin: Origin) -> str:
-    """Links stay links: an interpreter of a virtual environment is found by its own path."""
+    """Return an absolute path without following links: Python finds a virtual environment by its interpreter's path."""
     return os.path.abspath(origin.directory / Path(path).expanduser()) if path else path
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Find the line of every table header and key of valid TOML; indices of arrays count as keys.
+    """Return the line of every table header and key of valid TOML; an index of an array counts as a key.
 
-    The text is cut into statements, each the fewest lines that parse.
+    The text is split into statements: each is the smallest number of lines that parses.
     """
     found: dict[KeyPath, int] = {}
     sizes: dict[KeyPath, int] = {}
@@ -323,7 +326,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _header_path(node: Any, sizes: dict[KeyPath, int], *, opens: bool) -> KeyPath:
-    """Path of a parsed header, with the index in each array of tables on it; `opens` starts a new table of the last."""
+    """Return the path of a parsed header, with an index after each array of tables; `opens`: it is `[[...]]`."""
     path: KeyPath = ()
     while node:
         if isinstance(node, list):

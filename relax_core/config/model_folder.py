@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face model's folder, read without loading the model: facts of its `config.json`, and what is missing or damaged.
+"""Facts and faults of a Hugging Face model's folder, found without loading the model.
 
-Only `config.json` and the headers of weights are read; weights and tokenizer are for those who load them.
+Only `config.json` and the headers of weight files are read, never the weights or the tokenizer.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 def model_context(folder: Path) -> int | None:
-    """Longest sequence of the model; None where its `config.json` does not say or can't be read."""
+    """Return the model's longest sequence in tokens; None if `config.json` has no such key or cannot be read."""
     config = _known(folder)
     parts = (config, _text_part(config))
     return next((int(part[key]) for part in parts for key in CONTEXT_KEYS if isinstance(part.get(key), int)), None)
 
 
 def bounded_context(folder: Path) -> int:
-    """Longest sequence of the model; one that does not say has no bound of its own."""
+    """Return the model's longest sequence in tokens; `NO_BOUND` if it is unknown."""
     return model_context(folder) or NO_BOUND
 
 
 def routing(folder: Path) -> Routing | None:
-    """Read the model's routing; None where it has no routers, or its `config.json` can't be read."""
+    """Return the model's routing; None if it has no routers or its `config.json` cannot be read."""
     return Routing.of(_known(folder))
 
 
 def model_type(folder: Path) -> str:
-    """As `config.json` names it; empty where it does not, or can't be read."""
+    """Return `model_type` of `config.json`; empty if it is missing or cannot be read."""
     return str(_known(folder).get("model_type") or "")
 
 
 def vocabulary_size(folder: Path) -> int | None:
-    """Ids of the model, by its `config.json`; None where that does not say or can't be read."""
+    """Return the number of token ids in `config.json`; None if it is missing or cannot be read."""
     config = _known(folder)
     size = config.get("vocab_size", _text_part(config).get("vocab_size"))
     return size if isinstance(size, int) else None
 
 
 def placeholders(folder: Path) -> dict[str, int]:
-    """By kind of medium, the id of the tokens that hold its place; empty where `config.json` names none or can't be read."""
+    """Return the placeholder token id of each kind of medium; empty if `config.json` has none or cannot be read."""
     config = _known(folder)
     part = config.get("thinker_config")
     known = part if isinstance(part, dict) else config
@@ -60,8 +60,8 @@ def placeholders(folder: Path) -> dict[str, int]:
 
 
 def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
-    """Yield an error for all that is missing or broken in a model's folder, judged by its configuration and weights."""
-    if not os.path.isdir(folder):  # a name that is too long is no folder, and no error either
+    """Yield an error for every missing or broken file in a model's folder: its configuration and its weights."""
+    if not os.path.isdir(folder):  # not Path.is_dir, which raises an error for a name that is too long
         what = "a file" if os.path.exists(folder) else "a folder that does not exist"
         yield ConfigError(key, f"{folder}, {what}", "name the folder of a Hugging Face model")
         return
@@ -73,7 +73,7 @@ def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
         yield ConfigError(key, f"{folder / 'config.json'}, which can't be read: {error}", "download the model again")
     if not any(file.stat().st_size for pattern in WEIGHTS for file in folder.glob(pattern)):
         yield ConfigError(
-            key, f"{folder} without weights", f"it needs {' or '.join(WEIGHTS)}: download the model again"
+            key, f"{folder} without weights", f"it must contain {' or '.join(WEIGHTS)}: download the model again"
         )
     else:
         for file in sorted(folder.glob("*.safetensors")):
@@ -82,7 +82,7 @@ def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
 
 
 def _damage(file: Path) -> str:
-    """Return what is wrong with a file of weights, judged by its header and length alone; empty where nothing is."""
+    """Describe the damage of a weight file, judged by its header and length only; empty for an intact file."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:
@@ -100,12 +100,12 @@ def _damage(file: Path) -> str:
 def _read(folder: Path) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
-        raise ValueError("it is not a JSON object")
+        raise ValueError("the file is not a JSON object")
     return config
 
 
 def _known(folder: Path) -> dict[str, Any]:
-    """The content of `config.json`, nothing where it can't be read."""
+    """Return the content of `config.json`; empty if it cannot be read."""
     try:
         return _read(folder)
     except (OSError, ValueError, RecursionError):
@@ -113,6 +113,6 @@ def _known(folder: Path) -> dict[str, Any]:
 
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:
-    """The part about text in the configuration of a model that sees or hears; empty where there is none."""
+    """Return the `text_config` part of a multimodal model's configuration; empty for a text-only model."""
     part = config.get("text_config")
     return part if isinstance(part, dict) else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is wrong with a configuration at once, each problem with its key, its file and line, and its fix."""
+"""Errors of a configuration, reported all at once; each names its key, its file and line, and its fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN = "(hidden)"
 
 
 class ConfigProblems(ConfigError):
-    """Several problems at once; `errors` has them one by one."""
+    """Several errors of one configuration, listed in `errors`."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         first = errors[0]
@@ -31,7 +31,7 @@ class ConfigProblems(ConfigError):
 
 
 def refuse(errors: Iterable[ConfigError], tree: Node) -> None:
-    """Raise one error as it is and several together, each with the place where its key was written; nothing for none."""
+    """Raise the errors with the origins of their keys: one as it is, several as ConfigProblems, none not at all."""
     found: dict[str, ConfigError] = {}
     for error in errors:
         origin = origin_at(tree, error.field)
@@ -45,7 +45,7 @@ def refuse(errors: Iterable[ConfigError], tree: Node) -> None:
 def validation_errors(
     error: ValidationError, model: type[BaseModel], prefix: str = "", also: Iterable[str] = ()
 ) -> list[ConfigError]:
-    """Translate pydantic's errors; `also` are further keys that are known where the model stands."""
+    """Translate pydantic's errors; `also` lists further valid keys of the table, for hints on unknown keys."""
     merged: dict[str, ConfigError] = {}
     for detail in error.errors(include_url=False):
         found = _translated(detail, model, prefix, tuple(also))
@@ -57,7 +57,7 @@ def validation_errors(
 
 
 def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[str]]) -> ConfigError:
-    """Refuse a key that nobody reads: say what is near, where else it stands, or all there is."""
+    """Return the error for an unknown key: the fix names similar keys, tables with this key, or all known keys."""
     table, _, name = key.rpartition(".")
     candidates = sorted(known)
     homes = [f"[{home}]" for home, keys in tables.items() if name in keys and home != table]
@@ -75,7 +75,7 @@ def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also:
     path: tuple[str, ...] = ()
     for part in map(str, detail["loc"]):
         if annotation_at(model, (*path, part)) is None and detail["type"] != "extra_forbidden":
-            break  # pydantic adds the names of a union's members, which are no keys
+            break  # pydantic adds the names of a union's members, which are not keys
         path = (*path, part)
     key = ".".join((*((prefix,) if prefix else ()), *path))
     if detail["type"] == "extra_forbidden":
@@ -93,7 +93,7 @@ def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also:
 
 
 def shown(value: Any, annotation: Any) -> str:
-    """Write a value for people, but for what is a credential in it or may be one, such as a value under an unknown key."""
+    """Return a value as text, with all parts hidden that may be credentials, such as values under unknown keys."""
     if annotation is not None and not holds_secret(annotation):
         return repr(value)
     if isinstance(value, Mapping):
@@ -105,7 +105,7 @@ def shown(value: Any, annotation: Any) -> str:
 
 
 def _missing(model: type[BaseModel], path: tuple[str, ...]) -> str:
-    """Say how to write a required key, or a table with required keys."""
+    """Return the fix for a missing required key, or a missing table with required keys."""
     for owner in models_in(annotation_at(model, path[:-1])):
         if (field := owner.model_fields.get(path[-1])) is None:
             continue

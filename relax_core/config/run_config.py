@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RunConfig`, one run's whole configuration, resolved: typed core tables and chosen components; and the same as TOML.
+"""The resolved configuration of one run, `RunConfig`: typed core tables and chosen components; and its TOML form.
 
-`dump` gives plain data and `compose.parse_config` takes it back exactly: roles in other processes get it so. The standard
-library parses TOML but does not write it.
+Processes of roles get the plain data of `dump`, which `compose.parse_config` turns back into the same configuration.
+`to_toml` is written here because the standard library parses TOML but does not write it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from relax_core.config.tables import (
 
 
 class Choice(Options):
-    """One component, chosen."""
+    """A chosen component."""
 
     chosen: Chosen
     """Kind, name and options as plain data."""
@@ -49,7 +49,7 @@ class Choice(Options):
         return self.chosen.name
 
     def dump(self) -> dict[str, Any]:
-        """The table as a person writes it: name, core keys, options."""
+        """Return the table as a user writes it: name, core keys, options."""
         keys = self.model_dump(mode="json", exclude={"chosen"}, exclude_none=True)
         return {"name": self.chosen.name, **keys, **self.chosen.options}
 
@@ -58,59 +58,61 @@ LABEL = r"^$|^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class BackendKeys(Options):
-    """The core's keys of an engine or a trainer."""
+    """Core keys of an engine or a trainer."""
 
     python: PathText = ""
-    """Interpreter it runs in, such as `venvs/sglang/bin/python`; empty: this one."""
+    """Python interpreter of its processes, such as `venvs/sglang/bin/python`; empty: the interpreter of this
+    command."""
 
 
 class RewardKeys(Options):
-    """The core's keys of a reward."""
+    """Core keys of a reward."""
 
     label: str = Field("", pattern=LABEL)
-    """Name under which it is logged, `reward/<label>`; empty: its own. Tells several of one name apart."""
+    """Name of the reward in metrics, `reward/<label>`; empty: its component name. Set it to use a component twice."""
     weight: float = 1.0
-    """Factor in the sum of rewards."""
+    """Factor of this reward in the sum of rewards."""
     timeout_s: PositiveFloat = 10.0
-    """Longest time for one sample; then it is killed and the sample's outcome is `reward_timeout`."""
+    """Seconds for one sample; then the process is killed and the sample's outcome is `reward_timeout`."""
     memory_mb: NonNegativeInt = 0
-    """Memory limit of its process; 0: none."""
+    """Memory limit of the reward's process, in MB; 0: no limit."""
     inherit_env: tuple[str, ...] = ()
-    """Environment variables that its process sees besides a short list without credentials, by name, such as
-    `OPENAI_API_KEY`; those of `[run] env` it sees in any case."""
+    """Names of environment variables that the reward's process inherits in addition to a short list without
+    credentials, such as `OPENAI_API_KEY`. The process always gets the variables of `[run] env`."""
     only: str = Field("", pattern=r"^$|^otherwise$|^[^=]+=")
-    """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column. `otherwise`:
-    those that the `only` of no other reward names."""
+    """Limits the reward to tasks in which a column has this value, such as `source=algebra`; dots address values inside
+    a column that is a table. `otherwise`: tasks that the `only` of no further reward selects. Empty: all tasks."""
 
 
 class MediaKeys(Options):
-    """The core's keys of a modality processor."""
+    """Core keys of a modality processor."""
 
     timeout_s: PositiveFloat = 30.0
-    """Longest time for one medium, reading it included; then it is killed and the outcome of its samples is `media_error`."""
+    """Seconds to read and process one medium; then the process is killed and its samples' outcome is `media_error`."""
     memory_mb: NonNegativeInt = 4096
-    """Memory limit of its process; 0: none."""
+    """Memory limit of the processor's process, in MB; 0: no limit."""
     max_mb: PositiveInt = 256
-    """Larger files, and longer answers of a URL, are refused."""
+    """Largest file or URL response, in MB; larger ones are refused."""
     preview_kb: NonNegativeInt = 512
-    """Largest copy of a medium that is kept for the report page, where samples are shown; 0: none."""
+    """Largest copy of a medium, in KB, that is kept to show samples on the report page; 0: no copies."""
 
 
 class WeightKeys(Options):
-    """The core's keys of the weight service."""
+    """Core keys of the weight transport."""
 
     payload: Literal["full", "delta"] = "full"
-    """What is published: all tensors, or only the bytes that changed. Adapters (`model.lora`) travel alone
-    where engine and transport take them, whatever stands here."""
+    """Content of a publish: `full` sends all tensors, `delta` only the bytes that changed. With either payload, LoRA
+    adapters (`model.lora`) are published alone if engine and transport support that."""
     full_every: PositiveInt = 16
-    """delta: a full version this often, so that a new engine has few deltas to load on top of it."""
+    """With `delta`: one of this many versions is published in full, so that a new engine loads few deltas on top."""
     proof: Literal["auto", "wire", "resident", "behaviour"] = "auto"
-    """What an engine must prove before it serves: the bytes that arrived, those in its memory, or that it gives a short
-    sequence the trainer's log-probs too; `auto` is the bytes in its memory where it can tell, else those that arrived."""
+    """Proof that an engine must give before it serves new weights. `wire`: the bytes that arrived are right.
+    `resident`: the bytes in its memory are right. `behaviour`: it also gives the trainer's log-probs for a short
+    sequence. `auto`: `resident` if the engine can check its memory, else `wire`."""
     tolerance: PositiveFloat = 0.05
-    """behaviour: largest difference of a log-prob."""
+    """With `behaviour`: largest difference between a log-prob of the engine and of the trainer."""
     timeout_s: PositiveFloat = 300.0
-    """Deadline of a publish for one engine; one that is slower is replaced, the others go on."""
+    """Seconds for one engine to load a publish; a slower engine is replaced without stopping the rest of the pool."""
 
 
 class WeightChoice(WeightKeys, Choice):
@@ -118,12 +120,13 @@ class WeightChoice(WeightKeys, Choice):
 
 
 class SandboxKeys(Options):
-    """The core's keys of a sandbox."""
+    """Core keys of a sandbox."""
 
     programs: NonNegativeInt = 0
-    """Programs that run at once, over all samples; 0: one for each core. Others wait, which costs them no time."""
+    """Programs that run at once, over all samples; 0: one per CPU core. Waiting does not count as a program's run
+    time."""
     boxes: PositiveInt = 256
-    """Samples that have a box at once."""
+    """Most samples with an open box at once."""
 
 
 class SandboxChoice(SandboxKeys, Choice):
@@ -139,7 +142,7 @@ class RewardChoice(RewardKeys, Choice):
 
     @property
     def known_as(self) -> str:
-        """Name that is its own in the run."""
+        """The reward's unique name in the run."""
         return self.label or self.name
 
 
@@ -148,37 +151,37 @@ class MediaChoice(MediaKeys, Choice):
 
 
 class EnvironmentKeys(Options):
-    """The core's keys of an environment."""
+    """Core keys of an environment."""
 
     label: str = Field("", pattern=LABEL)
-    """Name by which tasks name it; empty: its own. Tells several of one name apart."""
+    """Name by which tasks select the environment; empty: its component name. Set it to use a component twice."""
     isolation: Literal["auto", "shared", "sample"] = "auto"
-    """`shared`: killable processes, each with many samples at once; `sample`: processes with one sample at a time, so that
-    none feels another; `auto`: in the rollout's own process where the class declares that it can't block or crash
+    """`shared`: killable processes that play many samples each. `sample`: killable processes that play one sample at a
+    time, isolated from the rest. `auto`: the rollout's own process if the class declares that it cannot block or crash
     (`in_process`), else `shared`."""
     workers: PositiveInt = 1
-    """Processes. With `isolation = "sample"` no more samples than that are played at once."""
+    """Number of processes. With `isolation = "sample"`, also the most samples played at once."""
     timeout_s: PositiveFloat = 60.0
-    """Longest time of one call of an instance (of `run`: between two turns of the policy); then the outcome of its sample
-    is `environment_timeout`."""
+    """Seconds for one call of an instance, or for `run` between two turns of the policy. After that the sample's
+    outcome is `environment_timeout`."""
     total_timeout_s: NonNegativeFloat = 0.0
-    """Longest time of all calls of an instance together, without that in which the policy takes its turns; then the outcome
-    of its sample is `environment_timeout` as well. 0: none, the number of turns bounds it."""
+    """Seconds for all calls of an instance together, without the turns of the policy. After that the sample's outcome
+    is `environment_timeout`. 0: no limit besides the number of turns."""
     memory_mb: NonNegativeInt = 0
-    """Memory limit of each process; 0: none."""
+    """Memory limit of each process, in MB; 0: no limit."""
     inherit_env: tuple[str, ...] = ()
-    """Environment variables that its processes see besides a short list without credentials, by name; those of `[run] env`
-    they see in any case."""
+    """Names of environment variables that the environment's processes inherit in addition to a short list without
+    credentials. They always get the variables of `[run] env`."""
     retries: PositiveInt = 2
-    """Times that a sample is played again after its process ended or fell silent, in the end alone in a process: only
-    what breaks one that no other sample was in has the outcome of that."""
+    """Times that a sample is played again after its process died or hung, the last time alone in a process. A fault
+    becomes a sample's outcome only if the sample was alone in that process."""
 
 
 class FurtherEnvironmentKeys(EnvironmentKeys):
-    """The core's keys of an environment beside the run's first."""
+    """Core keys of an environment of `[[environments]]`."""
 
     algorithm: dict[str, Any] = {}
-    """What learns from tasks of this environment: a name, or a table with a name and its options. Empty: the run's."""
+    """Algorithm for tasks of this environment: a name, or a table with a name and its options. Empty: the run's."""
 
 
 class EnvironmentChoice(EnvironmentKeys, Choice):
@@ -186,7 +189,7 @@ class EnvironmentChoice(EnvironmentKeys, Choice):
 
     @property
     def known_as(self) -> str:
-        """Name that is its own in the run."""
+        """The environment's unique name in the run."""
         return self.label or self.name
 
 
@@ -195,7 +198,7 @@ class FurtherEnvironmentChoice(FurtherEnvironmentKeys, EnvironmentChoice):
 
     @property
     def learner(self) -> Chosen | None:
-        """Return the algorithm that the table itself names, or None."""
+        """The environment's own algorithm; None if its table names none."""
         options = dict(self.algorithm)
         return Chosen("algorithm", options.pop("name"), options) if options else None
 
@@ -210,11 +213,11 @@ COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
     "weights": (WeightKeys, WeightChoice),
     "sandbox": (SandboxKeys, SandboxChoice),
 }
-"""Component tables with keys of the core: the model of these keys, and the resolved form."""
+"""Component tables that have core keys: the model of these keys, and the class of the resolved table."""
 OUTLIVE_NAME = frozenset(
     {"weight", "only", "memory_mb", *EnvironmentKeys.model_fields, *WeightKeys.model_fields, *SandboxKeys.model_fields}
 )
-"""Core keys that say nothing about the component, and so stay when another one is chosen."""
+"""Core keys that do not depend on the component, and so keep their values when another component is chosen."""
 DEFAULT_NAMES = {
     "engine": "transformers",
     "trainer": "torch",
@@ -226,25 +229,25 @@ DEFAULT_NAMES = {
     "weights": "shared-memory",
 }
 DEFAULT_SANDBOX = "bubblewrap"
-"""The sandbox of rewards and environments that need one, where the configuration names none."""
+"""Sandbox of rewards and environments that need one, if the configuration names none."""
 RUNNER_BUS = {"local": "in-process", "inline": "in-process", "ray": "ray"}
 DEFAULT_STALENESS = {"colocate": 0, "hybrid": 1, "async": 1}
 
 
 class Core(Options):
-    """Every key that belongs to the core."""
+    """All keys of the core's tables and of the top level."""
 
     steps: PositiveInt = 200
-    """Training steps; one consumes `rollout.prompts_per_step` groups."""
+    """Number of training steps; each consumes `rollout.prompts_per_step` groups."""
     seed: int = 0
-    """Of data order, sampling and initialisation."""
+    """Random seed of data order, sampling and initialisation."""
     max_staleness: NonNegativeInt | Literal["unbounded"] = 0
-    """Most versions between sampling a token and training it; 0: on-policy. Default: 0 with placement `colocate` or
-    when deterministic, else 1."""
+    """Most weight versions between sampling a token and training on it; 0: on-policy. Default: 0 with placement
+    `colocate` or if `deterministic`, else 1."""
     deterministic: bool = False
-    """The same weights bit for bit in every run of this configuration, at a cost in speed."""
+    """Make every run of this configuration give the same weights, bit for bit, at a cost in speed."""
     plugins: tuple[Path, ...] = ()
-    """Python files to use as plugins, besides what is installed."""
+    """Python files to load as plugins, in addition to the installed plugins."""
     model: ModelTable
     """The policy."""
     data: DataTable
@@ -252,19 +255,19 @@ class Core(Options):
     teachers: tuple[TeacherTable, ...] = ()
     """Models to learn from."""
     engines: tuple[EngineTable, ...] = ()
-    """Pools of engines beside the policy's."""
+    """Engine pools for models besides the policy."""
     rollout: RolloutTable = RolloutTable()
     """Generation."""
     optimizer: OptimizerTable = OptimizerTable()
     """The optimizer."""
     critic: CriticTable = CriticTable()
-    """The critic, where the algorithm trains one."""
+    """The critic, if the algorithm trains one."""
     batch: BatchTable = BatchTable()
-    """Updates of a step."""
+    """Optimizer updates of a step."""
     eval: EvalTable = EvalTable()
     """Evaluation."""
     placement: PlacementTable = PlacementTable()
-    """Who runs where."""
+    """Processes and devices of each role."""
     checkpoint: CheckpointTable = CheckpointTable()
     """Checkpoints."""
     recovery: RecoveryTable = RecoveryTable()
@@ -272,49 +275,49 @@ class Core(Options):
     guards: GuardsTable = GuardsTable()
     """Guards against divergence."""
     run: RunTable = RunTable()
-    """The run itself."""
+    """Name, runner and environment variables."""
     notify: NotifyTable = NotifyTable()
     """Notifications."""
 
 
 class RunConfig(Core):
-    """One run's whole configuration, resolved: the core's tables, and for each component table what was chosen."""
+    """The whole resolved configuration of one run: the core's tables, and the choice of each component table."""
 
     algorithm: Choice
-    """What learns from the rows."""
+    """Algorithm that trains on the rows."""
     rewards: tuple[RewardChoice, ...] = ()
-    """Judges of samples."""
+    """Rewards that judge the samples."""
     environment: EnvironmentChoice
-    """What answers the policy."""
+    """Environment that answers the policy."""
     media: tuple[MediaChoice, ...] = ()
     """Processors of images, videos and sounds."""
     engine: BackendChoice
-    """What samples from the policy."""
+    """Inference engine that samples from the policy."""
     trainer: BackendChoice
-    """What trains the policy."""
+    """Training backend of the policy."""
     family: Choice
-    """How the model writes its text."""
+    """Model family, which renders chats to tokens."""
     source: Choice
     """Reader of task files."""
     sampler: Choice
-    """Order of tasks."""
+    """Sampler that orders the tasks."""
     filters: tuple[Choice, ...] = ()
-    """Reasons to drop finished groups."""
+    """Filters that drop finished groups."""
     sinks: tuple[Choice, ...] = ()
     """Receivers of metrics."""
     bus: Choice
-    """Where payloads of rows are kept."""
+    """Bus, which stores the payloads of rows."""
     weights: WeightChoice
     """Transport of published weights."""
     scaling: Choice | None = None
     """Policy for the number of engines."""
     sandbox: SandboxChoice | None = None
-    """Where rewards and environments run programs that nobody trusts."""
+    """Sandbox in which rewards and environments run untrusted programs."""
     environments: tuple[FurtherEnvironmentChoice, ...] = ()
-    """Further ones, for tasks that name them."""
+    """Further environments, for tasks that name them."""
 
     def dump(self) -> dict[str, Any]:
-        """Give plain data, every default written out; secrets stay references, and None is left out."""
+        """Return plain data with every default written out; secrets stay references, and None is left out."""
         data = self.model_dump(mode="json", exclude=set(BY_TABLE), exclude_none=True)
         for table, kind in BY_TABLE.items():
             chosen = getattr(self, table)
@@ -326,20 +329,20 @@ class RunConfig(Core):
 
     @property
     def staleness(self) -> int | None:
-        """`max_staleness` as a number; None is unbounded."""
+        """`max_staleness` as a number; None if unbounded."""
         return None if self.max_staleness == "unbounded" else self.max_staleness
 
     @property
     def engine_dtype(self) -> str:
-        """The engines' number format, in which weights are published."""
+        """Number format of the engines, in which weights are published."""
         return self.rollout.dtype or self.model.dtype
 
     def pool(self, name: str) -> EngineTable | None:
-        """The pool of this name; None where there is none."""
+        """Return the engine pool with this name; None for an unknown name."""
         return next((pool for pool in self.engines if pool.name == name), None)
 
     def backend_of(self, pool: EngineTable) -> BackendChoice:
-        """The backend of a pool's engines: its own, or that of the policy's."""
+        """Return the engine backend of a pool: the pool's own, or else the policy's."""
         if not pool.engine:
             return self.engine
         options = dict(pool.engine)
@@ -348,7 +351,7 @@ class RunConfig(Core):
 
     @property
     def algorithms(self) -> tuple[Chosen, ...]:
-        """The run's algorithm and those of environments; each once."""
+        """The run's algorithm, then the algorithms of environments; each once."""
         found = [self.algorithm.chosen]
         for environment in self.environments:
             if environment.learner and environment.learner not in found:
@@ -357,48 +360,48 @@ class RunConfig(Core):
 
     @property
     def learner(self) -> Chosen:
-        """The algorithm that roles build: that of the run, or all of them as one."""
+        """The algorithm that roles build: the run's, or one choice that combines all algorithms."""
         several = self.algorithms
         return several[0] if len(several) == 1 else Chosen("algorithm", several[0].name, parts=several)
 
     def algorithm_of(self, environment: str) -> int:
-        """Index in `algorithms` of the one that learns from tasks that name this environment."""
+        """Return the index in `algorithms` of the algorithm for tasks that name this environment."""
         own = next((one.learner for one in self.environments if one.known_as == environment), None)
         return 0 if own is None else self.algorithms.index(own)
 
 
 RunContext: TypeAlias = Context[RunConfig]
-"""The context of the core's own roles: they read the configuration by its types."""
+"""Context of the core's own roles, which read a typed configuration."""
 
 
 def core_tables() -> dict[str, type[Options]]:
-    """The model of each core table, in order."""
+    """Return the model of each core table, in order."""
     models = {name: models_in(field.annotation) for name, field in Core.model_fields.items()}
     return {name: cast(type[Options], own[0]) for name, own in models.items() if own}
 
 
 def top_level_keys() -> tuple[str, ...]:
-    """Keys that stand in no table."""
+    """Return the keys that stand outside of any table."""
     tables = core_tables()
     return tuple(name for name in Core.model_fields if name not in tables)
 
 
 def keys_model(table: str) -> type[Options]:
-    """The model of the core's own keys of a component table; `name` is not among them."""
+    """Return the model of the core keys of a component table, without `name`."""
     return COMPONENT_TABLES[table][0] if table in COMPONENT_TABLES else Options
 
 
 def table_keys() -> dict[str, list[str]]:
-    """Every table with the keys that the core knows in it."""
+    """Return every table with its core keys; options of components are not included."""
     known = {name: list(model.model_fields) for name, model in core_tables().items()}
     return {**known, **{table: ["name", *keys_model(table).model_fields] for table in BY_TABLE}}
 
 
 def to_toml(config: RunConfig, comment: Callable[[str], str] = lambda key: "") -> str:
-    """Write the whole configuration as TOML that parses back to it; `comment` may add a remark to a key."""
+    """Return the configuration as TOML that parses back to it; `comment` gives the remark for a key, or nothing."""
 
     def lines(table: Mapping[str, Any], header: str, prefix: str) -> Iterator[str]:
-        """Write the assignments of a table, then the tables in it: of the document all, else arrays such as `[[eval.sets]]`."""
+        """Yield a table's assignments, then its tables: all at the top level, else only arrays like `[[eval.sets]]`."""
         nested = {
             key: item for key, item in table.items()
             if (isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item))
@@ -420,12 +423,12 @@ def to_toml(config: RunConfig, comment: Callable[[str], str] = lambda key: "") -
 
 
 def toml_key(key: str) -> str:
-    """Write a key, bare where TOML allows it."""
+    """Return a key as TOML, quoted only if TOML requires it."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else literal(key)
 
 
 def literal(value: Any) -> str:
-    """Write one value as TOML on one line."""
+    """Return one value as TOML, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

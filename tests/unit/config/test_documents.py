@@ -108,12 +108,12 @@ def test_the_reference_lists_every_key_of_core_and_components(catalogue: Catalog
         ("rollout.top_p", 1.0, "default", "Nucleus"),
         ("seed", 5, "command line", "data order"),
         ("algorithm.clip_high", 0.2, "default", "Upper clip."),
-        ("algorithm.name", "grpo", "default", "Which algorithm"),
+        ("algorithm.name", "grpo", "default", "Name of the algorithm"),
         ("rewards.0.weight", 1.0, "default", "Factor"),
-        ("placement.rollout.engines", 1, "default", "Engine processes"),
+        ("placement.rollout.engines", 1, "default", "engine processes"),
         ("run.env.LEVEL", "a", "command line", "Environment variables"),
         ("model", None, "my.toml:3", "The policy"),
-        ("scaling", None, "default", "nothing is chosen"),
+        ("scaling", None, "default", "none is chosen"),
     ],
 )
 def test_a_key_is_explained(folder: Path, catalogue: Catalogue, key: str, value: Any, origin: str, words: str) -> None:

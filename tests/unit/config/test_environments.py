@@ -66,17 +66,17 @@ def test_environments_of_one_name_are_told_apart_by_labels(layer, installed) -> 
     assert parse_config(config.dump(), installed) == config
     composed(layer, installed, environment=game(label="easy"), environments=[game()])
     for first, second, field in ((game(), game(), "name"), (game(), game(label="guess-number"), "label")):
-        with pytest.raises(ConfigError, match=rf"environments\.0\.{field}.*'guess-number'.* a label of its own"):
+        with pytest.raises(ConfigError, match=rf"environments\.0\.{field}.*'guess-number'.* another label"):
             composed(layer, installed, environment=first, environments=[second])
 
 
 def test_rewards_of_one_name_are_refused_until_one_has_a_label(layer, installed) -> None:
     with pytest.raises(
-        ConfigError, match=r"rewards\.1\.name .python.: got a second 'exact'; .*give one of them a label"
+        ConfigError, match=r"rewards\.1\.name .python.: got a second 'exact'; .*give one of the two a label"
     ):
         composed(layer, installed, rewards=["exact", "exact"])
     with pytest.raises(
-        ConfigError, match=r"rewards\.0\.label .python.: got 'mean'; reward/mean is logged for something else"
+        ConfigError, match=r"rewards\.0\.label .python.: got 'mean'; reward/mean is a metric of the core"
     ):
         composed(layer, installed, rewards=[{"name": "exact", "label": "mean"}])
     config = composed(layer, installed, rewards=["exact", {"name": "exact", "label": "strict"}])
@@ -90,7 +90,7 @@ def test_rewards_of_one_name_are_refused_until_one_has_a_label(layer, installed)
     ({"gamma": 0.5}, r"environments\.0\.algorithm\.name", "nothing"),
     ("ppo", r"environments\.0\.algorithm", "trains a critic"),
     ("remax", r"environments\.0\.algorithm", "greedy sample"),
-    ("sft", r"environments\.0\.algorithm", "learns from samples"),
+    ("sft", r"environments\.0\.algorithm", "train on generated samples"),
 ])  # fmt: skip
 def test_what_cannot_learn_beside_the_run_s_is_refused(layer, installed, told: Any, field: str, says: str) -> None:
     with pytest.raises(ConfigError, match=field) as raised:

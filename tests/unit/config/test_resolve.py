@@ -156,7 +156,7 @@ def test_a_plugin_whose_options_model_fails_is_named(with_faults: Catalogue) -> 
 
 
 def test_an_option_named_like_a_key_of_the_core_is_the_plugins_fault(with_faults: Catalogue) -> None:
-    with pytest.raises(PluginError, match="weight are keys of the core"):
+    with pytest.raises(PluginError, match="weight have names of core keys"):
         config_of(with_faults, {"model": {"path": "/m"}, "rewards": ["greedy"]})
 
 
@@ -259,5 +259,5 @@ def test_hosts_of_media_are_names_and_their_folders_are_relative_to_the_file(
     assert again["allowed_hosts"] == ["a.example.org", "*.b.example", "10.0.0.0/8", "::1"]
     for wrong in ("*", "https://a.example", "a.example/x", "", "a b", "a.example:80", "10.0.0.0/99"):
         file.write_text(text.format(json.dumps(wrong)))
-        with pytest.raises(ConfigError, match=r"data\.media\.allowed_hosts.*write its name alone"):
+        with pytest.raises(ConfigError, match=r"data\.media\.allowed_hosts.*is not a host; write a name like"):
             compose([file], [], checked=False)

@@ -57,10 +57,10 @@ def test_a_folder_is_short_for_one_teacher(layer: dict[str, Any], installed: Cat
 
 
 @pytest.mark.parametrize(("made", "says"), [
-    ({"vocab_size": 5}, "with a vocabulary of 5; the policy has 4, and ids must mean the same to both"),
-    ({"tokens": None}, "without tokenizer.json; save the tokenizer it was trained with there"),
-    ({"tokens": ("<pad>", "a", "c", "b")}, "whose tokenizer has 3 for 'b' instead of 2; ids must mean the same to both"),
-    ({"added_tokens": [{"content": "<end>", "id": 3}]}, "whose tokenizer has 3 for '<end>' instead of None"),
+    ({"vocab_size": 5}, "with a vocabulary of 5; the policy has 4, and token ids must mean the same in both"),
+    ({"tokens": None}, "without tokenizer.json; save the teacher's own tokenizer there"),
+    ({"tokens": ("<pad>", "a", "c", "b")}, "whose tokenizer maps 'b' to 3 instead of 2; token ids must mean"),
+    ({"added_tokens": [{"content": "<end>", "id": 3}]}, "whose tokenizer maps '<end>' to 3 instead of None"),
 ])  # fmt: skip
 def test_a_teacher_of_another_vocabulary_is_refused(
     layer: dict[str, Any], installed: Catalogue, tmp_path: Path, made: dict[str, Any], says: str

@@ -109,18 +109,18 @@ def test_a_pool_that_only_rewards_ask_has_no_place_in_a_run_without_samples(cata
 
 
 LAYERS: list[tuple[dict[str, Any], str]] = [
-    ({"engines": []}, r"engines: got none named 'judge', which reward judge asks; add it: \[\[engines\]\]"),
+    ({"engines": []}, r"engines: got none named 'judge', which reward judge asks; add a pool: \[\[engines\]\]"),
     ({"rewards": [{"name": "judge", "engine": "other"}]}, "got none named 'other', .*the pools of .* are judge"),
     ({"rewards": ["exact"]}, r"engines\.0\.name: got judge, which nobody asks"),
-    ({"engines": [JUDGE, JUDGE]}, r"engines\.1\.name .*got judge; pools are found by their names"),
+    ({"engines": [JUDGE, JUDGE]}, r"engines\.1\.name .*got judge; another pool has this name"),
     ({"engines": [{"name": "judge"}]}, r"engines\.0\.path"),
     ({"engines": [{**JUDGE, "engine": "nonesuch"}]}, r"engines\.0\.engine\.name .*got 'nonesuch'"),
     ({"engines": [{**JUDGE, "share": "actor"}]}, r"engines\.0\.share .*got an unknown key"),
-    ({"engines": [{**JUDGE, "turn_requests": 8}]}, r'turn_requests.* got 8 with devices = "own"; leave it out'),
+    ({"engines": [{**JUDGE, "turn_requests": 8}]}, r'turn_requests.* got 8 with devices = "own"; remove this key'),
     ({"engines": [{**JUDGE, "devices": "deferred", "turn_requests": 8}]}, 'got 8 with devices = "deferred"'),
     ({"algorithm": "distillation", "teachers": [{"engine": "judge"}]}, "reward judge and teachers.0 ask; give each"),
     ({"teachers": [{"engine": "none"}]}, r"teachers\.0\.engine .*got 'none'; the pools of .* are judge"),
-    ({"teachers": [{"engine": "judge", "path": "p"}]}, r"teachers\.0\.path .* beside engine = 'judge'; keep one"),
+    ({"teachers": [{"engine": "judge", "path": "p"}]}, r"teachers\.0\.path .* and engine = 'judge'; remove one"),
     ({"teachers": [{}]}, r"teachers\.0 .*got neither path nor engine"),
     ({"rewards": [], "algorithm": {"name": "distillation", "mode": "loss", "tokens": "teacher-top-k"},
       "teachers": [{"engine": "judge"}]}, r"teachers\.0\.engine: got judge, asked for teacher_top_k_ids and"),

@@ -64,15 +64,15 @@ def test_engines_that_keep_their_weights_take_deltas(catalogue: Catalogue, engin
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["weights=collective", "engine=disk-engine"], "got collective; engine disk-engine takes disk"),
+        (["weights=collective", "engine=disk-engine"], "choose a transport that engine disk-engine supports: disk"),
         (["weights=carrier-pigeon"], "carrier-pigeon"),
         (
             ["weights.payload=delta", "engine=disk-engine", "weights=disk"],
-            "engine disk-engine loads full versions only",
+            "engine disk-engine loads only full versions",
         ),
-        (["weights.payload=delta", "engine=vllm"], "write engine.keep_weights = true"),
-        (["weights.payload=delta", "engine=sglang"], "write engine.keep_weights = true"),
-        (["weights=collective", "trainer=storing-trainer"], "trainer storing-trainer hands out no live weights"),
+        (["weights.payload=delta", "engine=vllm"], "set engine.keep_weights = true"),
+        (["weights.payload=delta", "engine=sglang"], "set engine.keep_weights = true"),
+        (["weights=collective", "trainer=storing-trainer"], "trainer storing-trainer cannot send live weights"),
         (["weights=disk", "weights.bucket_mb=8"], "weights.bucket_mb"),
         (["weights=http", "weights.bucket_mb=0"], "weights.bucket_mb"),
         (["weights=collective", "weights.backend=mpi"], "weights.backend"),
@@ -96,4 +96,4 @@ def test_media_that_an_engine_does_not_take_are_refused_with_one_that_does(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         composed(catalogue, f"engine={engine}", f'media=["{media}"]')
-    assert f"got {media}; engine {engine} takes {takes}: use {use}, or leave it out" in str(caught.value)
+    assert f"got {media}; engine {engine} accepts {takes}: use {use}, or remove this processor" in str(caught.value)

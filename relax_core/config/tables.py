@@ -259,8 +259,7 @@ class OptimizerTable(Options):
 
 
 class CriticTable(Options):
-    """The critic, whose values are the baseline of the advantages; its further optimizer settings are in
-    `[optimizer]`."""
+    """The critic, whose values are the baseline of the advantages; it uses `[optimizer]` apart from `lr`."""
 
     path: Path | None = None
     """Folder of the model that the critic starts from, such as a reward model; absent: `model.path`, its head zeros."""

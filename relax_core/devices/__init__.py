@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases on the devices of a run: the scheduler that grants them, and a role's client."""
+"""Leases on the devices of a run: the scheduler that grants leases, its clients in roles, and turns of engine pools."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device leases of one role: `api.role.DeviceLeases`. It holds the members of its process and obeys the scheduler.
+"""A role's client of the device service: device leases (`api.role.DeviceLeases`), and offloading on command.
 
-Where the plan lets nobody else have the devices, a lease comes at once and nobody is asked. Else a task polls the service
-from the first use on: it brings news of leases, and commands to offload and onload members.
+Devices that the plan gives to one role alone are leased at once, without a call. For shared devices, a task polls the
+service from the first use on. It receives news of leases, and commands to offload and load members.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from relax_core.devices.scheduler import DeviceCommand, DeviceRequest, DeviceSer
 
 POLL_S = 10.0
 GRACE_S = 30.0
-"""Beyond a lease's deadline, which the service notices itself: then the service is in trouble."""
+"""Seconds after a lease's deadline until the service counts as lost; it should refuse the lease at the deadline."""
 SCHEDULER = "device scheduler"
-"""Owes the answer where nobody is in the way."""
+"""Party named in waits for a lease that nothing else blocks."""
 
 Holders = Mapping[str, Sequence[OffloadPart]]
 Waiting = Callable[[str, str, float], AbstractContextManager[Any]]
 
 
 class NullDeviceLease:
-    """A lease on devices that nobody else has: all members stay onloaded, and nobody ever wants it."""
+    """A lease on devices that one role uses alone: all members stay loaded, and `wanted` never returns."""
 
     freed_bytes = 0
 
@@ -43,19 +43,20 @@ class NullDeviceLease:
 class HeldDeviceLease:
     """A lease on shared devices.
 
-    Invariants: `answer` is pending exactly while the scheduler prepares the lease; an error of the client ends it for good.
+    Invariants: `answer` is pending exactly while the scheduler prepares the lease; an error of the client ends the
+    lease for good.
     """
 
     def __init__(self, client: DeviceLeaseClient, request: DeviceRequest) -> None:
         self._client, self._request = client, request
         self._ready = True
-        """Whether the scheduler has been asked for the request as it is, with success."""
+        """True if the scheduler granted the current request; False while a change of phase is pending or failed."""
         self.freed_bytes = 0
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def change_phase(self, phase: Phase, holders: Holders, deadline_s: float) -> None:
-        """Do nothing where the lease is in that phase already: the scheduler has no news then."""
+        """Change to a phase with new holders; return at once if the lease has this phase and these holders already."""
         old, parts = self._request, _plain(holders)
         if self._ready and (phase, parts) == (old.phase, old.holders):
             return
@@ -65,17 +66,17 @@ class HeldDeviceLease:
         self._ready = True
 
     async def wanted(self) -> None:
-        """Raise where the scheduler is lost: then the devices are nobody's."""
+        """Return when another role waits for the devices; raise if the scheduler is lost and the lease with it."""
         await asyncio.shield(self._wanted)
 
     def fail(self, error: Exception) -> None:
         for future in (self.answer, self._wanted):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # not every one is awaited
+                future.exception()  # a future that nothing awaits would log an error
 
     def receive(self, command: DeviceCommand) -> None:
-        """Take news of the lease from the scheduler."""
+        """Apply a command of the scheduler to the lease: `wanted`, `granted` or `refused`."""
         if command.kind == "wanted":
             if not self._wanted.done():
                 self._wanted.set_result(None)
@@ -89,13 +90,13 @@ class HeldDeviceLease:
 
 
 class _Refused(Exception):
-    """The deadline passed; says who is in the way."""
+    """The scheduler refused a request at its deadline; the message names the blocking leases or members."""
 
 
 class DeviceLeaseClient:
-    """One role process's end of the device service.
+    """The client of the device service in one role's process.
 
-    Invariants: a command is obeyed once, in a task of its own; after an error no lease is granted, and every lease fails.
+    Invariants: each command runs once, in its own task; after an error no lease is granted, and every lease fails.
     """
 
     def __init__(self, service: DeviceService, owner: str, shared: frozenset[str], waiting: Waiting) -> None:
@@ -142,18 +143,18 @@ class DeviceLeaseClient:
         await self._answered(lease, request, self._service.change_phase)
 
     async def close(self) -> None:
-        """Remove all members: the role ends."""
+        """Stop all tasks and remove all members, because the role ends."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for name in tuple(self._members):
-            with contextlib.suppress(RelaxError):  # without a service nobody needs to know
+            with contextlib.suppress(RelaxError):  # a lost service needs no message
                 await self.leave(name)
 
     async def _answered(
         self, lease: HeldDeviceLease, request: DeviceRequest, ask: Callable[[DeviceRequest], Awaitable[str]]
     ) -> None:
-        """Wait until the scheduler has granted the request; ask again who is in the way, for whoever wants to know."""
+        """Wait until the scheduler grants a request; ask again every `POLL_S` what blocks it, for `relax why`."""
         loop, deadline_s = asyncio.get_running_loop(), request.deadline_s
         owed_by, deadline = await ask(request), loop.time() + deadline_s
         if self._error is not None:
@@ -177,12 +178,12 @@ class DeviceLeaseClient:
     # -- commands of the scheduler ------------------------------------------------------------------------------
 
     async def _enter(self) -> None:
-        """Enter the service once; whoever comes second waits for the first."""
+        """Register with the service once; concurrent callers wait for the same registration."""
         if self._error is not None:
             raise self._error
         if self._entered is None:
             self._entered = asyncio.ensure_future(self._begin())
-        await asyncio.shield(self._entered)  # of whoever is cancelled, the others still wait
+        await asyncio.shield(self._entered)  # a cancelled caller must not cancel the registration for the rest
 
     async def _begin(self) -> None:
         await self._service.enter(self._owner)
@@ -202,7 +203,7 @@ class DeviceLeaseClient:
             self._fail(error)
 
     async def _obey(self, command: DeviceCommand) -> None:
-        """Offload or onload a member. One that can't is broken: it is taken off its devices, and its role learns why."""
+        """Offload or load a member; if that fails, remove the member from its devices and fail all leases."""
         freed, member = 0, self._members.get(command.name)
         try:
             if member is not None and command.kind == "offload":
@@ -212,11 +213,11 @@ class DeviceLeaseClient:
             await self._service.done(self._owner, command.number, freed)
         except Exception as error:
             self._fail(error)
-            with contextlib.suppress(RelaxError):  # the first error is the one to tell
+            with contextlib.suppress(RelaxError):  # the first error is the one to report
                 await self.leave(command.name)
 
     def _fail(self, error: Exception) -> None:
-        """Tell everyone who waits for a lease, or asks for one, why there is none."""
+        """Fail all leases, and every later request, with this error."""
         self._error = error if isinstance(error, RelaxError) else InfrastructureError(f"devices: {error!r}")
         for lease in self._leases.values():
             lease.fail(self._error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler of a run's devices: a state machine that grants leases one after another, and the service around it."""
+"""The scheduler of a run's devices: a pure state machine that grants device leases in order, and its service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_core.rpc import messages
 from relax_core.rpc.waiting import TimedCondition
 
 SILENCE_S = 60.0
-"""An owner that was not heard of for so long is gone; its polls say that it lives."""
+"""Seconds without a call from an owner until it counts as dead; its polls show that it is alive."""
 PARTS: frozenset[OffloadPart] = frozenset(get_args(OffloadPart))
 CommandKind = Literal["offload", "onload", "granted", "refused", "wanted"]
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class DeviceCommand:
     owner: str
     kind: CommandKind
     name: str
-    """The member, or the lease."""
+    """Name of the member, or id of the lease."""
     parts: tuple[OffloadPart, ...] = ()
     reason: str = ""
     freed_bytes: int = 0
@@ -39,7 +39,7 @@ class DeviceCommand:
 @messages.register
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """A lease that somebody wants."""
+    """A request for a device lease, or for a change of its phase."""
 
     id: str
     owner: str
@@ -49,55 +49,55 @@ class DeviceRequest:
     deadline_s: float
 
     def __str__(self) -> str:
-        """As people know it: by its role."""
+        """Return the role and the phase, for people."""
         return f"{role_of(self.owner)} ({self.phase})"
 
 
 @dataclass(slots=True)
 class DeviceMember:
-    """An engine pool or a rank group that lives on devices."""
+    """An engine pool or a rank group that uses devices."""
 
     owner: str
     devices: frozenset[str]
     offloaded: set[OffloadPart] = field(default_factory=set)
     command: DeviceCommand | None = None
-    """Told and not done yet."""
+    """Command that was sent to the member and is not done yet."""
 
 
 @dataclass(slots=True)
 class LeaseState:
-    """A request in the queue, and then the lease that it became."""
+    """A request in the queue, and later the lease that results from it."""
 
     request: DeviceRequest
     deadline: float
     stage: Literal["waiting", "preparing", "held", "void"] = "waiting"
     devices: frozenset[str] = frozenset()
-    """Fixed once it is prepared: a member that joins later changes nothing of it."""
+    """Devices of the lease, fixed when preparation starts; a member that joins later does not change them."""
     freed_bytes: int = 0
     wanted: bool = False
 
 
 class DeviceScheduler:
-    """All members and leases of a run. Times are the caller's, and it calls nobody: `commands` holds what follows.
+    """All members and leases of a run, as a pure state machine: callers pass the time and deliver `commands`.
 
     A lease: `waiting -> preparing -> held -> released`; a change of phase leads from `held` back to `preparing`.
-    A deadline that passes: `waiting -> refused`, and `preparing -> void -> released`, where a void lease keeps its
-    devices until its owner releases them, since a holder may be at work there.
+    A deadline that passes: `waiting -> refused`, and `preparing -> void -> released`. A void lease keeps its devices
+    until its owner releases them, because a holder may be using them.
 
     Invariants:
-    - Leases that are not waiting never overlap, and overlapping ones are granted in the order of their requests.
-    - Under a held lease exactly the parts of its holders are onloaded on its devices; of a holder that joined later, and
-      lives also on devices of another lease, only those that both name.
-    - Nothing is offloaded before somebody else needs the devices, and all offloading is done before any onloading.
-    - A holder is told once that its devices are wanted.
-    - An owner that is silent for `silence_s` is gone with all that it had.
+    - Leases that are not waiting never overlap, and overlapping leases are granted in the order of their requests.
+    - Under a held lease exactly the parts of its holders are loaded on its devices. If a holder joined later and also
+      uses devices of a second lease, only the parts that both leases name are loaded.
+    - Nothing is offloaded before a lease needs the devices for its own holders. All offloading precedes any loading.
+    - The owner of a held lease gets one `wanted` command when its devices are wanted.
+    - An owner that is silent for `silence_s` loses all its members and leases.
     """
 
     def __init__(self, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
         self._members: dict[str, DeviceMember] = {}
         self._leases: dict[str, LeaseState] = {}
-        """In the order of their requests."""
+        """By id, in the order of the requests."""
         self._seen: dict[str, float] = {}
         self._numbers = 0
         self.commands: list[DeviceCommand] = []
@@ -105,7 +105,7 @@ class DeviceScheduler:
     # -- events -------------------------------------------------------------------------------------------------
 
     def join(self, owner: str, name: str, devices: frozenset[str], now: float) -> None:
-        """Add a member, with all of its parts onloaded, in place of one of its name. Safe to repeat."""
+        """Add a member with all parts loaded, replacing a member of the same name. Safe to repeat."""
         self._seen[owner] = now
         known = self._members.get(name)
         if known is None or (known.owner, known.devices) != (owner, devices):
@@ -113,14 +113,14 @@ class DeviceScheduler:
         self._advance(now)
 
     def leave(self, owner: str, name: str, now: float) -> None:
-        """Remove a member; nothing is asked of it any more."""
+        """Remove a member, which gets no further commands."""
         member = self._members.get(name)
         if member is not None and member.owner == owner:
             del self._members[name]
         self._advance(now)
 
     def acquire(self, request: DeviceRequest, now: float) -> str:
-        """Queue a request; the answer names who is in the way, if anybody is. Safe to repeat."""
+        """Queue a request; return the leases or members that block it, or nothing if it is granted. Safe to repeat."""
         self._seen[request.owner] = now
         if request.id not in self._leases:
             self._leases[request.id] = LeaseState(request, now + request.deadline_s)
@@ -129,16 +129,18 @@ class DeviceScheduler:
         return self._in_the_way(lease) if lease is not None and lease.stage != "held" else ""
 
     def change_phase(self, changed: DeviceRequest, now: float) -> str:
-        """Go on in another phase on the devices of a lease; the answer names who has yet to offload or onload.
+        """Change the phase of a lease on its devices; return the members that must still offload or load.
 
-        ValueError where it is not held or needs more.
+        Raises ValueError if the lease is not held, or if the phase needs more devices than the lease has.
         """
         lease = self._leases.get(changed.id)
         if lease is None or lease.stage not in ("held", "preparing") or lease.request.owner != changed.owner:
-            raise ValueError(f"lease {changed.id}: got a change to {changed.phase}, it is not held; acquire one")
+            raise ValueError(
+                f"lease {changed.id}: got a change to {changed.phase}, but the lease is not held; acquire a lease first"
+            )
         if more := self._devices(changed) - lease.devices:
             raise ValueError(
-                f"lease {changed.id}: {changed.phase} needs {sorted(more)} too; acquire all devices at first"
+                f"lease {changed.id}: {changed.phase} also needs {sorted(more)}; acquire all devices from the start"
             )
         if lease.request != changed:
             lease.request, lease.deadline, lease.stage = changed, now + changed.deadline_s, "preparing"
@@ -154,7 +156,7 @@ class DeviceScheduler:
         self._advance(now)
 
     def done(self, owner: str, number: int, freed_bytes: int, now: float) -> None:
-        """Note that a member did what a command said. Told twice, or by one that is gone, it is no news."""
+        """Note that a member has carried out a command; repeated and outdated notes have no effect."""
         self._seen[owner] = now
         for member in self._members.values():
             if member.command is not None and member.command.number == number:
@@ -167,12 +169,12 @@ class DeviceScheduler:
         self._advance(now)
 
     def seen(self, owner: str, now: float) -> None:
-        """Note that an owner is alive; deadlines and silences that ran out by now are noticed too."""
+        """Note that an owner is alive, and handle deadlines and silences that have passed by now."""
         self._seen[owner] = now
         self._advance(now)
 
     def forget(self, owners: Iterable[str], now: float) -> None:
-        """Remove owners that died, with their members and leases."""
+        """Remove dead owners with their members and leases."""
         for owner in tuple(owners):
             self._seen.pop(owner, None)
             self._members = {name: member for name, member in self._members.items() if member.owner != owner}
@@ -184,14 +186,14 @@ class DeviceScheduler:
         return tuple(self._seen)
 
     def next_at(self) -> float | None:
-        """Say when something runs out next, if nothing happens before."""
+        """Return the time of the next deadline or silence; None if there is nothing to wait for."""
         times = [lease.deadline for lease in self._leases.values() if lease.stage in ("waiting", "preparing")]
         return min((*times, *(seen + self._silence_s for seen in self._seen.values())), default=None)
 
     # -- consequences -------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        """Bring every lease as far as it can come."""
+        """Refuse late leases, drop silent owners, and move every lease as far as possible."""
         silent = [owner for owner, seen in self._seen.items() if now >= seen + self._silence_s]
         if silent:
             self.forget(silent, now)
@@ -219,7 +221,7 @@ class DeviceScheduler:
                     self._tell(holder, "wanted")
 
     def _prepare(self, lease: LeaseState) -> None:
-        """Offload what no holder needs; when all of that is done, onload what holders need; then the lease is held."""
+        """Offload parts that no holder needs; when that is done, load parts that holders need; then grant the lease."""
         living = self._living(lease.devices)
         for name, member in living.items():
             if member.command is None and (too_much := PARTS - self._wanted(name) - member.offloaded):
@@ -236,8 +238,10 @@ class DeviceScheduler:
             lease.freed_bytes = 0
 
     def _wanted(self, name: str) -> frozenset[OffloadPart]:
-        """Return the parts that a member may have onloaded: those that every lease on its devices names. It is under several
-        only where it joined when they were prepared."""
+        """Return the parts that a member may have loaded: the parts that every lease on its devices names for it.
+
+        A member is under several leases only if it joined after they were prepared.
+        """
         devices = self._members[name].devices
         return PARTS.intersection(
             *(lease.request.holders.get(name, ()) for lease in self._granted() if lease.devices & devices)
@@ -247,7 +251,7 @@ class DeviceScheduler:
         return [lease for lease in self._leases.values() if lease.stage != "waiting"]
 
     def _devices(self, request: DeviceRequest) -> frozenset[str]:
-        """The devices asked for, and those of its holders: no other lease may offload one of them."""
+        """Return the requested devices and all devices of the holders, so that no second lease offloads a holder."""
         living = (self._members[name].devices for name in request.holders if name in self._members)
         return request.devices.union(*living)
 
@@ -255,7 +259,7 @@ class DeviceScheduler:
         return {name: member for name, member in self._members.items() if member.devices & devices}
 
     def _in_the_way(self, lease: LeaseState) -> str:
-        """Name leases before it that overlap, or else members that have yet to offload or onload."""
+        """Name the earlier leases that overlap with a lease, or else the members that have yet to offload or load."""
         devices = lease.devices or self._devices(lease.request)
         earlier = takewhile(lambda other: other is not lease, self._leases.values())
         before = [other for other in earlier if (other.devices or self._devices(other.request)) & devices]
@@ -278,10 +282,10 @@ class DeviceScheduler:
 
 
 class DeviceService:
-    """The scheduler with a clock and an inbox for each owner, which roles call here or through the hub.
+    """The scheduler with a clock and an inbox for each owner, which roles call directly or through the hub.
 
-    Invariants: each call is safe to repeat after a lost answer; deadlines are looked at while somebody polls, as whoever
-    waits does.
+    Invariants: each call is safe to repeat after a lost answer. Deadlines are checked during polls, and every owner
+    that waits for a lease polls.
     """
 
     def __init__(self, clock: Clock, silence_s: float = SILENCE_S) -> None:
@@ -291,7 +295,7 @@ class DeviceService:
         self._changes = TimedCondition(clock, self._scheduler.next_at)
 
     async def enter(self, owner: str) -> None:
-        """Begin to call; one that was there before under this name is gone."""
+        """Register an owner; a former owner of this name loses its members and leases."""
         self._scheduler.forget([owner], self._clock.now())
         self._inboxes[owner] = []
         self._do(self._scheduler.seen, owner)
@@ -304,12 +308,12 @@ class DeviceService:
         self._do(self._scheduler.leave, owner, name)
 
     async def acquire(self, request: DeviceRequest) -> str:
-        """Queue a request; the answer names who is in the way."""
+        """Queue a request; return the leases or members that block it."""
         self._check(request.owner)
         return self._do(self._scheduler.acquire, request)
 
     async def change_phase(self, request: DeviceRequest) -> str:
-        """Go on in another phase; the answer names who has yet to offload or onload."""
+        """Change the phase of a lease; return the members that must still offload or load."""
         self._check(request.owner)
         return self._do(self._scheduler.change_phase, request)
 
@@ -317,12 +321,12 @@ class DeviceService:
         self._do(self._scheduler.release, owner, lease_id)
 
     async def done(self, owner: str, number: int, freed_bytes: int) -> None:
-        """Note that a member of the owner did what a command said."""
+        """Note that a member of the owner has carried out a command."""
         self._check(owner)
         self._do(self._scheduler.done, owner, number, freed_bytes)
 
     async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
-        """Give commands after number `after`; wait up to `wait_s` for one. Shows that the owner lives."""
+        """Return the commands after number `after`; wait up to `wait_s` for one. Shows that the owner is alive."""
 
         def unread(now: float) -> tuple[DeviceCommand, ...] | None:
             self._check(owner)
@@ -333,29 +337,29 @@ class DeviceService:
         return await self._changes.wait_for(unread, wait_s) or ()
 
     async def gone(self, role: str) -> None:
-        """Free what a role had whose process died."""
+        """Remove the members and leases of a role whose process died."""
         self._do(self._scheduler.forget, [owner for owner in self._scheduler.owners if role_of(owner) == role])
 
     def _check(self, owner: str) -> None:
         if owner not in self._scheduler.owners:
             raise InfrastructureError(
-                f"devices: {owner} was not heard of for {SILENCE_S:.0f} s and lost its devices; start the role again"
+                f"devices: {owner} did not call for {SILENCE_S:.0f} s and lost its devices; restart the role"
             )
 
     def _do(self, event: Callable[..., T], *args: object) -> T:
-        """Let an event happen now, and deliver the commands that follow."""
+        """Apply an event now, and deliver the resulting commands to the owners' inboxes."""
         answer = event(*args, self._clock.now())
         commands, self._scheduler.commands = self._scheduler.commands, []
         for command in commands:
             self._inboxes.setdefault(command.owner, []).append(command)
         known, self._owners = self._owners, self._scheduler.owners
-        if commands or known != self._owners:  # whoever is no owner any more learns it by its poll
+        if commands or known != self._owners:  # the poll of a removed owner must wake up and raise
             self._changes.notify()
         return answer
 
 
 def owner_of(role: str, incarnation: int) -> str:
-    """Name a role's process among owners."""
+    """Return the owner name of a role's process."""
     return f"{role}#{incarnation}"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns of engine pools that have the same devices: which of them is awake, and the loop that puts the others to sleep.
+"""Turns of engine pools on the same devices: which pool is awake, and the loop that pauses the rest.
 
-The policy's engines and auxiliary pools of one role take turns within that role's one lease, so that no other role sees
-more than before: it waits for the lease, and gets it whoever is awake. `EngineTurns` decides and `SharedEngines` performs.
+The policy's engines and the auxiliary pools of one role take turns within the single device lease of that role. A role
+that waits for the lease gets it no matter which pool is awake. `EngineTurns` decides; `SharedEngines` performs.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from relax_core.api.plan import OffloadPart
 from relax_core.api.role import Clock, DeviceLease, Phase
 
 POLICY = "rollout"
-"""The member that has the turn when nobody asks for one: the policy's engines, by their worker group."""
+"""Worker group of the policy's engines, the member that has the turn at first."""
 SETTLE_S = 0.25
-"""A member that had nothing to do for so long is idle; between two turns of a sample, or two questions, it is not."""
+"""Seconds without work until a member counts as idle; the gap between two turns of a sample is shorter."""
 MIN_TURN_S = 5.0
-"""A turn ends no earlier while its holder has work: each change costs a sleep and a wake."""
+"""Shortest turn of the policy's engines while they have work, because each change costs a sleep and a wake."""
 MAX_TURN_S = 600.0
-"""A turn ends no later while others wait."""
+"""Longest turn of an auxiliary pool while another member waits."""
 POLL_S = 1.0
-"""Longest time without a look at the work of all."""
+"""Most seconds between two checks of all members' work."""
 ENGINE: tuple[OffloadPart, ...] = ("weights", "kv")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRule:
-    """When a pool takes a turn although the policy's engines are at work."""
+    """The conditions under which a pool gets its turn although the policy's engines have work."""
 
     requests: int
-    """As soon as so many requests wait; 0: no number is enough."""
+    """Number of waiting requests that is enough; 0: no number is enough."""
     wait_s: float
-    """At the latest after so long."""
+    """Seconds after which the pool gets its turn with any number of requests."""
 
 
 class EngineTurns:
-    """Decides who of several pools is awake on the same devices. It has no clock and calls nobody.
+    """A pure state machine that decides which of several pools is awake on the same devices.
 
-    A pool: `idle -> waiting -> awake -> idle`, or from `awake` back to `waiting` when its turn was long and others wait.
+    A pool: `idle -> waiting -> awake -> idle`, or from `awake` back to `waiting` after a long turn if a member waits.
 
     Invariants:
-    - There is one holder at any time, and it changes only in `update`.
-    - A pool takes its turn from the policy when enough requests wait, when it has waited long enough, or when the policy is
-      idle; whoever else waits gets the devices when the holder is idle, or its turn has lasted `max_turn_s`.
-    - A holder with work keeps its turn for `min_turn_s`, so that every turn does something; and whoever waits gets a turn, as
-      after a pool's turn comes the policy's where it waits, and then that of the pool that has waited longest.
-    - While somebody waits, `next_at` names the time at which the holder may change with nothing else happening.
+    - There is exactly one holder of the turn, and it changes only in `update`.
+    - A pool takes the turn from the policy's engines when enough requests wait, when it has waited long enough, or when
+      these engines are idle. A pool gives up its turn to a waiting member when idle, or after `max_turn_s`.
+    - The policy's engines keep their turn for `min_turn_s` while they have work, so that every turn makes progress.
+    - Every waiting member gets a turn: the policy's engines first, then the pool that has waited longest.
+    - While a member waits, `next_at` is the time at which the holder changes if no work arrives or ends.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class EngineTurns:
         self.holder = POLICY
         self._held_since = now
         self._idle_since: float | None = now
-        """Since when the holder has had nothing to do."""
+        """Time since which the holder has had no work; None while it has work."""
         self._waiting_since: dict[str, float] = {}
-        """By member that is not the holder and has work."""
+        """For each member with work that is not the holder, the time since which it waits."""
         self._work: Mapping[str, int] = {}
 
     def update(self, work: Mapping[str, int], now: float) -> str:
-        """Note how much work each member has; return the holder from now on."""
+        """Take the amount of work of each member; return the holder from now on."""
         self._work = dict(work)
         for name in (POLICY, *self._rules):
             if name == self.holder or not work.get(name, 0):
@@ -89,11 +89,11 @@ class EngineTurns:
         return self.holder
 
     def next_at(self) -> float | None:
-        """Say when the holder changes if nothing happens before; None where nobody waits."""
+        """Return when the holder changes if the work stays as it is; None if no member waits."""
         return min((self._due_at(name) for name in self._waiting_since), default=None)
 
     def _due_at(self, name: str) -> float:
-        """Tell when a member that waits takes the turn of the holder."""
+        """Return when a waiting member takes the turn from the holder."""
         if self._idle_since is not None:
             return self._idle_since + self._settle_s
         if self.holder != POLICY:
@@ -104,10 +104,10 @@ class EngineTurns:
 
 
 class TurnMember(Protocol):
-    """A pool that takes turns."""
+    """An engine pool that takes turns on shared devices."""
 
     def work(self) -> int:
-        """Count what waits for its engines: requests, or engines to be started or to load weights."""
+        """Count open requests, and engines that wait to start or to load weights."""
 
     async def pause(self) -> None: ...
 
@@ -117,31 +117,31 @@ class TurnMember(Protocol):
 class SharedEngines:
     """The pools of one role on the same devices, of which at most one is awake.
 
-    `paused -> (a lease) one awake, another, ... -> paused`. Invariant: whoever is not awake is paused, and asleep before
-    another one wakes; without a lease all are paused.
+    `paused -> (lease granted) one pool awake, then another, ... -> paused`. Invariants: every pool except `awake` is
+    paused; it is offloaded before another pool wakes; without a lease all pools are paused.
     """
 
     def __init__(self, members: Mapping[str, TurnMember], turns: EngineTurns, clock: Clock) -> None:
-        """`members`: by worker group, as the device scheduler knows them too."""
+        """`members`: pools by worker group, which is also their name in the device scheduler."""
         self._members, self._turns, self._clock = members, turns, clock
         self._changed = asyncio.Event()
         self.awake = ""
 
     def on_change(self) -> None:
-        """Look at the work of all members again."""
+        """Note that the work of a member may have changed, so that waiting calls check it again."""
         self._changed.set()
 
     async def wanted(self) -> None:
-        """Return when some member has work."""
+        """Return when a member has work."""
         while not any(member.work() for member in self._members.values()):
             await self._change(POLL_S)
 
     def holders(self) -> Mapping[str, tuple[OffloadPart, ...]]:
-        """Name what is to be loaded for the member whose turn it is."""
+        """Return the member whose turn it is, with the parts that it needs loaded."""
         return {self._due(): ENGINE}
 
     async def run(self, lease: DeviceLease, until: asyncio.Future[Any], deadline_s: float) -> None:
-        """Let members work one after another under a lease that was asked for with `holders`; when `until` is done, pause."""
+        """Let members work in turns under a lease that was acquired with `holders`; pause all when `until` is done."""
         await self._wake(lease, self._turns.holder, deadline_s)
         while not until.done():
             if (due := self._due()) != self.awake:
@@ -153,7 +153,7 @@ class SharedEngines:
         await self.pause()
 
     async def pause(self) -> None:
-        """Pause whoever is awake."""
+        """Pause the pool that is awake."""
         if self.awake:
             await self._members[self.awake].pause()
             self.awake = ""
@@ -168,7 +168,7 @@ class SharedEngines:
         return self._turns.update({name: member.work() for name, member in self._members.items()}, self._clock.now())
 
     async def _change(self, within_s: float, until: asyncio.Future[Any] | None = None) -> None:
-        """Wait for a change of somebody's work, or for `until`."""
+        """Wait for a change of the members' work, for `until`, or for `within_s`."""
         changed = asyncio.ensure_future(self._changed.wait())
         try:
             await asyncio.wait(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins: found by metadata, loaded one at a time, looked up by kind and name. See `catalogue.py`."""
+"""Plugins, found by package metadata, loaded one at a time, and looked up by kind and name; start at `catalogue.py`."""
 
 from relax_core.registry.catalogue import Catalogue, Found
 from relax_core.registry.error_text import plugin_frames

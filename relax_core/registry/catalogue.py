@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue: every component that can be named, found by kind and name and imported only when chosen.
+"""The catalogue of all components that a run can use, found by kind and name, and imported only when chosen.
 
-It answers for one name at a time, and never decides what a run uses. The error for a name that no loaded plugin offers says
-why: its plugin is broken, switched off or not installed, it is of another kind, or it is mistyped.
+The error for a name that no loaded plugin offers gives the cause: the plugin is broken, switched off or not installed,
+the component is of another kind, or the name is mistyped.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 
 
 COMPOUNDS = {"algorithm": "relax_core.learn.groups:MixedAlgorithm"}
-"""By kind, what several of it become where they work as one."""
+"""By kind, the class that combines several components of the kind into one."""
 PYTHON = "python"
-"""The distribution of components that were passed from Python."""
+"""Distribution name of components that were passed from Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A component and where it comes from."""
+    """A component with the plugin that offers it."""
 
     component: Component
     distribution: str
     version: str
     location: str
     plugin: str
-    """The entry point's name, or the file's."""
+    """Name of the plugin's entry point or file."""
 
     @property
     def title(self) -> str:
@@ -67,32 +67,32 @@ class Found:
 
 
 class Catalogue:
-    """Components by kind and name; `Catalogue.load()` reads what is installed."""
+    """Components by kind and name; `Catalogue.load()` reads the installed plugins."""
 
     def __init__(self, records: Sequence[Record], loader: Loader) -> None:
         self._records = _with_notes(records)
         self._loader = loader
         self._passed: dict[tuple[str, str], type[Configurable]] = {}
         self._conforming: set[tuple[str, object]] = set()
-        """Kinds and classes that were held against each other."""
+        """(kind, class) pairs that have passed the check of the kind's contract."""
 
     @classmethod
     def load(cls, files: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Catalogue:
-        """Load installed plugins, and these files. A broken installed plugin is a record; a broken file is an error."""
+        """Load installed plugins and these files; a broken plugin becomes a record, a broken file raises an error."""
         loader = Loader()
         records = [loader.load(record) for record in installed(os.environ if environ is None else environ)]
         records += [load_file(loader, path) for path in dict.fromkeys(files)]
         return cls(records, loader)
 
     def add(self, kind: str, name: str, cls: type[Configurable]) -> None:
-        """Register a class of this process; a second one of that name replaces the first."""
+        """Register a class of this process, replacing an earlier class of the same kind and name."""
         if reason := contract_violation(known_kind(kind), cls):
             raise PluginError(f"{kind} {name!r} passed from Python", reason)
         self._passed[kind, name] = cls
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Every plugin with its state."""
+        """All plugins, each with its state."""
         if not self._passed:
             return self._records
         offered = tuple(
@@ -104,13 +104,13 @@ class Catalogue:
         return (*self._records, Record(PYTHON, PYTHON, "", "", "", components=offered))
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """Every name of the kind that can be chosen."""
+        """Return all component names of a kind."""
         known_kind(kind)
         offered = (offered for record in self.records for offered in record.components)
         return tuple(sorted({component.name for of, component in offered if of == kind}))
 
     def find(self, kind: str, name: str) -> Found:
-        """Find the component of this name, or of `distribution:name`; nothing is imported."""
+        """Return the component with this name, or `distribution:name`, without importing its class."""
         table = known_kind(kind)
         wanted, _, bare = name.rpartition(":")
         found = [
@@ -124,20 +124,20 @@ class Catalogue:
         if len(found) > 1:
             same = len({f.distribution for f in found}) < len(found)
             written = " or ".join(f"{f.plugin if same else f.distribution}:{bare}" for f in found)
-            raise ConfigError(table.table or kind, repr(name), f"several plugins have it; write {written}")
+            raise ConfigError(table.table or kind, repr(name), f"several plugins have this name; write {written}")
         return found[0]
 
     def target(self, kind: str, name: str) -> type[Configurable]:
-        """Import the component's class and hold it against its kind's base."""
+        """Import the component's class and check it against the contract of its kind."""
         found = self.find(kind, name)
         cls = self._passed.get((kind, found.component.name)) if found.distribution == PYTHON else None
         try:
             target = cls or import_target(found.component.target)
         except (Exception, SystemExit) as error:
             if extra := extra_for(found.distribution, error):
-                fix = f"it needs a package that is not installed ({said(error)}); pip install '{extra}'"
+                fix = f"the component needs a package that is not installed ({said(error)}); pip install '{extra}'"
                 raise ConfigError(known_kind(kind).table or kind, repr(name), fix) from error
-            message = f"can't import {found.component.target}: {said(error)}"
+            message = f"cannot import {found.component.target}: {said(error)}"
             raise PluginError(f"{kind} {found.title}", message, plugin_frames(error)) from error
         reason = "" if (kind, target) in self._conforming else contract_violation(known_kind(kind), target)
         if reason or not isinstance(target, type):
@@ -152,9 +152,9 @@ class Catalogue:
     def build(self, chosen: Chosen, contract: type[ContractT]) -> ContractT: ...
 
     def build(self, chosen: Chosen, contract: type[Any] = Configurable) -> Any:
-        """Make an instance with its options validated; of several that work as one, that one.
+        """Build an instance with validated options; for a choice of several parts, build their combination.
 
-        Every class was held against its kind's base when it was imported; `contract` tells a type checker which that is.
+        `contract` only informs type checkers: each class is checked against its kind when imported.
         """
         if chosen.parts:
             whole: Any = import_target(COMPOUNDS[chosen.kind])
@@ -168,32 +168,34 @@ class Catalogue:
         except Exception as error:
             title = self.find(chosen.kind, chosen.name).title
             raise PluginError(
-                f"{chosen.kind} {title}", f"can't be made: {said(error)}", plugin_frames(error)
+                f"{chosen.kind} {title}", f"cannot be built: {said(error)}", plugin_frames(error)
             ) from error
 
     def observers(self) -> Observers:
-        """Give the plugins that are told what happens in a run."""
+        """Return the observers: plugins that receive the events of a run."""
         return Observers(self._loader.manager)
 
     def resolved(self) -> tuple[ResolvedPlugin, ...]:
-        """List what was loaded, exactly; classes passed from Python are not in it: they travel themselves."""
+        """List all loaded plugins with versions; classes passed from Python are sent to workers separately."""
         return resolve(self._records)
 
     def verify(self, resolved: Sequence[ResolvedPlugin | Sequence[str]], shared: bool = False) -> None:
-        """Raise InfrastructureError unless this process has the same; `shared`: of what both have, as in an interpreter
-        that holds one engine."""
+        """Raise InfrastructureError unless this process has loaded the same plugins as `resolved`.
+
+        `shared`: compare only plugins that both have, as for an interpreter with the plugins of one engine.
+        """
         compare(self.resolved(), [ResolvedPlugin(*plugin) for plugin in resolved], shared)
 
 
 def known_kind(name: str) -> Kind:
-    """The kind of this name. Raises ConfigError for a kind that does not exist."""
+    """Return the kind of this name. Raises ConfigError for an unknown kind."""
     if name not in KINDS:
         raise ConfigError("kind", repr(name), did_you_mean(name, KINDS))
     return KINDS[name]
 
 
 def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Note every name that two plugins have on both records."""
+    """Add a note to the records of plugins that share a name with another plugin."""
     holders: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:
         holders["plugin", record.name].append(record)
@@ -253,12 +255,12 @@ KNOWN: dict[str, dict[str, str]] = {
     "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),
     "bus": {"transferqueue": "relax-plugin-transferqueue"},
 }
-"""The plugin to install for each component of this repository's own plugins. A test compares the table with the plugins, so
-that no error recommends a package that does not exist."""
+"""The distribution to install for each component of this repository's plugins. A test compares this table with the
+plugins, so that no error recommends a package that does not exist."""
 
 
 def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
-    """Make the error for an unknown name, most certain cause first."""
+    """Return the error for a component name that no loaded plugin offers, with the most certain cause."""
     wanted, _, bare = name.rpartition(":")
     field = kind.table or kind.name
     if record := _would_offer(kind, wanted, bare, records):
@@ -279,9 +281,9 @@ def _would_offer(kind: Kind, wanted: str, name: str, records: Sequence[Record]) 
 
 
 def _claims(record: Record, hook: str, name: str) -> bool:
-    """Guess from a plugin's source, without running it, whether this hook offers a component of this name.
+    """Return True if the source of a plugin, which is not run, seems to offer a component of this name in this hook.
 
-    A plugin that builds its components in a loop can't be read so.
+    Components that a plugin builds in a loop are not found.
     """
     spec = find_module(record.module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
@@ -301,21 +303,21 @@ def _claims(record: Record, hook: str, name: str) -> bool:
 def _unloaded(kind: Kind, name: str, record: Record) -> RelaxError:
     if record.state is PluginState.SKIPPED:
         return ConfigError(
-            kind.table or kind.name, repr(name), f"{record.title} has it and was skipped: {record.reason}"
+            kind.table or kind.name, repr(name), f"{record.title} offers it but was skipped: {record.reason}"
         )
-    return PluginError(f"{kind.name} {name!r}", f"{record.title} has it and is broken: {record.reason}", record.frames)
+    return PluginError(f"{kind.name} {name!r}", f"{record.title} offers it but failed: {record.reason}", record.frames)
 
 
 def _elsewhere(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> str:
-    """The same name of another distribution, or of another kind."""
+    """Return the fix for a name that exists in another distribution or as another kind; empty if it does not."""
     for record in records:
         for of, component in record.components:
             if component.name == name and of == kind.name and wanted:
-                return f"{record.title} has it; write {record.distribution}:{name}"
+                return f"{record.title} offers it; write {record.distribution}:{name}"
     for record in records:
         for of, component in record.components:
             if component.name == name and not wanted:
-                return f"{record.title} has it as {of}; it belongs in [{KINDS[of].table or of}]"
+                return f"{record.title} offers it as a component of kind {of}; move it to [{KINDS[of].table or of}]"
     return ""
 
 
@@ -325,8 +327,8 @@ def _installable(kind: Kind, wanted: str, name: str, records: Sequence[Record]) 
         return ""
     for record in records:
         if canonical(record.distribution) == home:
-            return f"{record.title} does not have it yet; pip install --upgrade {home}"
-    return f"it is not installed; pip install {home}"
+            return f"{record.title} does not offer it yet; pip install --upgrade {home}"
+    return f"its plugin is not installed; pip install {home}"
 
 
 def _failures(records: Sequence[Record]) -> str:
@@ -335,20 +337,20 @@ def _failures(records: Sequence[Record]) -> str:
 
 
 def missing_anywhere(name: str, records: Sequence[Record]) -> RelaxError:
-    """Make the error for an unknown name without a kind: the first kind that knows something of it decides."""
+    """Return the error for an unknown name of any kind; the first kind that explains the name decides."""
     wanted, _, bare = name.rpartition(":")
     for kind in KINDS.values():
         if record := _would_offer(kind, wanted, bare, records):
             return _unloaded(kind, bare, record)
         if fix := _installable(kind, wanted, bare, records):
-            return ConfigError("NAME", repr(name), f"as {kind.name}, {fix}")
+            return ConfigError("NAME", repr(name), f"for kind {kind.name}: {fix}")
     known = {component.name for record in records for _, component in record.components}
     known |= {record.distribution for record in records}
-    return ConfigError("NAME", repr(name), f"no plugin has it; {did_you_mean(bare, known)}{_failures(records)}")
+    return ConfigError("NAME", repr(name), f"no plugin has this name; {did_you_mean(bare, known)}{_failures(records)}")
 
 
 def extra_for(distribution: str, error: BaseException) -> str:
-    """Name the `distribution[extra]` to install where one of its extras brings the module that is missing; else empty."""
+    """Return the `distribution[extra]` whose extra installs the missing module; empty if no extra does."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     from packaging.requirements import Requirement
@@ -357,7 +359,7 @@ def extra_for(distribution: str, error: BaseException) -> str:
     try:
         lines = requires(distribution) or []
     except PackageNotFoundError:
-        return ""  # a single file, or a class passed from Python: they have no extras
+        return ""  # single files and classes passed from Python have no extras
     for requirement in (Requirement(line) for line in lines):
         extra = re.search(r'extra == "([^"]+)"', str(requirement.marker or ""))
         if extra and canonical(requirement.name) == wanted:

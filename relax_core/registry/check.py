@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components in words (`relax plugins show`), and whether a plugin keeps its promises (`relax plugins check`).
+"""Descriptions of components (`relax plugins show`) and checks of plugins (`relax plugins check`).
 
-A check looks at handshake, import and options, then runs the conformance suites of the kinds.
-Suites run in one pytest process (extra `relax-core[testing]`) over a test file for each component. The kit is named by
-text only: the core does not import its tests. Results come back through pytest's own XML report.
+A check examines handshake, import and options, then runs the conformance suite of each component's kind.
+Suites run in one pytest process (extra `relax-core[testing]`), with a generated test file for each component. Suites
+are named as text, because the core does not import its test kit. Results come back in pytest's XML report.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from relax_core.api.options import Options
 
 DEADLINE_S = 600.0
-"""For all suites together; each component that blocks is ended by its suite long before."""
+"""Seconds for all suites together; a suite ends a component that blocks long before."""
 HEAVY = ("torch", "ray", "pydantic", "transformers", "tensorflow", "jax", "vllm", "sglang")
-"""Packages that no plugin's listing may import: every `relax` command lists all plugins."""
+"""Packages that a plugin's module may not import, because every `relax` command imports the modules of all plugins."""
 _IMPORT_S = 120.0
 
 
@@ -45,11 +45,11 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check."""
 
     distribution: str
     subject: str
-    """`reward half`, or empty for the plugin as a whole."""
+    """Kind and name of a component, such as `reward half`; empty for the plugin as a whole."""
     name: str
     verdict: CheckResult
     detail: str = ""
@@ -59,7 +59,7 @@ class Check:
 
 
 class Subject(NamedTuple):
-    """A component under test."""
+    """A component to check, with its plugin."""
 
     distribution: str
     kind: str
@@ -67,12 +67,12 @@ class Subject(NamedTuple):
     qualifier: str
 
     def result(self, name: str, verdict: CheckResult, detail: str = "") -> Check:
-        """A check of this component."""
+        """Return a check result for this component."""
         return Check(self.distribution, f"{self.kind} {self.component.name}", name, verdict, detail)
 
 
 def check(catalogue: Catalogue, records: Sequence[Record], files: Sequence[str] = ()) -> Iterator[Check]:
-    """Make every check of these plugins, cheap ones first."""
+    """Run all checks of these plugins, the cheap checks first."""
     for record in records:
         switched_off = record.reason.startswith("switched off")
         sound = CheckResult.PASSED if record.state is PluginState.OK else CheckResult.FAILED
@@ -92,28 +92,28 @@ def check(catalogue: Catalogue, records: Sequence[Record], files: Sequence[str] 
 
 
 def heavy_imports(module: str) -> str:
-    """Import a plugin's module alone in a fresh interpreter: say what is wrong with that; empty where nothing is."""
+    """Import a plugin's module alone in a fresh interpreter; return the problem, or nothing."""
     code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"importing {module} takes more than {_IMPORT_S:.0f} s; import heavy libraries where they are used"
+        return f"importing {module} takes more than {_IMPORT_S:.0f} s; import heavy libraries inside functions"
     if done.returncode:
         return done.stderr.strip()
     heavy = ", ".join(done.stdout.split())
-    return f"{module} imports {heavy}; name targets as strings and import there" if heavy else ""
+    return f"{module} imports {heavy}; name targets as strings, and import it in their modules" if heavy else ""
 
 
 def _opens(catalogue: Catalogue, subject: Subject) -> Check:
-    """Import the component, hold it against its kind, and read its options."""
+    """Check that a component can be imported, meets its kind's contract, and has readable, documented options."""
     try:
         described = describe(catalogue, subject.kind, f"{subject.qualifier}:{subject.component.name}")
     except RelaxError as error:
         return subject.result("target", CheckResult.FAILED, getattr(error, "frames", "") + str(error))
     except Exception as error:
-        return subject.result("options", CheckResult.FAILED, f"its options can't be read: {error}")
+        return subject.result("options", CheckResult.FAILED, f"its options cannot be read: {error}")
     if bare := [option["name"] for option in described["options"] if not option["doc"]]:
         detail = f"undocumented: {', '.join(bare)}; write a string under each field"
         return subject.result("options", CheckResult.FAILED, detail)
@@ -121,11 +121,11 @@ def _opens(catalogue: Catalogue, subject: Subject) -> Check:
 
 
 def _run_suites(subjects: Sequence[Subject], files: Sequence[str]) -> Iterator[Check]:
-    """Run the conformance suite of each component; one result a test."""
+    """Run the conformance suite of each component; yield one result per test."""
     suited = [one for one in subjects if importlib.util.find_spec(KINDS[one.kind].suite.partition(":")[0])]
     for subject in subjects:
         if subject not in suited:
-            yield subject.result("conformance", CheckResult.SKIPPED, f"there is no suite for {subject.kind} yet")
+            yield subject.result("conformance", CheckResult.SKIPPED, f"kind {subject.kind} has no suite yet")
     if not suited:
         return
     if importlib.util.find_spec("pytest") is None:
@@ -142,7 +142,7 @@ def _run_suites(subjects: Sequence[Subject], files: Sequence[str]) -> Iterator[C
             for subject in suited:
                 yield subject.result("conformance", CheckResult.FAILED, output.strip()[-2000:])
             return
-        # A case is `test_3.Test` of one test, or has no class where its file could not be imported.
+        # A case has the class name `test_3.Test`, or none if its file could not be imported.
         for case in ElementTree.parse(report).iter("testcase"):
             owner, name = case.get("classname", "").partition(".")[0], case.get("name", "")
             subject = suited[int((owner or name).removeprefix("test_"))]
@@ -163,7 +163,7 @@ def _test_file(subject: Subject, files: tuple[str, ...]) -> str:
 
 
 def _run_pytest(directory: str, report: Path) -> str:
-    """Run all test files of the directory apart from this process's pytest plugins; give the output."""
+    """Run all test files of the directory, without the pytest plugins of this environment; return the output."""
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", directory, f"--junitxml={report}"]
     command = [sys.executable, "-m", "pytest", *options, "--continue-on-collection-errors", "."]
     path = os.pathsep.join(filter(None, sys.path))
@@ -187,7 +187,7 @@ def _verdict(case: ElementTree.Element) -> tuple[CheckResult, str]:
 
 
 def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
-    """Give what `relax plugins show` prints of a component; imports it."""
+    """Import a component and return the data that `relax plugins show` prints."""
     found, cls = catalogue.find(kind, name), catalogue.target(kind, name)
     return {
         "kind": kind,
@@ -205,14 +205,14 @@ def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
 
 
 def capabilities(kind: str, cls: type[Configurable]) -> dict[str, Any]:
-    """Collect the class attributes that the kind's base declares, as this class has them."""
+    """Return the class's values of the class attributes that the base of its kind declares."""
     base: Any = import_target(known_kind(kind).base)
     declared = dict.fromkeys(name for owner in reversed(base.__mro__) for name in _class_attributes(owner))
     return {name: plain(getattr(cls, name)) for name in declared if name not in _class_attributes(Configurable)}
 
 
 def options(model: type[Options]) -> list[dict[str, Any]]:
-    """List the fields: name, type, default, documentation."""
+    """List name, type, default and documentation of each option."""
     return [
         {
             "name": name,
@@ -226,7 +226,7 @@ def options(model: type[Options]) -> list[dict[str, Any]]:
 
 
 def components_named(catalogue: Catalogue, name: str) -> list[tuple[str, str]]:
-    """Find (kind, qualified name) of every component that this name can mean, in any kind."""
+    """Return (kind, qualified name) of every component with this name, of any kind."""
     wanted, _, bare = name.rpartition(":")
     return [
         (kind, f"{record.distribution}:{component.name}")
@@ -238,12 +238,12 @@ def components_named(catalogue: Catalogue, name: str) -> list[tuple[str, str]]:
 
 
 def records_named(catalogue: Catalogue, name: str) -> list[Record]:
-    """Find the records of a distribution, or of an entry point or file of this name or path."""
+    """Return the records whose distribution, entry point, file name or location is `name`."""
     return [record for record in catalogue.records if name in (record.distribution, record.name, record.location)]
 
 
 def plain(value: object) -> Any:
-    """Convert to data that JSON can hold; anything else becomes its text."""
+    """Convert a value to data that JSON can hold; objects without a JSON type become text."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -264,7 +264,7 @@ def _source(cls: type) -> str:
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):
-        return ""  # compiled, or made at run time
+        return ""  # compiled or built at run time
 
 
 def _type_name(annotation: Any) -> str:

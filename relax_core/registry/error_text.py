@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of errors: the frames of a traceback that belong to a plugin, without the core's own, and names that are near one."""
+"""Parts of error texts: the traceback frames that belong to a plugin, and suggestions of similar names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PACKAGES = sysconfig.get_path("purelib") + os.sep
 
 
 def plugin_frames(error: BaseException) -> str:
-    """The error as Python prints it, without the frames of the core and of the standard library.
+    """Return an error as Python prints it, without the frames of the core and the standard library.
 
-    A component of the core itself keeps its own. Empty where nothing of a plugin ran.
+    For an error in a component of the core, keep the core's frames. Empty if no frame is left.
     """
     shown = traceback.TracebackException.from_exception(error)
     kept = [frame for frame in shown.stack if _foreign(frame.filename)]
@@ -31,29 +31,29 @@ def plugin_frames(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> str:
-    """`file:line` of the deepest frame inside the plugin; empty where no frame is."""
+    """Return `file:line` of the deepest frame in plugin code; empty without such a frame."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _foreign(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def said(error: BaseException) -> str:
-    """Type and message of an error in one line."""
+    """Return type and message of an error on one line."""
     return f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " ")
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Find at most three known names that are close to this one, nearest first."""
+    """Return at most three known names that are similar to `name`, the most similar first."""
     from difflib import get_close_matches
 
     return get_close_matches(name, list(known), n=3, cutoff=0.6)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Say `did you mean 'x'?` where something is near, else all there is."""
+    """Return `did you mean 'x'?` if a known name is similar, else the list of all known names."""
     names = sorted(known)
     if close := nearest(name, names):
         return f"did you mean {' or '.join(repr(n) for n in close)}?"
-    return f"known are {', '.join(names)}" if names else "there is none"
+    return f"known names are {', '.join(names)}" if names else "no names are known"
 
 
 def _foreign(filename: str) -> bool:

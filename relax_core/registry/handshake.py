@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a plugin, and its handshake: whether it may be imported, by the environment's lists and its API range.
+"""Records of plugins, and the handshake that decides, without importing a plugin, if it may be imported.
 
-The range is the distribution's own requirement on relax-core, so that pip and this check read the same line. Workers
-compare the list of resolved plugins with their own before they start. Nothing of a plugin is imported here.
+The decision depends on environment variables that list plugins, and on the plugin's API range. The range is the
+distribution's own requirement on relax-core, so that pip and this check read the same line. Workers compare the list of
+resolved plugins with their own before they start.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?\s*((?:[<>=!~]{1,3}\s*[0-
 
 
 class PluginState(StrEnum):
-    """State of a plugin after discovery: `ok`, or one of two reasons why it offers nothing."""
+    """The state of a plugin after discovery: `ok`, or why the plugin offers nothing."""
 
     OK = "ok"
     SKIPPED = "skipped"
-    """Never imported: switched off by the environment, or its API range does not hold this core."""
+    """The plugin was not imported: it is switched off, or its API range does not include this core's version."""
     BROKEN = "broken"
-    """Its import or one of its hooks failed."""
+    """The import or a hook of the plugin failed."""
 
 
 class Offered(NamedTuple):
-    """A component under the kind of the hook that returned it."""
+    """A component with its kind, which is that of the hook that returned it."""
 
     kind: str
     component: Component
@@ -47,37 +48,37 @@ class Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One plugin as it is known, loaded or not: an entry point, a single file, or what was passed from Python. Plain data."""
+    """Plain data about one plugin, loaded or not: an entry point, a single file, or classes passed from Python."""
 
     name: str
-    """The entry point's name, or the file's."""
+    """Name of the entry point or file."""
     distribution: str
     version: str
     module: str
     location: str
-    """Directory of its code; for an editable installation the project's."""
+    """Directory of the plugin's code; for an editable installation, of the project; for a single file, its path."""
     editable: bool = False
     file: bool = False
-    """A single-file plugin: it has neither distribution nor version of its own."""
+    """True for a single-file plugin, which has no version and the file's name as its distribution."""
     api_range: str = ""
-    """Versions of relax-core that it was written for, as its own metadata says."""
+    """Versions of relax-core that the plugin's metadata requires."""
     state: PluginState = PluginState.OK
     reason: str = ""
     frames: str = ""
-    """The traceback inside the plugin, where it is broken."""
+    """Traceback inside a broken plugin."""
     components: tuple[Offered, ...] = ()
     hooks: tuple[str, ...] = ()
-    """Observer hooks it implements."""
+    """Observer hooks that the plugin implements."""
     notes: tuple[str, ...] = ()
-    """Remarks for a person on a plugin that works: a name that another plugin has too."""
+    """Remarks for users, such as a name that a second plugin has too."""
 
     @property
     def title(self) -> str:
-        """The plugin as a sentence names it."""
+        """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        """The record as `relax plugins list --json` prints it."""
+        """Return the record as `relax plugins list --json` prints it."""
         return {
             "name": self.name,
             "distribution": self.distribution,
@@ -104,20 +105,22 @@ class Record:
 
 
 def canonical(name: str) -> str:
-    """Write a distribution's name as pip compares it."""
+    """Return a distribution's name in the normalized form that pip compares."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def api_range(requires: Iterable[str]) -> str:
-    """Give the specifier of a distribution's own requirement on relax-core; empty where it states none."""
+    """Return the version specifier of a distribution's requirement on relax-core; empty without such a requirement."""
     lines = (line for line in requires if canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) == CORE)
     return ",".join(filter(None, map(_specifier, lines)))
 
 
 @cache
 def _specifier(line: str) -> str:
-    """A requirement's version specifier, empty where its marker does not hold. Most lines are plain, and the full
-    grammar takes longer to import than a hundred plugins to list."""
+    """Return a requirement's version specifier; empty if its marker does not apply.
+
+    Most lines match a simple pattern: importing the full grammar takes longer than listing a hundred plugins.
+    """
     if plain := _PLAIN.fullmatch(line):
         return plain[1]
     from packaging.requirements import Requirement
@@ -127,7 +130,7 @@ def _specifier(line: str) -> str:
 
 
 def refusal(record: Record, environ: Mapping[str, str]) -> str:
-    """Say why this plugin must not be imported; empty where it may. The core's own components are always there."""
+    """Return why a plugin must not be imported; empty if it may be. The core's own components are never refused."""
     name = canonical(record.distribution)
     if name == CORE:
         return ""
@@ -140,9 +143,9 @@ def refusal(record: Record, environ: Mapping[str, str]) -> str:
     if ALLOW in environ and not lists(ALLOW):
         return f"switched off: {ALLOW} is set and does not name it"
     if not record.api_range:
-        return f'its metadata states no API range; add "{CORE}{core_range()}" to dependencies in its pyproject.toml'
+        return f'its metadata has no API range; add "{CORE}{core_range()}" to dependencies in its pyproject.toml'
     if not _holds(record.api_range):
-        return f"it needs {CORE} {record.api_range}, and this is {core_version()}; install matching versions"
+        return f"it needs {CORE} {record.api_range}, but {core_version()} is installed; install matching versions"
     return ""
 
 
@@ -154,7 +157,7 @@ def _holds(specifier: str) -> bool:
 
 
 def core_range() -> str:
-    """Give the range that a plugin written for this core states: the minor version is the API's."""
+    """Return the API range for plugins written for this core: all versions with its major and minor version."""
     from packaging.version import Version
 
     release = Version(core_version())
@@ -163,7 +166,7 @@ def core_range() -> str:
 
 @cache
 def core_version() -> str:
-    """Look the installed core's version up."""
+    """Return the version of the installed core."""
     try:
         return version(CORE)
     except PackageNotFoundError as error:
@@ -171,7 +174,7 @@ def core_version() -> str:
 
 
 class ResolvedPlugin(NamedTuple):
-    """One distribution or file; plain strings, so that it travels as JSON."""
+    """A loaded distribution or file, as plain strings that can be sent as JSON."""
 
     name: str
     version: str
@@ -182,7 +185,7 @@ class ResolvedPlugin(NamedTuple):
 
 
 def resolve(records: Iterable[Record]) -> tuple[ResolvedPlugin, ...]:
-    """List every loaded distribution and file, in order of names."""
+    """Return every loaded distribution and file, sorted by name."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         if record.state is PluginState.OK:
@@ -202,7 +205,7 @@ def compare(have: Sequence[ResolvedPlugin], want: Sequence[ResolvedPlugin], shar
 
 
 def _hash(records: Sequence[Record]) -> str:
-    """Digest of the sources of editable distributions and single files, which can change under one version; else empty."""
+    """Return a digest of editable sources and single files, which change without a new version; empty for the rest."""
     if not any(record.editable or record.file for record in records):
         return ""
     digest = hashlib.blake2b(digest_size=8)
@@ -214,18 +217,18 @@ def _hash(records: Sequence[Record]) -> str:
 
 
 def _root(record: Record) -> Path:
-    """The package directory that holds the plugin's module, or the file."""
+    """Return the directory of the plugin's top-level package, or its single file."""
     if record.file:
         return Path(record.location)
     spec = find_module(record.module.partition(".")[0])
     if spec is None or not spec.origin:
-        raise InfrastructureError(f"{record.title}: its source {record.module} is gone; install it again")
+        raise InfrastructureError(f"{record.title}: the source of {record.module} is missing; install the plugin again")
     origin = Path(spec.origin)
     return origin.parent if origin.name == "__init__.py" else origin
 
 
 def find_module(module: str) -> ModuleSpec | None:
-    """Find a module part by part: `importlib.util.find_spec` would import its parents."""
+    """Return a module's spec without importing its parent packages, as `importlib.util.find_spec` would."""
     path: list[str] | None = None
     spec: ModuleSpec | None = None
     parts = module.split(".")

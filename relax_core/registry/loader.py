@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery: installed plugins by their metadata and single files, imported one at a time and asked what they offer; and the
-contract between a component class and its kind.
+"""Discovery and loading of plugins, and the contract between a component class and its kind.
 
-A failure becomes the record's own, never the caller's; only a file that the configuration names raises. Pluggy checks
-hook signatures; its bulk loader is not used, because it drops the second distribution of one name in silence and lets
-one broken plugin abort all.
+Installed plugins are found by their metadata, imported one at a time, and asked for their components. A failure is
+stored in the plugin's record; only a file that the configuration names raises. Pluggy checks hook signatures. Its bulk
+loader silently drops a second distribution of the same name, and one broken plugin aborts it, so it is not used.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ GROUP = "relax.plugins"
 SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
 STRIKES = 3
 Failed = Callable[[str, Exception, bool], None]
-"""(distribution, error, whether it is off now)."""
+"""Callback with the distribution, its error, and True if the distribution is switched off now."""
 
 HOOKS: dict[type, str] = {
     events.RunStarted: "relax_run_started",
@@ -62,11 +61,11 @@ HOOKS: dict[type, str] = {
     events.WorkRetried: "relax_work_retried",
     events.RunFinished: "relax_run_finished",
 }
-"""Event -> hook; other events are the controller's own business."""
+"""Observer hook of each event type; event types that are not listed go to no observer."""
 
 
 class Loader:
-    """Loads records; afterwards `manager` holds the modules of all that are ok, for their observer hooks."""
+    """A loader of records; `manager` holds the modules of all plugins that loaded, for their observer hooks."""
 
     def __init__(self) -> None:
         self.manager = pluggy.PluginManager(hooks.PROJECT)
@@ -74,7 +73,7 @@ class Loader:
         self._owner: dict[str, Record] = {}
 
     def load(self, record: Record) -> Record:
-        """Give the record with what the plugin offers, or with why it is broken."""
+        """Import a plugin and return its record with its components, or with the reason why it is broken."""
         if record.state is not PluginState.OK:
             return record
         if record.module in self._owner:
@@ -86,12 +85,12 @@ class Loader:
             return replace(record, state=PluginState.BROKEN, reason=said(error), frames=plugin_frames(error))
 
     def adopt(self, record: Record, module: ModuleType) -> Record:
-        """Register an imported module and collect its components; raises what is wrong with it."""
-        for name, value in vars(module).items():  # named like a hook and none: it would be ignored in silence
+        """Register an imported module and return its record with its components; raise an error for a faulty module."""
+        for name, value in vars(module).items():  # an unmarked function with a hook's name would be ignored silently
             if not name.startswith("relax_") or not callable(value) or getattr(value, _MARK, None):
                 continue
             if getattr(value, "__module__", "") == module.__name__:
-                raise ValueError(f"{name} is not marked; put @hook (relax_core.api) above it or rename it")
+                raise ValueError(f"{name} is not marked as a hook; put @hook (relax_core.api) above it, or rename it")
         self.manager.register(module, name=f"{record.distribution}:{record.module}")
         try:
             offered = tuple(self._offered(module))
@@ -114,7 +113,7 @@ class Loader:
 
 
 def checked(hook: str, offered: object) -> list[Component]:
-    """Refuse what a component hook returned where a name or a target can't work."""
+    """Return the components that a hook returned; raise TypeError or ValueError for a faulty name or target."""
     if not isinstance(offered, Iterable):
         raise TypeError(f"{hook} returned {offered!r}; it must return a list of Components")
     components: list[Component] = []
@@ -133,7 +132,7 @@ def checked(hook: str, offered: object) -> list[Component]:
 
 
 def installed(environ: Mapping[str, str]) -> Iterator[Record]:
-    """Find every installed plugin by its metadata, ordered by distribution; nothing is imported."""
+    """Yield the record of every installed plugin, found by its metadata without an import, sorted by distribution."""
     found = [(entry, entry.dist, _headers(entry.dist)) for entry in entry_points(group=GROUP) if entry.dist is not None]
     for entry, dist, headers in sorted(found, key=lambda item: (str(item[2]["Name"]), item[0].name)):
         project = _editable_project(dist)
@@ -149,33 +148,33 @@ def installed(environ: Mapping[str, str]) -> Iterator[Record]:
             record = replace(record, api_range=api_range(headers.get_all("Requires-Dist", [])))
             reason = refusal(record, environ)
         except ValueError as error:
-            reason = f"its metadata is damaged ({error}); install it again"
+            reason = f"its metadata is damaged ({error}); install the plugin again"
             yield replace(record, state=PluginState.BROKEN, reason=reason)
             continue
         yield replace(record, state=PluginState.SKIPPED, reason=reason) if reason else record
 
 
 def _headers(dist: Distribution) -> Message:
-    """Only the header block: descriptions can be long, and a hundred of them are read on every start."""
+    """Parse only the header block of a distribution's metadata: a hundred are read on every start, some very long."""
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
     return HeaderParser().parsestr(text.partition("\n\n")[0])
 
 
 def _editable_project(dist: Distribution) -> str:
-    """The project's directory of an editable installation, else empty."""
+    """Return the project directory of an editable installation; empty for a normal one."""
     try:
         origin = json.loads(dist.read_text("direct_url.json") or "{}")
     except ValueError:
-        return ""  # a damaged note on the origin says nothing, and nothing depends on it
+        return ""  # the origin is only shown, so a damaged file is ignored
     editable = origin.get("dir_info", {}).get("editable")
     return unquote(urlparse(origin["url"]).path) if editable else ""
 
 
 def load_file(loader: Loader, path: str) -> Record:
-    """Import one file: its component classes, or what its hooks offer, are its components.
+    """Import one file as a plugin, whose components are its component classes and what its hooks return.
 
-    One class takes the file's name, several are named by class, both in kebab-case. Raises ConfigError where there is no file,
-    PluginError where it fails or offers nothing.
+    A single class takes the file's name, several classes take their own names, in kebab-case. Raises ConfigError if the
+    file does not exist, and PluginError if its import fails or it offers nothing.
     """
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
@@ -185,18 +184,18 @@ def load_file(loader: Loader, path: str) -> Record:
         module = import_file(record.module, file)
         loaded = loader.adopt(record, module)
     except (Exception, SystemExit) as error:
-        message = f"the plugin can't be loaded: {said(error)}; correct the file, or take it out of `plugins`"
+        message = f"the plugin cannot be loaded: {said(error)}; correct the file, or remove it from `plugins`"
         raise PluginError(str(file), message, plugin_frames(error)) from error
     loaded = replace(loaded, components=loaded.components + tuple(_classes(module, file, loaded)))
     if not loaded.components and not loaded.hooks:
         raise PluginError(
-            str(file), "it defines neither a component class nor a hook; subclass a base of relax_core.api"
+            str(file), "the file defines no component class and no hook; subclass a base of relax_core.api"
         )
     return loaded
 
 
 def _classes(module: ModuleType, file: Path, loaded: Record) -> Iterator[Offered]:
-    """Find the file's own concrete component classes that none of its hooks offers already."""
+    """Yield the file's own concrete component classes, except classes that its hooks return."""
     hooked = {component.target.rpartition(":")[2] for _, component in loaded.components}
     classes = [value for name, value in vars(module).items() if name not in hooked and _is_component(value, module)]
     for value in classes:
@@ -213,15 +212,16 @@ def _is_component(value: object, module: ModuleType) -> bool:
 
 
 def kebab(name: str) -> str:
-    """Write `MyReward`, `my_reward` and `HTTPReward` as `my-reward`, `my-reward`, `http-reward`."""
+    """Return a name in kebab-case: `my-reward` for `MyReward` and `my_reward`, `http-reward` for `HTTPReward`."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
     return re.sub(r"[^a-z0-9]+", "-", split.lower()).strip("-")
 
 
 class Observers:
-    """Plugins that are told what happens in a run. They change no data; one that raises three times is switched off.
+    """Plugins that receive the events of a run; they must not change any data.
 
-    The deadline is the controller's: it calls `notify` where it can stop waiting.
+    A run only uses `plugins`: its recorder calls the hooks, in threads with deadlines. `notify` calls them directly,
+    without a deadline, and switches a plugin off after three errors.
     """
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
@@ -229,7 +229,7 @@ class Observers:
         self._strikes: Counter[str] = Counter()
 
     def plugins(self) -> dict[str, object]:
-        """List the plugins that implement some observer hook, by name."""
+        """Return the plugins that implement an observer hook, by name."""
         hooks = set(HOOKS.values())
         return {
             name: plugin
@@ -238,18 +238,18 @@ class Observers:
         }
 
     def calls(self, hook_name: str) -> tuple[tuple[str, Callable[..., object]], ...]:
-        """Give (distribution, callable taking `event=`) of each observer that is still on."""
+        """Return (distribution, callable that takes `event=`) for each observer that is not switched off."""
         caller = getattr(self._manager.hook, hook_name)
 
         def calling(impl: pluggy.HookImpl) -> Callable[..., object]:
-            """An implementation may leave out arguments that it does not need."""
+            """Return a callable that passes only the arguments that the implementation declares."""
             return lambda **arguments: impl.function(*(arguments[name] for name in impl.argnames))
 
         listening = ((impl.plugin_name.partition(":")[0], impl) for impl in caller.get_hookimpls())
         return tuple((dist, calling(impl)) for dist, impl in listening if self._strikes[dist] < STRIKES)
 
     def notify(self, hook_name: str, event: events.Event, failed: Failed) -> None:
-        """Tell each observer in turn; its error goes to `failed`, and the third one switches it off."""
+        """Call each observer in turn; pass errors to `failed`, and switch a plugin off at its third error."""
         for dist, call in self.calls(hook_name):
             try:
                 call(event=event)
@@ -259,33 +259,33 @@ class Observers:
 
 
 def missing_methods(cls: type) -> list[str]:
-    """List methods that the base asks for and the class did not write."""
+    """Return the names of abstract methods that the class does not define."""
     return [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
 
 
 def import_target(target: str) -> object:
-    """Import the object that `package.module:Name` names."""
+    """Import and return the object that `package.module:Name` names."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def contract_violation(kind: Kind, target: object) -> str:
-    """Say why this is no component of the kind; empty where it is one."""
+    """Return why an object does not meet the contract of a kind; empty if it does."""
     base = import_target(kind.base)
     if not isinstance(target, type):
         return f"its target is {type(target).__name__}, not a class; name a subclass of {kind.base}"
     if not isinstance(base, type) or not issubclass(base, Configurable):
-        raise TypeError(f"the table of kinds names {base!r}, which is no Configurable")
+        raise TypeError(f"the table of kinds names {base!r}, which is not a Configurable class")
     root = next(cls for cls in base.__mro__ if "kind" in vars(cls))  # rewards have several bases with one root
     if not issubclass(target, root):
-        return f"{target.__name__} is no {kind.name}; derive it from {kind.base}"
+        return f"{target.__name__} is not a component of kind {kind.name}; derive it from {kind.base}"
     if missing := missing_methods(target):
-        return f"{target.__name__} does not define {', '.join(missing)}; write what {kind.base} asks for"
+        return f"{target.__name__} does not define {', '.join(missing)}; implement all abstract methods of {kind.base}"
     return next(_other_signatures(target), "")
 
 
 def _other_signatures(target: type) -> Iterator[str]:
-    """Name methods that can't be called with the parameters that a base asks for."""
+    """Yield an error for each method that cannot be called with the parameters of the base's abstract method."""
     for base in target.__mro__:
         for name, asked in vars(base).items():
             written = getattr(target, name)
@@ -298,11 +298,14 @@ def _other_signatures(target: type) -> Iterator[str]:
                 signature(written).bind(*in_order, **by_name)
             except TypeError as error:
                 given = f"{target.__name__}.{name}{signature(written)}"
-                yield f"{given} can't be called as {base.__name__}.{name}{signature(asked)}: {error}; give it those parameters"
+                yield (
+                    f"{given} cannot be called as {base.__name__}.{name}{signature(asked)}: {error}; "
+                    "write it with these parameters"
+                )
 
 
 def build_options(model: type[Options], options: Mapping[str, Any], field: str) -> Options:
-    """Build options from plain data; a ConfigError names `field.key`, what it got and the nearest that exists."""
+    """Build options from plain data; raise ConfigError with the first faulty key, its value and a fix."""
     from pydantic import ValidationError
 
     try:
@@ -310,9 +313,9 @@ def build_options(model: type[Options], options: Mapping[str, Any], field: str) 
     except ValidationError as failed:
         first, *rest = failed.errors(include_url=False)
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-            fix = f"there is no such option; {did_you_mean(str(first['loc'][0]), model.model_fields)}"
+            fix = f"no such option exists; {did_you_mean(str(first['loc'][0]), model.model_fields)}"
         elif first["type"] == "missing":
-            fix = "give it a value"
+            fix = "set a value"
         else:
             message = first["msg"].removeprefix("Value error, ")
             fix = message[:1].lower() + message[1:]

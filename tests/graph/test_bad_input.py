@@ -103,7 +103,7 @@ def test_a_broken_model_folder_is_refused_before_anything_starts(
         ("stepz=3", "stepz (command line): got an unknown key; did you mean 'steps'?"),
         ("algorithm.clip=3", "algorithm.clip (command line): got an unknown key; did you mean 'clip_low'"),
         ("algorithm=grppo", "algorithm.name (command line): got 'grppo'; no plugin offers it; did you mean 'grpo'"),
-        ("trainer=megatron", "trainer.name (command line): got 'megatron'; no plugin offers it; known are torch"),
+        ("trainer=megatron", "trainer.name (command line): got 'megatron'; no plugin offers it; known names are torch"),
         ("rollout.group_size=1", "rollout.group_size (command line): got 1; grpo compares the samples of a task"),
         ("rollout.max_new_tokens=4096", "the model's context is"),
     ],
@@ -165,7 +165,7 @@ def test_a_run_directory_in_use_is_refused_and_left_as_it_is(relax_here: Relax, 
 def test_a_plugin_file_that_raises_shows_its_own_frame(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from relax_core.api import Reward\nimport json\njson.loads('{')\n")
     ran = relax_here("train", tiny / "recipe.toml", *SMALL, 'plugins=["mine.py"]', "--json")
-    refused(ran, 3, "mine.py: the plugin can't be loaded: JSONDecodeError", "correct the file")
+    refused(ran, 3, "mine.py: the plugin cannot be loaded: JSONDecodeError", "correct the file")
     assert 'mine.py", line 3' in ran.err
 
 
@@ -174,7 +174,7 @@ def test_two_components_of_one_name_are_told_apart_by_their_owners(
 ) -> None:
     (tmp_path / "exact.py").write_text(SECOND)
     ran = relax_here("train", tiny / "recipe.toml", *SMALL, 'plugins=["exact.py"]', "--json")
-    refused(ran, 2, "got 'exact'; several plugins have it; write relax-plugin-rewards:exact or exact.py:exact")
+    refused(ran, 2, "got 'exact'; several plugins have this name; write relax-plugin-rewards:exact or exact.py:exact")
 
 
 def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(

@@ -97,9 +97,9 @@ def test_unknown_keys_are_always_refused_with_a_hint(catalogue: Catalogue, table
     assert key in caught.value.field and "unknown key" in str(caught.value.got)
     assert (
         "did you mean" in caught.value.fix
-        or "known are" in caught.value.fix
+        or "known names are" in caught.value.fix
         or "is a key of" in caught.value.fix
-        or "there is none" in caught.value.fix
+        or "no names are known" in caught.value.fix
     )
 
 

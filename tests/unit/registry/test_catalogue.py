@@ -55,8 +55,8 @@ def test_two_components_of_one_name_need_their_distribution(half):
     ("kind", "name", "said"),
     [
         ("reward", "haf", "did you mean 'half'"),
-        ("trainer", "megatron", "no plugin offers it; known are .*torch"),
-        ("environment", "half", "has it as reward; it belongs in .rewards."),
+        ("trainer", "megatron", "no plugin offers it; known names are .*torch"),
+        ("environment", "half", "offers it as a component of kind reward; move it to .rewards."),
         ("reward", "other-dist:half", "write fake-half:half"),
         ("rewards", "half", "did you mean 'reward'"),
     ],
@@ -69,7 +69,7 @@ def test_an_unknown_name_says_what_to_do(half, kind, name, said):
 
 def test_a_component_of_a_plugin_that_is_not_installed_names_the_plugin(monkeypatch):
     monkeypatch.setitem(KNOWN, "trainer", {"other": "relax-plugin-other"})
-    with pytest.raises(ConfigError, match="it is not installed; pip install relax-plugin-other"):
+    with pytest.raises(ConfigError, match="its plugin is not installed; pip install relax-plugin-other"):
         load().find("trainer", "other")
 
 
@@ -85,7 +85,7 @@ def test_a_broken_plugin_that_would_have_offered_the_name_is_shown_with_its_fram
     site.install(
         "fake-bad", "import no_such_thing\n@hook\ndef relax_rewards():\n    return [Component('gold', 'a:B', '')]"
     )
-    with pytest.raises(PluginError, match="fake-bad 1.0 has it and is broken: ModuleNotFoundError") as caught:
+    with pytest.raises(PluginError, match="fake-bad 1.0 offers it but failed: ModuleNotFoundError") as caught:
         load().find("reward", "gold")
     assert "import no_such_thing" in caught.value.frames
     assert caught.value.exit_code == 3
@@ -93,7 +93,7 @@ def test_a_broken_plugin_that_would_have_offered_the_name_is_shown_with_its_fram
 
 def test_a_refused_plugin_that_would_have_offered_the_name_gives_its_reason(half):
     half(requires=())
-    with pytest.raises(ConfigError, match="fake-half 1.0 has it and was skipped: .*no API range"):
+    with pytest.raises(ConfigError, match="fake-half 1.0 offers it but was skipped: .*no API range"):
         load().find("reward", "half")
 
 
@@ -112,14 +112,14 @@ def test_an_unknown_name_mentions_plugins_that_failed(site):
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        ("class Half: pass", "is no reward; derive it from relax_core.api.reward:Reward"),
+        ("class Half: pass", "is not a component of kind reward; derive it from relax_core.api.reward:Reward"),
         ("def Half(): pass", "not a class"),
         ("from relax_core.api import Reward\nclass Half(Reward): pass", "does not define score"),
         (
             "from relax_core.api import Reward\nclass Half(Reward):\n    def score(self): return 1.0",
-            r"Half.score\(self\) can't be called as Reward.score\(self, task.*give it those parameters",
+            r"Half.score\(self\) cannot be called as Reward.score\(self, task.*write it with these parameters",
         ),
-        ("from relax_core.api import Environment\nclass Half(Environment): pass", "is no reward"),
+        ("from relax_core.api import Environment\nclass Half(Environment): pass", "is not a component of kind reward"),
         ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
         ("Other = 1", "has no attribute 'Half'"),
         ("raise SystemExit", "SystemExit"),
@@ -148,7 +148,7 @@ def test_every_base_of_a_kind_is_accepted(half, base):
 def test_a_constructor_that_raises_is_shown_with_the_plugins_frames(half):
     raising = "from relax_core.api import Reward\nclass Half(Reward):\n  score = None\n  def __init__(self, o): {}['x']"
     half(files={"reward.py": raising})
-    with pytest.raises(PluginError, match="can't be made: KeyError") as caught:
+    with pytest.raises(PluginError, match="cannot be built: KeyError") as caught:
         load().build(Chosen("reward", "half"))
     assert "reward.py" in caught.value.frames and "catalogue.py" not in caught.value.frames
 

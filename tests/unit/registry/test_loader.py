@@ -30,7 +30,7 @@ def test_a_plugin_without_api_range_is_refused_with_the_line_to_add_and_never_im
 
 def test_a_requirement_without_bounds_is_no_api_range(site):
     site.install("fake-boundless", "", requires=("relax-core[torch]",))
-    assert "states no API range" in record("fake-boundless").reason
+    assert "has no API range" in record("fake-boundless").reason
 
 
 def test_a_requirement_of_an_extra_is_no_api_range(site):

@@ -81,8 +81,8 @@ def test_a_file_that_is_not_there_is_a_configuration_error(site, path):
     [
         ("1 / 0", "division by zero"),
         ("class A(:", "SyntaxError"),
-        ("x = 1", "neither a component class nor a hook"),
-        ("from relax_core.api import Reward\nclass A(Reward): pass", "neither a component class nor a hook"),
+        ("x = 1", "no component class and no hook"),
+        ("from relax_core.api import Reward\nclass A(Reward): pass", "no component class and no hook"),
         ("def relax_rewards(): return []", "put @hook"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_broken_file_is_raised_because_the_configuration_needs_it(site, code, 
 
 def test_two_files_of_one_name_are_two_plugins(site):
     catalogue = load(site.write("a/same.py", ONE), site.write("b/same.py", ONE))
-    with pytest.raises(ConfigError, match="several plugins have it"):
+    with pytest.raises(ConfigError, match="several plugins have this name"):
         catalogue.find("reward", "same")
 
 

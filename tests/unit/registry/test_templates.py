@@ -58,12 +58,12 @@ def test_a_name_that_is_not_kebab_case_is_refused(name, tmp_path):
 
 def test_an_existing_project_is_left_alone(tmp_path):
     bake("reward", "mine", tmp_path)
-    with pytest.raises(ConfigError, match="it exists"):
+    with pytest.raises(ConfigError, match="this folder exists"):
         bake("environment", "mine", tmp_path)
 
 
 def test_a_kind_without_template_says_which_have_one(tmp_path):
-    with pytest.raises(ConfigError, match="there is one for algorithm, reward, environment"):
+    with pytest.raises(ConfigError, match="choose one of algorithm, reward, environment"):
         bake("engine", "mine", tmp_path)
 
 

@@ -242,8 +242,8 @@ class Core(Options):
     seed: int = 0
     """Random seed of data order, sampling and initialisation."""
     max_staleness: NonNegativeInt | Literal["unbounded"] = 0
-    """Most weight versions between sampling a token and training on it; 0: on-policy. Default: 0 with placement
-    `colocate` or if `deterministic`, else 1."""
+    """Most weight versions between sampling a token and training on it; 0: on-policy; `"unbounded"`: no bound. Default:
+    0 with placement `colocate` or if `deterministic`, else 1."""
     deterministic: bool = False
     """Make every run of this configuration give the same weights, bit for bit, at a cost in speed."""
     plugins: tuple[Path, ...] = ()

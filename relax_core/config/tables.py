@@ -233,8 +233,8 @@ class RolloutTable(Options):
     """Seconds until a turn of the policy fails, counted from its request; time in which the engines are paused does not
     count. The sample then ends with outcome `engine_timeout`, which is never judged."""
     step_timeout_s: PositiveFloat = 3600.0
-    """Seconds that a step waits for its groups; then the step trains on all groups that are ready. If there is no such
-    group, unfinished groups are dropped and the step waits for new groups."""
+    """Seconds that a step waits for its groups; then the step trains on all groups that are ready. If no group is
+    ready, unfinished groups are dropped and the step waits for new groups."""
 
 
 class OptimizerTable(Options):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine as the router sees it, the choice of one by its prefix cache, and the validation of its answers. No IO."""
+"""The router's view of an engine, the choice of an engine by prefix cache, and checks of engine responses. No IO."""
 
 from __future__ import annotations
 
@@ -18,59 +18,62 @@ from relax_core.rpc.waiting import RestartBudget
 T = TypeVar("T")
 MODEL_FOLDER = Version("actor", 0, 0)
 MAX_FAILURES = 8
-"""Failures of one engine in a row without a finished request between them."""
+"""Failures of one engine without a finished request in between that are answered with a replacement."""
 MAX_KNOWN = 1 << 16
-"""Sessions, and groups, whose engines are remembered; the oldest are forgotten first."""
+"""Most sessions, and most groups, whose engines are remembered; the least recently recorded are dropped first."""
 ROUNDING = 1e-3
-"""A token's log-prob may lie this much above 0."""
+"""Largest log-prob that is accepted as a rounding error above 0."""
 
 
 class EngineStatus(Enum):
-    """Standing of an engine: only a serving one gets requests."""
+    """The status of an engine in the router."""
 
     OUT = "out"
-    """Being started, or found dead, hanging or wrong: only a proof of the newest weights lets it in."""
+    """Starting, or failed (dead, hanging, or with invalid responses) until a replacement proves the newest weights."""
     WAITING = "waiting"
-    """Up, with weights that are older than anything that may be sampled."""
+    """Started in a resumed run before its first weights arrived; the model folder's weights may not be sampled from."""
     SERVING = "serving"
+    """In service: the only status in which an engine gets requests."""
 
 
 @dataclass(slots=True)
 class EngineState:
-    """One engine of a pool: `out -> serving -> out`, or `out -> waiting -> serving` before the first weights.
+    """The state of one engine: `out -> serving -> out`, or `out -> waiting -> serving` before the first weights.
 
     Invariants:
-    - `version.step <= max_step`: answers may name steps up to the weights that are loading, the proof comes later.
-    - Weights of another incarnation are loaded only while it runs nothing: what it says of a request is of one incarnation.
-    - `pending_tokens` is the sum of `tokens_left` of what is running.
-    - An engine that is out runs nothing, and `incarnation` has grown: late answers of the one before are ignored.
+    - `version.step <= max_step`: responses may name steps up to the weights that are loading, before their proof
+      arrives.
+    - Weights of another incarnation are loaded only while nothing runs, so that all responses to a dispatch are of one
+      incarnation.
+    - `pending_tokens` is the sum of `tokens_left` of the running requests.
+    - A failed engine runs nothing, and its `incarnation` is increased, so that late responses are ignored.
     """
 
     name: str
     status: EngineStatus = EngineStatus.OUT
     version: Version = MODEL_FOLDER
-    """Weights that it proved last."""
+    """Version of the last proved weights."""
     max_step: int = 0
-    """Newest step that it may name: it may have new weights before its proof of them has arrived."""
+    """Newest step that responses may name: new weights are in use before their proof arrives."""
     loading: bool = False
     holds: set[str] = field(default_factory=set)
-    """Reasons why it gets nothing new: `paused`, `updating`."""
+    """Reasons to dispatch nothing new to the engine: `paused`, `updating`."""
     incarnation: int = 0
-    """Counts its failures; it has nothing to do with the incarnation of its weights."""
+    """Number of failures of the engine; unrelated to the incarnation of its weights."""
     cache_epoch: int = 0
-    """Counts the times that its prefix cache was dropped."""
+    """Number of times that the prefix cache was dropped."""
     failures: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_FAILURES))
     last_heard: float = 0.0
-    """When it last said something, or began to run requests."""
+    """Time of the last response, or of the start of requests on an idle engine; also reset by a proof or a resume."""
     pending_tokens: int = 0
-    """Tokens it still may have to sample."""
+    """Tokens that the running requests may still sample."""
     kv: KvLedger = field(default_factory=KvLedger)
-    """Account of its KV cache."""
     running: dict[str, PendingRequest] = field(default_factory=dict)
+    """Requests that run on the engine, by id."""
 
     @property
     def available(self) -> bool:
-        """True where it may be given requests now."""
+        """True if the engine may get requests now."""
         return self.status is EngineStatus.SERVING and not self.holds
 
     def add(self, pending: PendingRequest) -> None:
@@ -82,26 +85,26 @@ class EngineState:
         self.kv.begin(pending)
 
     def sampled(self, count: int) -> None:
-        """Count tokens that a request which is awaited got."""
+        """Count new tokens of a running request that is not settled."""
         self.pending_tokens -= count
         self.kv.sampled(count)
 
     def remove(self, pending: PendingRequest, kept: bool = True) -> None:
-        """`kept`: the tokens stay in its cache for the next turn."""
+        """Remove a request; `kept`: its tokens stay in the engine's cache for the next turn."""
         del self.running[pending.request.id]
         self.pending_tokens -= pending.tokens_left
         self.kv.end(pending, kept)
-        pending.engine, pending.batch = "", ()  # a batch holds its members: a ring that only the collector would find
+        pending.engine, pending.batch = "", ()  # breaks the reference cycle between a batch and its members
 
 
 class PrefixAffinity:
-    """Chooses the engine that has a request's beginning cached, unless it is too busy; else the least busy.
+    """A record of which engines have a session's or group's prefix cached, used to choose the engine of a request.
 
     Invariants:
-    - A cache is worth as many tokens of work as it saves: no engine is chosen that has more work than the least busy one
-      at or above the floor by more than the request's own tokens so far.
-    - A cache is gone when its engine fails or gets other weights: the `cache_epoch` has changed; that of a session also when
-      the engine's ledger has evicted it.
+    - An engine with the prefix is preferred unless it has too much work: its pending tokens may exceed those of the
+      least busy engine at or above the floor by at most the request's own tokens, which the cache saves.
+    - A prefix counts as lost when the engine failed or got new weights (`cache_epoch` changed). A session's prefix is
+      also lost when the engine's `KvLedger` evicted it.
     """
 
     def __init__(self) -> None:
@@ -109,7 +112,10 @@ class PrefixAffinity:
         self._groups: dict[Hashable, dict[str, int]] = {}
 
     def choose(self, available: Sequence[EngineState], pending: PendingRequest, floor: int) -> EngineState | None:
-        """None where no engine is at or above the floor. All that are available have weights of one incarnation."""
+        """Return the engine for a request; None if no engine has weights at or above the step `floor`.
+
+        The weights of all available engines are of one incarnation, so that their steps can be compared.
+        """
         least: EngineState | None = None
         for engine in available:
             if engine.version.step >= floor and (least is None or engine.pending_tokens < least.pending_tokens):
@@ -132,7 +138,7 @@ class PrefixAffinity:
         return least if cached is None else cached
 
     def record(self, pending: PendingRequest, engine: EngineState) -> None:
-        """Remember that a request runs on this engine."""
+        """Record that a request runs on this engine."""
         if pending.session is not None:
             _set_newest(self._sessions, pending.session, (engine.name, engine.cache_epoch))
         if pending.group is not None:
@@ -141,7 +147,7 @@ class PrefixAffinity:
             _set_newest(self._groups, pending.group, epochs)
 
     def forget(self, session: Hashable) -> None:
-        """Remember no more of a session: it has ended."""
+        """Drop the record of a session that has ended."""
         self._sessions.pop(session, None)
 
 
@@ -153,7 +159,7 @@ def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:
 
 
 def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
-    """Say what can't be true of an engine's answer; empty where it may be. `vocab_size` 0: unknown."""
+    """Return why an engine's response is invalid; empty: valid. `vocab_size` 0: unknown."""
     tokens, log_probs = delta.tokens, delta.log_probs
     if len(log_probs) != len(tokens):
         return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
@@ -165,19 +171,19 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
         return ""
     if not pending.min_step <= delta.oldest_cache <= delta.version <= max_step:
         return (
-            f"tokens of step {delta.version} with a cache of {delta.oldest_cache}; it has had {pending.min_step} to "
-            f"{max_step}"
+            f"tokens of step {delta.version} with a cache of step {delta.oldest_cache}; expected steps "
+            f"{pending.min_step} to {max_step}"
         )
     if len(tokens) > pending.tokens_left:
-        return f"{len(tokens)} tokens where {pending.tokens_left} were left"
+        return f"{len(tokens)} tokens for a request with {pending.tokens_left} left to sample"
     if vocab_size and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
         return f"token {bad}, outside the vocabulary of {vocab_size}"
     if not are_log_probs(log_probs):
-        return f"log-probs {log_probs[:4]}; each is a finite number of at most 0"
+        return f"log-probs {log_probs[:4]}; each must be finite and at most 0"
     return ""
 
 
 def are_log_probs(values: Sequence[float]) -> bool:
-    """Tell whether each is a finite number of at most 0, but for rounding."""
-    return sum(values) > -math.inf and max(values) <= ROUNDING  # the sum of a NaN is one
+    """Return True if each value is finite and at most 0, up to rounding."""
+    return sum(values) > -math.inf and max(values) <= ROUNDING  # a NaN makes the sum NaN, which fails the comparison

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the engine pools of a run from its configuration: the policy's, and the auxiliary ones of `[[engines]]`.
+"""Construction of a run's engine pools from its configuration: the policy's, and the auxiliary pools of `[[engines]]`.
 
-Auxiliary pools have another model than the policy's, which is never updated. They are the same pool and router with fixed
-weights: an engine that died loads its folder again, and serves once it has shown the fingerprint that the pool began with.
+An auxiliary pool serves a different model whose weights are never updated. A replaced engine of it loads the model
+folder again, and serves if its fingerprint equals that of the pool at its start.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from relax_core.rpc.waiting import start_all
 AUXILIARY_GROUP = "engines-"
 """Prefix of the name of an auxiliary pool's worker group."""
 LEASE_S = 3600.0
-"""Longest wait for the devices on which a pool is started in turn."""
+"""Seconds to wait for the device lease under which a pool on shared devices starts."""
 PHASES: tuple[Phase, Phase] = ("generate", "answer")
-"""A lease whose phase changes is granted anew when all of its members have done as they were told."""
+"""Two phases to alternate: a change to another phase returns once all members have offloaded or loaded as commanded."""
 LATER_S = 60.0
-"""A request's own deadline comes first, so that its error can name the pool."""
+"""Seconds added to the router's deadline, so that the client's deadline comes first and its error names the pool."""
 
 
 def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple[int, ...] = ()) -> EnginePool:
-    """Make the policy's pool at version `now`; engines start with the model folder, and serve it only at step 0."""
+    """Return the policy's pool at version `now`; engines start with the model folder, and serve that only at step 0."""
     run, group = context.config, context.plan.groups["rollout"]
     spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
     placement, weights, timeout_s = run.placement.rollout, run.weights, run.rollout.turn_timeout_s
     slots = _engine_slots(context, group, "engine", run.engine, spec, placement.silence_s)
     updates = WeightUpdater(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
-    # Where all must come out the same bit for bit, calls that come together stay together: nothing waits for capacity.
+    # Deterministic runs must not split batches, so nothing waits for capacity.
     limits = (
         RequestLimits(timeout_s)
         if run.deterministic
@@ -63,7 +63,7 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
 
 
 def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
-    """Describe the policy's model to its engines; the pool names each."""
+    """Return the settings of the policy's engines; each slot adds the engine's name."""
     model = {**run.model.model_dump(mode="json"), "dtype": run.engine_dtype}
     return EngineSpec(
         model, bounded_context(run.model.path), run.seed, run.deterministic, version,
@@ -72,7 +72,7 @@ def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
 
 
 def engine_events(context: RunContext) -> Report:
-    """Report engines that failed and came back as events of the run."""
+    """Return a `Report` that emits failures, retries and recoveries of engines as events of the run."""
 
     async def report(event: str, detail: str, amount: float) -> None:
         if event == "failed":
@@ -86,13 +86,13 @@ def engine_events(context: RunContext) -> Report:
 
 
 def auxiliary_spec(run: RunConfig, table: EngineTable) -> EngineSpec:
-    """Describe an auxiliary pool's model to its engines; the pool names each."""
+    """Return the settings of an auxiliary pool's engines; each slot adds the engine's name."""
     context = table.max_context or bounded_context(table.path)
     return EngineSpec(_model_table(run, table), context, run.seed, run.deterministic, Version(table.name, 0, 0))
 
 
 def _model_table(run: RunConfig, table: EngineTable) -> dict[str, Any]:
-    """Write an auxiliary model as a `[model]` table: whole weights that nobody trains."""
+    """Return an auxiliary model as a `[model]` table, without adapters or training settings."""
     own = {
         "path": table.path, "dtype": table.dtype or run.model.dtype, "tokenizer": table.tokenizer,
         "chat_template": table.chat_template, "chat_template_kwargs": table.chat_template_kwargs,
@@ -104,7 +104,7 @@ def _model_table(run: RunConfig, table: EngineTable) -> dict[str, Any]:
 def _engine_slots(
     context: RunContext, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
 ) -> list[EngineSlot]:
-    """Make the slots of a worker group's engines, on its devices; none is started."""
+    """Return the slots of a worker group's engines, on its devices, without starting them."""
     engine = type(context.build(choice.chosen, Engine))
     slots = []
     for number in range(group.size):
@@ -122,7 +122,7 @@ def _engine_slots(
 
 
 class AuxiliaryPools:
-    """Auxiliary pools of the plan with the clients that ask them: those that teachers score with, or everybody else's."""
+    """The auxiliary pools of one role with their clients: the pools of teachers, or all remaining pools."""
 
     def __init__(
         self, context: RunContext, clients: Mapping[str, PoolModelClient], tables: Sequence[EngineTable]
@@ -131,7 +131,7 @@ class AuxiliaryPools:
 
     @classmethod
     def from_context(cls, context: RunContext, report: Report, *, teaching: bool) -> AuxiliaryPools:
-        """Make the pools; none of them is started yet."""
+        """Return the plan's pools without starting them: the teachers' if `teaching`, else the remaining ones."""
         taught = {teacher.engine for teacher in context.config.teachers}
         tables = [
             table
@@ -142,19 +142,19 @@ class AuxiliaryPools:
 
     @property
     def taking_turns(self) -> dict[str, PoolModelClient]:
-        """The pools that live on the devices of the policy's engines, by worker group."""
+        """Clients of the pools that share the devices of the policy's engines, by worker group."""
         return {
             AUXILIARY_GROUP + table.name: self.clients[table.name] for table in self._tables if table.devices != "own"
         }
 
     async def start(self) -> None:
-        """Start all at once; raises ConfigError where an engine holds another model than its folder."""
+        """Start all pools at once. Raises ConfigError if an engine's vocabulary differs from its model folder's."""
         await start_all(*(self._start(table) for table in self._tables))
 
     async def start_in_turns(self) -> None:
-        """Start all; those that take turns one after another, each put to sleep before the next: they would not fit together.
+        """Start all pools; those on shared devices start one after another, since they do not fit in memory together.
 
-        They are paused then, and members of the device leases.
+        Each of these is paused, joins the device scheduler and is offloaded before the next starts.
         """
         await start_all(*(self._start(table) for table in self._tables if table.devices == "own"))
         devices, phases = self._context.devices, cycle(PHASES)
@@ -167,13 +167,13 @@ class AuxiliaryPools:
                 await self._start(table)
                 await client.pause()
                 await devices.join(group, own, client.pool.supervisor)
-                await lease.change_phase(next(phases), {}, LEASE_S)  # returns when it sleeps
+                await lease.change_phase(next(phases), {}, LEASE_S)  # returns when the pool is offloaded
 
     async def _start(self, table: EngineTable) -> None:
         facts = await self.clients[table.name].pool.start()
         have, want = facts.get("vocab_size"), vocabulary_size(table.path)
         if have and want and have != want:
-            fix = f"its config.json says {want}: let the engine load that folder, and leave its files alone"
+            fix = f"its config.json says {want}; make the engine load that folder, and do not change its files"
             raise ConfigError(f"engines.{table.name}", f"an engine with a vocabulary of {have} for {table.path}", fix)
 
     async def close(self) -> None:

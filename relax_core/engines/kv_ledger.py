@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of one engine's KV cache, in tokens: what its requests hold, and what sessions between two turns left there.
+"""The router's estimate of one engine's KV cache, in tokens: running requests, and idle sessions between two turns.
 
-It is the router's own account. The engine is neither asked nor told, and may evict in another order. No IO, no clock.
+The router and the engine do not exchange this state, and the engine may evict in a different order. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -16,61 +16,64 @@ from relax_core.engines.requests import PendingRequest
 
 @dataclass(slots=True)
 class KvLedger:
-    """Counts tokens of one engine.
+    """A token count of one engine's KV cache. A session: `running -> idle -> running | evicted`.
 
-    A session: `running (prompt, tokens so far, and a share of those that may still come) -> idle -> running | evicted`.
+    A running request counts its prompt, sampled tokens, and a share (`reserve`) of the tokens it may still sample.
 
     Invariants:
-    - `running` and `idle` together stay within `capacity` whenever a request begins: the sessions that have been idle for
-      longest are evicted first, and idle sessions never keep a request out.
-    - With `reserve` 1, `running` is above `capacity` only while one request that is larger runs alone.
-    - Without a capacity nothing is bounded, and idle sessions are not counted.
+    - When a request begins, the longest-idle sessions are evicted until running and idle tokens fit in `capacity`.
+      Idle sessions never delay a request.
+    - With `reserve` 1, `running` exceeds `capacity` only while a single oversized request runs alone.
+    - With `capacity` 0 every request fits, and idle sessions are not counted.
     """
 
     capacity: int = 0
-    """Tokens that the cache holds; 0: not known."""
+    """Size of the cache in tokens; 0: unknown or not counted."""
     reserve: float = 1.0
-    """Share of the tokens that a request may still sample for which room is kept."""
+    """Fraction, from 0 to 1, of the tokens a request may still sample that counts as used."""
     held: int = 0
-    """Prompts of what runs, with the tokens sampled so far."""
+    """Prompt and sampled tokens of the running requests."""
     left: int = 0
-    """Tokens that what runs may still sample."""
+    """Tokens that the running requests may still sample."""
     idle: OrderedDict[Hashable, int] = field(default_factory=OrderedDict)
-    """Tokens of sessions between two turns, the longest idle first."""
+    """Cached tokens of each session between two turns, longest idle first."""
     idle_tokens: int = 0
     _active: Counter[Hashable] = field(default_factory=Counter)
-    """Requests that run, by session."""
+    """Number of running requests of each session."""
 
     @property
     def running(self) -> int:
-        """Tokens that what runs has or may come to have."""
+        """Tokens of the running requests, including the reserved share of tokens still to be sampled."""
         return self.held + math.ceil(self.reserve * self.left)
 
     def need(self, pending: PendingRequest) -> int:
-        """Count the tokens that a request would hold here."""
+        """Return the tokens that a request would add to `running`."""
         sampled = len(pending.request.tokens) + len(pending.tokens)
         return sampled + math.ceil(self.reserve * pending.tokens_left)
 
     def fits(self, pending: PendingRequest) -> bool:
-        """Tell whether it may begin, idle sessions evicted where that must be; one that is larger than all may, alone."""
+        """Return True if a request may begin, with idle sessions evicted as needed.
+
+        A request larger than the cache may begin when nothing else runs.
+        """
         return not self.capacity or not self.held or self.running + self.need(pending) <= self.capacity
 
     def fits_beside_idle(self, pending: PendingRequest) -> bool:
-        """Tell whether it may begin without the eviction of another session, or goes on with one that is here."""
+        """Return True if a request needs no eviction to begin, or continues a session that is idle here."""
         if not self.capacity or pending.session in self.idle:
             return True
         return self.running + self.idle_tokens + self.need(pending) <= self.capacity
 
     def holds(self, session: Hashable) -> bool:
-        """Tell whether a session that was here is still cached."""
+        """Return True if a session that ran on this engine is still cached."""
         return not self.capacity or session in self.idle or session in self._active
 
     def places(self, tokens: int) -> int:
-        """Count the requests of so many tokens for which there is room beside what runs."""
+        """Return how many requests of `tokens` tokens fit in addition to the running requests."""
         return max(0, self.capacity - self.running) // max(1, tokens)
 
     def begin(self, pending: PendingRequest) -> None:
-        """Count a request that runs from now on."""
+        """Add a request that starts to run; evict the longest-idle sessions if the cache is too small."""
         self.held += len(pending.request.tokens) + len(pending.tokens)
         self.left += pending.tokens_left
         if not self.capacity:
@@ -82,12 +85,12 @@ class KvLedger:
             self.idle_tokens -= self.idle.popitem(last=False)[1]
 
     def sampled(self, count: int) -> None:
-        """Count tokens that came."""
+        """Move `count` newly sampled tokens of running requests from `left` to `held`."""
         self.held += count
         self.left -= count
 
     def end(self, pending: PendingRequest, kept: bool) -> None:
-        """Count a request no more; its session is idle then, where its tokens are `kept` in the cache."""
+        """Remove a request that stopped running; its session becomes idle if its tokens are `kept` and fit."""
         tokens = len(pending.request.tokens) + len(pending.tokens)
         self.held -= tokens
         self.left -= pending.tokens_left
@@ -106,18 +109,18 @@ class KvLedger:
                 self.idle_tokens -= self.idle.popitem(last=False)[1]
 
     def forget(self, session: Hashable) -> int:
-        """Count an idle session no more; return its tokens."""
+        """Remove an idle session; return its tokens, 0 if it is not idle here."""
         tokens = self.idle.pop(session, 0)
         self.idle_tokens -= tokens
         return tokens
 
     def drop_idle(self) -> None:
-        """Count no session any more that is idle: the cache was dropped."""
+        """Remove all idle sessions: the engine dropped its cache."""
         self.idle.clear()
         self.idle_tokens = 0
 
     def clear(self) -> None:
-        """Count nothing any more: the engine is gone."""
+        """Remove all requests and sessions: the engine failed."""
         self.drop_idle()
         self.held = self.left = 0
         self._active.clear()

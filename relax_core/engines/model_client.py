@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of an engine pool of this process: text and messages in, text and log-probs out, each under a deadline.
+"""A client of an auxiliary engine pool in this process: text or messages in, text and log-probs out.
 
-The pool knows ids only; its client renders and decodes with the pool's own tokenizer.
+Pools handle token ids only; the client renders prompts and decodes completions with the pool's tokenizer. Every request
+has a deadline.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateCall, cut, singly, watch_for
 
 TURN_LIMIT_S = 3600.0
-"""Longest time that a request waits for the pool's turn, where nobody says otherwise."""
+"""Default limit, in seconds, on a request's wait for the pool's turn on shared devices."""
 
 
 class PoolModelClient:
-    """`api.ModelClient` on a pool of this process.
+    """An `api.ModelClient` for a pool in this process.
 
-    Invariant: while the pool is paused for others on its devices, the deadlines of requests stand still, and another one runs
-    (`turn_limit_s`), so that nobody waits for a turn for ever.
+    Invariant: while the pool is paused because another pool uses its devices, the deadlines of open requests stop. A
+    separate limit, `turn_limit_s`, bounds each request's wait for the turn.
     """
 
     def __init__(
@@ -36,19 +37,19 @@ class PoolModelClient:
         deterministic: bool = False, turn_limit_s: float = TURN_LIMIT_S,
         folder: str = "",
     ) -> None:  # fmt: skip
-        """`folder`: name of the model's folder, which is part of every seed: another model draws apart."""
+        """`folder`: name of the model's folder, which is mixed into every seed so that models sample differently."""
         self._salt = zlib.crc32(folder.encode()) >> 1
         self.name, self.pool, self._family, self._clock, self._timeout_s = name, pool, family, clock, timeout_s
-        # Requests that come together are a batch whose members depend on time: where they must not, each goes alone.
+        # Which concurrent requests share a batch depends on timing, so deterministic pools run one request at a time.
         self._exclusive: AbstractAsyncContextManager[Any] = asyncio.Semaphore(1) if deterministic else nullcontext()
         self._open: dict[int, float] = {}
-        """Time at which each open request was made."""
+        """Start time of each open request, by number."""
         self._num_requests = 0
         self._turn_limit_s = turn_limit_s
         self._deadlines: dict[int, tuple[asyncio.Timeout, float]] = {}
-        """Deadline of each open request, with the time that was left of it when the pool was paused."""
+        """By request: its deadline, and the seconds left until then when the pool was last paused."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when requests come and go; whoever shares the pool's devices sets it."""
+        """Called when a request opens or closes. The rollout role sets it if the pool shares devices."""
         self.paused = False
 
     async def generate(
@@ -66,7 +67,7 @@ class PoolModelClient:
         if completion.finish == "deadline":
             raise DeadlineExceeded(f"engine pool {self.name}", completion.error or "room", self._timeout_s)
         if completion.finish == "abort":
-            raise InfrastructureError(f"engine pool {self.name}: {completion.error or 'its engines ended a request'}")
+            raise InfrastructureError(f"engine pool {self.name}: {completion.error or 'its engines aborted a request'}")
         if completion.finish == "error":
             raise ValueError(f"engine pool {self.name}: {completion.error}")
         completion = cut(completion, stop, self._family.decode)
@@ -80,30 +81,30 @@ class PoolModelClient:
         begin = self._tokens(prompt)
         ends = [self._family.encode(one) if isinstance(one, str) else tuple(one) for one in completions]
         if not all(ends):
-            raise ValueError(f"engine pool {self.name}: completion {ends.index(())} is empty; give text or ids")
+            raise ValueError(f"engine pool {self.name}: completion {ends.index(())} is empty; give text or token ids")
         found = await self.score_rows([begin + end for end in ends], temperature, timeout_s)
         return tuple(tuple(scores[len(begin) :]) for scores in found)
 
     async def score_rows(
         self, sequences: Sequence[Sequence[int]], temperature: float, timeout_s: float = 0.0
     ) -> list[Sequence[float]]:
-        """Compute log-probs of every token of whole sequences."""
+        """Return the log-prob of every token of each sequence, [sequences][tokens]; the first token of each has 0."""
         async with self._request(timeout_s, "log-probs"):
             try:
                 return await self.pool.score(sequences, temperature)
             except NotImplementedError:
-                raise ValueError(f"engine pool {self.name}: its engine scores no given tokens") from None
+                raise ValueError(f"engine pool {self.name}: its engine cannot score given tokens") from None
             except ValueError as error:
                 raise ValueError(f"engine pool {self.name}: {error}") from error
 
     # -- turns on shared devices --------------------------------------------------------------------------------
 
     def work(self) -> int:
-        """Count open requests, or else what the pool itself needs its devices for."""
+        """Return the number of open requests; with no open request, the number of pool tasks that need the devices."""
         return len(self._open) or self.pool.supervisor.work()
 
     async def pause(self) -> None:
-        """End a turn: engines run nothing, and time stands still for what is asked."""
+        """End the pool's turn: pause its engines and the deadlines of open requests."""
         if not self.paused:
             self.paused, now = True, asyncio.get_running_loop().time()
             for number, (deadline, _) in self._deadlines.items():
@@ -113,7 +114,7 @@ class PoolModelClient:
         await self.pool.pause()
 
     async def resume(self) -> None:
-        """Begin a turn."""
+        """Begin the pool's turn: resume its engines and the deadlines of open requests."""
         await self.pool.supervisor.resume()
         self.paused, now = False, asyncio.get_running_loop().time()
         for deadline, left_s in self._deadlines.values():
@@ -121,7 +122,7 @@ class PoolModelClient:
                 deadline.reschedule(now + left_s)
 
     def facts(self) -> dict[str, Any]:
-        """Describe open requests and the engines, for `relax why`."""
+        """Return the state of open requests and of each engine, for `relax why`."""
         oldest = self._clock.now() - min(self._open.values()) if self._open else 0.0
         return {
             "open": len(self._open), "for_s": round(oldest, 3), "engines": self.pool.facts(), "paused": self.paused,
@@ -132,21 +133,21 @@ class PoolModelClient:
             return self._family.start(prompt).tokens
         if prompt and all(isinstance(part, Message) for part in prompt):
             try:
-                rendered = self._family.start(prompt)  # type: ignore[arg-type]  # it was just looked at
+                rendered = self._family.start(prompt)  # type: ignore[arg-type]  # the elements were just checked
             except ConfigError as error:
                 raise ValueError(
-                    f"engine pool {self.name}: {error.got}: write its chat_template, or ask with text"
+                    f"engine pool {self.name}: {error.got}; set the pool's chat_template, or give the prompt as text"
                 ) from error
             if rendered.media:
-                raise ValueError(f"engine pool {self.name}: a prompt with media; pools read text")
+                raise ValueError(f"engine pool {self.name}: the prompt contains media; auxiliary pools take text only")
             return rendered.tokens
         if all(isinstance(part, int) for part in prompt):
             return tuple(prompt)  # type: ignore[arg-type]
-        raise ValueError(f"engine pool {self.name}: a prompt of {prompt!r:.80}; give text, messages or ids")
+        raise ValueError(f"engine pool {self.name}: got the prompt {prompt!r:.80}; give text, messages or token ids")
 
     @asynccontextmanager
     async def _request(self, timeout_s: float, what: str) -> AsyncIterator[None]:
-        """Count a request as open, under a deadline whose error names the pool."""
+        """Register an open request while the body runs; raise DeadlineExceeded naming the pool at its deadline."""
         self._num_requests += 1
         number = self._num_requests
         self._open[number] = self._clock.now()
@@ -162,11 +163,11 @@ class PoolModelClient:
             if not deadline.expired():
                 raise
             if self.paused:
-                fix = "the devices are others' for longer: give the pool devices of its own, or raise rollout.step_timeout_s"
+                fix = 'give the pool its own devices (devices = "own"), or raise rollout.step_timeout_s'
                 raise DeadlineExceeded(
                     f"engine pool {self.name}", "its turn on the devices", self._turn_limit_s, fix
                 ) from late
-            fix = f"raise timeout_s of the pool {self.name}, or its count"
+            fix = f"raise timeout_s or count of the engine pool {self.name}"
             who = f"engine pool {self.name}"
             raise DeadlineExceeded(who, f"{what} to be answered", self._timeout_s, fix) from late
         finally:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine pools for rewards and environments in processes of their own: their clients, and the parent's answers.
+"""Access to engine pools from the isolated processes of rewards and environments.
 
-Requests travel as calls of an isolated process to its parent. Nothing of a pool is imported here: the process stays small.
+The child's client sends each request as a call to the parent process, whose handler asks the pool. This module imports
+no pool code, so that the child process stays small.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from relax_core.rpc.host import ParentChannel
 from relax_core.rpc.isolated_pool import Handler
 
 CALL = "model"
-"""The parent's handler of model calls."""
+"""Name of the parent's handler for model calls."""
 METHODS = ("generate", "score")
 
 
 class ModelRpcClient:
-    """`api.ModelClient` in a process of rewards or environments."""
+    """An `api.ModelClient` in the process of a reward or environment."""
 
     def __init__(self, parent: ParentChannel, name: str) -> None:
         self._parent, self.name = parent, name
@@ -45,21 +46,27 @@ class ModelRpcClient:
 
 
 def model_handlers(models: Mapping[str, ModelClient], who: str, needs: Sequence[str]) -> dict[str, Handler]:
-    """Handlers for the model calls of a process that asks these pools. Raises ConfigError where one is not there."""
+    """Return the parent's handlers for model calls of one isolated process.
+
+    `models`: the run's clients by pool name. `who`: the caller's name for error texts. `needs`: the pools it may call.
+    Raises ConfigError if a needed pool does not exist.
+    """
     if lacking := [name for name in needs if name not in models]:
-        fix = "try it with a configuration whose [[engines]] have it: relax try FILE"
-        raise ConfigError("engines", f"nothing named {', '.join(lacking)}, which {who} asks", fix)
+        fix = "use a configuration that declares the pool in [[engines]]: relax try FILE"
+        raise ConfigError("engines", f"no pool named {', '.join(lacking)}, which {who} needs", fix)
 
     async def ask(pool: str, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if pool not in needs or method not in METHODS:
-            raise ValueError(f"engine pool {pool}: {method} was not asked for before start (needs_engines)")
+            raise ValueError(
+                f"engine pool {pool}: cannot call {method}; list the pool in needs_engines, and call generate or score"
+            )
         try:
             return await getattr(models[pool], method)(*args, **named)
         except (TypeError, ConfigError) as error:
             raise ValueError(str(error)) from error
         except DeadlineExceeded:
             raise
-        except RelaxError as error:  # nothing that the author of a reward could mend
+        except RelaxError as error:  # the author of the reward or environment cannot fix this
             raise InfrastructureError(str(error)) from error
 
     return {CALL: ask} if needs else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of engines with one model. It returns completions and log-probs also while single engines fail."""
+"""A pool of engines with one model, which keeps returning completions and log-probs while single engines fail."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from relax_core.engines.supervisor import EngineSupervisor, Report, WeightUpdate
 from relax_core.rpc.waiting import start_all
 
 TICK_S = 1.0
-"""Between two checks of deadlines and silent engines."""
+"""Seconds between two checks for late requests and silent engines."""
 MAX_SCORED_TOKENS = 8192
-"""Tokens of one part that is scored, unless a single sequence is longer."""
+"""Most tokens of one scoring call; a single longer sequence is a call of its own."""
 MAX_SCORED_PARTS = 2
-"""Parts that one engine has: while it computes one, the next is there."""
+"""Scoring calls that one engine has at once: it computes one while the next is queued."""
 NO_LIMITS = RequestLimits()
 LATE = Completion((), (), (), (), "deadline", "no engine had room within rollout.turn_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of drawing tokens; training and evaluation differ."""
+    """Parameters of sampling tokens; training and evaluation use different ones."""
 
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
     routing: Routing | None = None
-    """Routing of the model, where its routes are asked for."""
+    """Routing of the MoE model if routes are to be recorded; None: do not record routes."""
 
 
 class _Waiter(NamedTuple):
@@ -52,13 +52,13 @@ class _Waiter(NamedTuple):
 
 
 class AdmissionQueue:
-    """Admits calls when the pool has capacity; the others wait in order of arrival until their deadline.
+    """A first-in, first-out queue of calls that wait for capacity until their deadline.
 
     A caller: `waiting -> admitted | late | failed`.
 
     Invariants:
-    - Nobody passes somebody who waits.
-    - Who was admitted but has not submitted its requests yet counts (`_admitted`), so that capacity is not given twice.
+    - No call overtakes a waiting call.
+    - Calls that were admitted but have not submitted their requests yet count as used capacity (`_admitted`).
     """
 
     def __init__(self, has_capacity: Callable[[int], bool]) -> None:
@@ -67,11 +67,14 @@ class AdmissionQueue:
         self._admitted = 0
 
     def admits(self, count: int) -> bool:
-        """Tell whether so many calls may go on without waiting."""
+        """Return True if `count` calls may be submitted without waiting."""
         return not self._waiting and self._has_capacity(count + self._admitted)
 
     async def wait(self, count: int, deadline: float) -> bool:
-        """Wait for capacity; False where the deadline came first. The caller uses the capacity at once."""
+        """Wait for capacity; return False if the deadline comes first.
+
+        After True the caller must submit its requests before it awaits anything else.
+        """
         admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiter(count, deadline, admitted))
         try:
@@ -81,7 +84,7 @@ class AdmissionQueue:
                 self._admitted -= count
 
     def update(self, time: float) -> None:
-        """Admit those for whom there is capacity by now, and send back those whose deadline has come."""
+        """Admit waiting calls for which there is capacity; reject waiting calls whose deadline has passed."""
         while self._waiting:
             count, deadline, admitted = self._waiting[0]
             if not admitted.done():
@@ -93,7 +96,7 @@ class AdmissionQueue:
             self._waiting.popleft()
 
     def fail(self, error: Exception) -> None:
-        """Admit nobody any more."""
+        """Raise `error` in all waiting calls."""
         for waiter in self._waiting:
             if not waiter.admitted.done():
                 waiter.admitted.set_exception(error)
@@ -102,25 +105,26 @@ class AdmissionQueue:
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
-    """Calls that were asked together: one future, which has its result when the last of them has ended."""
+    """Calls that were submitted together, and the future that gets all completions when the last call has ended."""
 
     calls: Sequence[GenerateCall]
     future: asyncio.Future[list[Completion]]
     completions: dict[int, Completion] = field(default_factory=dict)
-    """By the place of the call; complete when there is one for each."""
+    """Completions so far, by index of the call."""
 
 
 class EnginePool:
     """Several engines behind one `generate`.
 
     A call: `generate -> AdmissionQueue -> Router.submit -> dispatch -> EngineSlot.generate -> Router.on_deltas ->
-    CompleteRequest -> Completion`. The router decides, the supervisor keeps the engines, the pool performs.
+    CompleteRequest -> Completion`. The router decides, the supervisor manages the engines, the pool performs the
+    actions.
 
     Invariants:
-    - Actions of the router are performed in its order, and each change is followed by one dispatch in the same turn of
-      the event loop: requests that arrive together go to an engine as one batch.
-    - Every task belongs to the pool: an error that no engine is to blame for fails all callers, none is lost.
-    - Once failed, the pool answers every caller with that error.
+    - The router's actions are performed in order. Changes of one turn of the event loop share one dispatch, so that
+      requests that arrive together reach an engine as one batch.
+    - The pool owns every task it starts: an error in a task that is not an engine's failure fails the pool.
+    - A failed pool raises its error in every call.
     """
 
     def __init__(
@@ -136,10 +140,10 @@ class EnginePool:
         )
         self._admission = AdmissionQueue(self._router.has_capacity)
         self._requests: dict[str, tuple[RequestBatch, int]] = {}
-        """The batch that each open request belongs to, and its place there."""
+        """Batch of each open request, and the index of its call in the batch."""
         self._scored_parts: Counter[str] = Counter()
         self._changed = asyncio.Event()
-        """Set when an engine may have come, or have less to do."""
+        """Set when an engine may have become available or finished a scoring call."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_requests = 0
         self._dispatch_scheduled = self._closed = False
@@ -148,21 +152,21 @@ class EnginePool:
     # -- start and close ----------------------------------------------------------------------------------------
 
     async def start(self) -> Mapping[str, Any]:
-        """Start all engines; the first one's facts after checking that all hold the same model."""
+        """Start all engines, check that all hold the same model, and return the facts of the first engine."""
         facts = await self.supervisor.start()
         self._spawn(self._tick())
         return facts
 
     def room(self, expected_tokens: int) -> int:
-        """Count the samples that may be begun now, as `Router.room`; none while a call has to wait."""
+        """Return the number of samples that may begin now (`Router.room`); 0 while calls wait for admission."""
         return self._router.room(expected_tokens) if self._admission.admits(1) else 0
 
     def forget_sessions(self, sessions: Iterable[Hashable]) -> None:
-        """Keep no cache for samples that have ended."""
+        """Stop counting the caches of samples that have ended."""
         self._router.forget_sessions(sessions)
 
     async def close(self) -> None:
-        """End all engines."""
+        """Cancel the pool's tasks and stop all engines."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -173,7 +177,7 @@ class EnginePool:
         )
 
     async def pause(self) -> None:
-        """Return when no engine samples or scores any more. Requests keep what they have."""
+        """Pause the pool; return when no engine samples or scores. Requests keep their sampled tokens."""
         await self.supervisor.pause()
         while any(self._scored_parts.values()):
             self._changed.clear()
@@ -182,7 +186,7 @@ class EnginePool:
     # -- completions --------------------------------------------------------------------------------------------
 
     def generator(self, params: Sequence[SamplingParams]) -> GenerateAll:
-        """Make a `generate` for as many calls, each with its way of sampling."""
+        """Return a `GenerateAll` for a batch of `len(params)` calls, each with its own sampling parameters."""
         return partial(self._generate, params=params)
 
     async def _generate(self, calls: Sequence[GenerateCall], params: Sequence[SamplingParams]) -> Sequence[Completion]:
@@ -217,13 +221,13 @@ class EnginePool:
             raise
 
     def _perform(self, actions: Sequence[Action]) -> None:
-        """Do what the router decided; something has changed, so that more may be dispatched."""
+        """Perform the router's actions, then schedule one dispatch, since the change may allow new requests to run."""
         for action in actions:
             match action:
                 case CompleteRequest(pending):
                     batch, at = self._requests.pop(pending.request.id, (None, 0))
                     if batch is None or batch.future.done():
-                        continue  # its caller is gone
+                        continue  # the caller was cancelled
                     batch.completions[at] = pending.completion(self._router.active_time(self._clock.now()))
                     if (ended := batch.calls[at].ended) is not None:
                         ended()
@@ -234,7 +238,7 @@ class EnginePool:
                 case AbortRequest(engine, ids):
                     self._spawn(self._abort(self._slots[engine], ids))
                 case Quarantine(engine, why, requests):
-                    if not self._closed:  # a call may fail because its engine ends with the pool
+                    if not self._closed:  # closing the pool stops the engines, so running calls may fail
                         self._spawn(self.supervisor.replace(self._slots[engine], why, requests))
                 case _:
                     self._fail(PoolFailed(action.why))
@@ -253,10 +257,10 @@ class EnginePool:
             self.supervisor.on_change()
 
     async def _stream(self, slot: EngineSlot, dispatch: Dispatch) -> None:
-        """Have an engine generate a batch, and tell the router what it says."""
+        """Run a batch on an engine and pass its deltas to the router."""
         router, (name, incarnation, batch) = self._router, dispatch
         engine = router.engines[name]
-        if engine.incarnation != incarnation:  # it failed before it was asked
+        if engine.incarnation != incarnation:  # the engine failed after the dispatch
             return
         running = engine.running
         slot.set_busy(True)
@@ -273,16 +277,17 @@ class EnginePool:
     async def _abort(self, slot: EngineSlot, ids: Sequence[str]) -> None:
         with contextlib.suppress(
             RelaxError, NotImplementedError
-        ):  # it runs them to their end, or is found dead elsewhere
+        ):  # the engine completes the requests, or its failure is detected elsewhere
             await slot.abort(ids)
 
     # -- log-probs of given tokens ------------------------------------------------------------------------------
 
     async def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[Sequence[float]]:
-        """Compute log-probs of given tokens; the caller bounds the time. Not of a pool that is paused or updated.
+        """Return the log-prob of every token of each sequence, [sequences][tokens]; the first token of each has 0.
 
-        Parts go to the least busy engines, and on to another one where an engine fails. In a deterministic pool each
-        sequence is scored alone, so that no result depends on what is beside it.
+        The caller sets a deadline. Do not call this on a pool that is paused or receives weights. Sequences are grouped
+        into parts; a part goes to the least busy engine, and to another engine if that one fails. A deterministic pool
+        scores each sequence alone, so that no result depends on the batch.
         """
         if self._deterministic:
             return [(await self._score_part([sequence], temperature))[0] for sequence in sequences]
@@ -306,10 +311,12 @@ class EnginePool:
                 with self.supervisor.containing(slot):
                     found = await slot.score(sequences, temperature)
                     if [len(scores) for scores in found] != [len(sequence) for sequence in sequences]:
-                        raise InfrastructureError(f"{name} gave other numbers of log-probs than it was given tokens")
+                        raise InfrastructureError(f"{name} returned a number of log-probs that differs from its tokens")
                     for scores in found:
                         if scores and not are_log_probs(scores):
-                            raise InfrastructureError(f"{name} gave {min(scores)} and {max(scores)} as log-probs")
+                            raise InfrastructureError(
+                                f"{name} returned log-probs of {min(scores)} to {max(scores)}; want finite values <= 0"
+                            )
                     engines[name].failures.refill()
                     return found
             finally:
@@ -334,7 +341,7 @@ class EnginePool:
             self._fail(error if isinstance(error, RelaxError) else RelaxError(f"{type(error).__name__}: {error}"))
 
     def _fail(self, error: RelaxError) -> None:
-        """End every caller with an error: no engine can be had."""
+        """Fail the pool: raise `error` in all open, waiting and later calls."""
         self._failure = error
         for batch, _ in self._requests.values():
             if not batch.future.done():
@@ -344,12 +351,12 @@ class EnginePool:
         self._changed.set()
 
     def check(self) -> None:
-        """Raise PoolFailed where no engine can be had any more."""
+        """Raise the pool's error if it has failed: PoolFailed if no engine can be replaced any more."""
         if self._failure is not None:
             raise self._failure
 
     def facts(self) -> dict[str, Any]:
-        """Describe each engine for the run's status."""
+        """Return the state of each engine by name, for the run's status."""
         found: dict[str, Any] = {}
         for slot in self._slots.values():
             engine = self._router.engines[slot.name]

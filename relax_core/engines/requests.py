@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests for completions: what an episode asks of a model, what it gets back, and the request while it is running.
+"""Requests to an engine pool: the call of an episode, its completion, the pending request, and MoE routes.
 
-`Routes`, the experts that its positions visited, stand at the end. There is no IO here: the router decides where a
-request runs. Episodes see `Generate` alone, never engines.
+Episodes call a `Generate` function and never see engines; the router decides where a request runs. This module does no
+IO.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     import numpy as np
 
 Watch: TypeAlias = Callable[[Sequence[int]], bool]
-"""Sees all tokens of a completion whenever some were sampled; True ends it there, with finish `stop`."""
+"""A function called with all tokens of a completion whenever new ones arrive; True ends it there with finish `stop`."""
 Ending: TypeAlias = FinishReason | Literal["deadline"]
-"""End of a completion: as its engine says, or at its deadline."""
+"""Finish reason of a completion: the engine's, or `deadline`."""
 
 
 class GenerateCall(NamedTuple):
-    """One completion to sample."""
+    """A request for one completion."""
 
     tokens: tuple[int, ...]
-    """The whole branch so far."""
+    """The prompt: all tokens of the branch so far."""
     max_new_tokens: int
     seed: int
     stop_tokens: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end the completion: it is cut behind the first of them."""
+    """Stop texts: the completion is cut right after the first match."""
     media: tuple[str, ...] = ()
     floor: int = -1
-    """Oldest step among the tokens of the sample's group: no older engine may go on with it. -1: none."""
+    """Oldest weight step among the tokens of the group; an engine with older weights may not continue it. -1: none."""
     session: Hashable = None
-    """The same for all calls of a sample: the engine that had the last one has them in its cache."""
+    """Key shared by all calls of a sample; the engine of the previous call has the sample's prefix cached."""
     group: Hashable = None
-    """The same for samples that begin alike."""
+    """Key shared by samples with the same prompt."""
     watch: Watch | None = None
     ended: Callable[[], None] | None = None
-    """Called once the completion has its last token, while others that were asked with it may still be sampled."""
+    """Called when this completion ends, possibly before the rest of its batch."""
 
 
 class Completion(NamedTuple):
@@ -56,32 +56,32 @@ class Completion(NamedTuple):
     versions: tuple[int, ...]
     """Step of the weights that sampled each token."""
     oldest_cache: tuple[int, ...] = ()
-    """Oldest step in the cache each token attended to; empty where caches are dropped at a publish."""
+    """Oldest weight step in the KV cache that each token attended to; empty if equal to `versions`."""
     finish: Ending = "stop"
     error: str = ""
     routes: Routes | None = None
-    """Experts that the positions of the branch and of the completion visited, as far as the engine told."""
+    """Experts visited at each position of prompt and completion, as far as reported; None: not requested."""
     incarnations: tuple[tuple[int, int], ...] = ((0, 0),)
-    """(place of a token, incarnation of the weights that sampled it and those after it), in their order."""
+    """(index of a token, incarnation of the weights that sampled this token and the following ones), in index order."""
     queued_s: float = 0.0
-    """Seconds from when it was asked until an engine had it, without pauses."""
+    """Seconds from the call until an engine got the request, pauses excluded."""
     generate_s: float = 0.0
-    """Seconds from then to its end, without pauses."""
+    """Seconds from then until the completion ended, pauses excluded."""
 
     def newest(self) -> list[tuple[int, int]]:
         """Return (incarnation, newest step that sampled a token) of each run of tokens of one incarnation."""
         stops = [start for start, _ in self.incarnations[1:]] + [len(self.versions)]
-        runs = zip(self.incarnations, stops, strict=False)  # no engine was given it: there are none
+        runs = zip(self.incarnations, stops, strict=False)  # `incarnations` is empty if no engine got the request
         return [(incarnation, max(self.versions[start:stop])) for (start, incarnation), stop in runs if start < stop]
 
 
 Generate: TypeAlias = Callable[[GenerateCall], Awaitable[Completion]]
 GenerateAll: TypeAlias = Callable[[Sequence[GenerateCall]], Awaitable[Sequence[Completion]]]
-"""Several completions that are asked for together, and awaited together."""
+"""Generate several completions as one batch; return when all have ended."""
 
 
 def singly(generate: GenerateAll) -> Generate:
-    """Make a `generate` that takes one call after another."""
+    """Return a `Generate` that sends each call as a batch of one."""
 
     async def one(call: GenerateCall) -> Completion:
         (completion,) = await generate((call,))
@@ -91,7 +91,10 @@ def singly(generate: GenerateAll) -> Generate:
 
 
 def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Completion:
-    """Cut a completion behind the token that completes the first stop text; engines see ids only and may pass it."""
+    """Cut a completion after the token that completes the first stop text.
+
+    Engines see token ids only, so they may sample past a stop text.
+    """
     if not any(text in decode(completion.tokens) for text in stop):
         return completion
     lengths = range(1, len(completion.tokens) + 1)
@@ -104,12 +107,12 @@ def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[i
 
 
 def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Watch | None:
-    """Make a watch that ends a completion at a stop text, so that no engine goes on for what `cut` would throw away."""
+    """Return a watch that ends a completion at a stop text, since `cut` would remove all later tokens."""
     if not stop:
         return None
     seen = 0
     max_tokens = max(len(text.encode()) for text in stop)
-    """Tokens that a text may lie over: a token that shows at all is a byte of it or more."""
+    """Most tokens that a stop text can span: each visible token holds at least one byte."""
 
     def watch(tokens: Sequence[int]) -> bool:
         nonlocal seen
@@ -122,54 +125,55 @@ def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request that is not completed, with the tokens it has so far.
+    """A request that is not completed, with the tokens sampled so far.
 
     Invariants:
-    - `tokens`, `log_probs`, `versions` and `oldest_cache` have one entry a token.
-    - The tokens outlive the engine that sampled them: after a pause, an update or a failure they are part of the prompt.
-    - `engine` is set while it runs there; `batch` is then the batch it was dispatched in.
-    - While it runs, its engine has weights of one incarnation, the last of `incarnations`.
+    - `tokens`, `log_probs`, `versions` and `oldest_cache` have one entry per sampled token.
+    - Sampled tokens survive a pause, a weight update and the failure of their engine: they become part of the next
+      prompt.
+    - `engine` and `batch` are set while the request runs; `batch` holds the requests of the same dispatch.
+    - While a request runs, the incarnation of its engine's weights is constant and is the last in `incarnations`.
     """
 
     request: GenerateRequest
     watch: Watch | None = None
     session: Hashable = None
-    """Sample that it goes on with: the engine that had its last call has its cache. None: nothing."""
+    """Key of the sample that the request continues (`GenerateCall.session`); None: no sample."""
     group: Hashable = None
-    """Samples that begin alike. None: it is alone."""
+    """Key shared by requests with the same prompt; None: no such group."""
     deadline: float = math.inf
-    """In the router's active time."""
+    """Deadline in the router's active time, which stops during pauses."""
     asked_at: float | None = None
-    """When it was asked for, in active time; None: when it is submitted."""
+    """Active time of the call; None until the request is submitted."""
     began_at: float | None = None
-    """When an engine was first given it; None: none has been."""
+    """Active time of the first dispatch to an engine; None: not dispatched yet."""
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     oldest_cache: list[int] = field(default_factory=list)
     incarnations: list[tuple[int, int]] = field(default_factory=list)
-    """As `Completion.incarnations`: noted when an engine is given the request, not for each token."""
+    """As in `Completion.incarnations`; extended when the request is dispatched, not for each token."""
     finish: Ending = ""
     error: str = ""
     routes: Routes | None = None
-    """Experts that its positions visited, as engines told; None: nobody asks."""
+    """Experts visited at each position, as engines reported them; None: not requested."""
     batch: tuple[PendingRequest, ...] = ()
-    """Requests that were given to the engine in one call."""
+    """Requests that were sent to the engine in the same call."""
     engine: str = ""
-    """Name of the engine that runs it."""
+    """Name of the engine that runs the request; empty: none."""
     min_step: int = -1
-    """Oldest step that the engine may name for its tokens: the one it had when it was given the request."""
+    """Oldest weight step that the engine may report for new tokens: its step at the dispatch."""
     preempted: bool = False
-    """The engine was told to end it; it goes on afterwards."""
+    """True if the router asked the engine to abort the request, which will continue later."""
     settled: bool = False
-    """Nobody awaits it any more; an engine may still run it."""
+    """True if the request was completed or cancelled; an engine may still run it."""
     dispatch_alone: bool = False
-    """An engine refused its batch: it is given by itself, so that only a wrong one fails."""
+    """True if an engine refused the request's batch: it is dispatched alone next, to find the invalid request."""
     num_aborts: int = 0
-    """Times that an engine ended it without being asked to."""
+    """Number of aborts by engines that the router did not ask for."""
 
     def add(self, delta: Delta) -> None:
-        """Take tokens; a watch may end the completion here, whatever the engine samples beyond."""
+        """Append the tokens of a delta; a watch may end the completion even if the engine continues to sample."""
         tokens = delta.tokens
         if tokens:
             self.tokens += tokens
@@ -183,7 +187,7 @@ class PendingRequest:
             self.finish = "stop"
 
     def continuation(self) -> GenerateRequest:
-        """Make the request for the tokens that are left, on this engine or another: the prompt has the others."""
+        """Return the request for the tokens that are left; the sampled tokens are part of its prompt."""
         if not self.tokens:
             return self.request
         return replace(
@@ -192,7 +196,7 @@ class PendingRequest:
         )  # fmt: skip
 
     def restarted(self) -> PendingRequest:
-        """Make the same request without the tokens it got."""
+        """Return the same request without its sampled tokens."""
         return PendingRequest(
             self.request, self.watch, self.session, self.group, self.deadline, settled=self.settled,
             num_aborts=self.num_aborts, asked_at=self.asked_at, began_at=self.began_at,
@@ -201,12 +205,12 @@ class PendingRequest:
 
     @property
     def floor(self) -> int:
-        """Oldest step that may go on with it: its group's floor, or that of its own tokens where it has no group."""
+        """Oldest weight step that may continue the request: the group's floor, else the oldest step of its tokens."""
         return self.request.floor if self.request.floor >= 0 else min(self.versions, default=-1)
 
     @property
     def tokens_left(self) -> int:
-        """Tokens it may still get."""
+        """Number of tokens that may still be sampled."""
         return self.request.max_new_tokens - len(self.tokens)
 
     @property
@@ -214,7 +218,7 @@ class PendingRequest:
         return self.tokens_left <= 0
 
     def completion(self, time: float | None = None) -> Completion:
-        """Make its result; `time`: the router's active time, None where nobody asks how long it took."""
+        """Return the completion; `time` is the router's active time, None leaves the durations at 0."""
         versions, oldest = tuple(self.versions), tuple(self.oldest_cache)
         kept = oldest if oldest != versions else ()
         queued_s = generate_s = 0.0
@@ -231,12 +235,12 @@ _KNOWN, _HOLE = b"\1", b"\0"
 
 
 class Routes:
-    """Routes of a sequence, by position from 0.
+    """The MoE experts visited at each position of a sequence, from position 0.
 
     Invariants:
-    - The first report of a position stays: what another engine, or newer weights, make of it later is not what the sample
-      was drawn from.
-    - A position that nobody reported is a hole of zeros, which a later call may fill.
+    - The first report of a position is kept: the token was sampled with those routes, and another engine or newer
+      weights may compute different ones.
+    - A position without a report is a hole, filled with zeros; a later report may fill it.
     """
 
     __slots__ = ("_known", "_values", "routing", "width")
@@ -246,11 +250,11 @@ class Routes:
         self._values, self._known = bytearray(), bytearray()
 
     def __len__(self) -> int:
-        """Count positions up to the last that was reported."""
+        """Return the number of positions up to the last reported one."""
         return len(self._known)
 
     def add(self, start: int, values: bytes) -> None:
-        """Take routes of consecutive positions; those that are known stay."""
+        """Record the routes of consecutive positions from `start`; positions with a report keep their first routes."""
         width, stop = self.width, start + len(values) // self.width
         had = len(self._known)
         if stop > had:
@@ -266,22 +270,28 @@ class Routes:
                 self._known[at] = 1
 
     def fault(self, start: int, values: bytes, length: int) -> str:
-        """Say what can't be true of routes of a sequence of so many tokens; empty where it may be."""
+        """Return why reported routes are invalid for a sequence of `length` tokens; empty: valid."""
         count, over = divmod(len(values), self.width)
         if over or start < 0 or start + count > length:
-            return f"{len(values)} bytes of routes from position {start}, {self.width} each, for {length} tokens"
+            return (
+                f"{len(values)} bytes of routes from position {start}; want {self.width} bytes per position, within "
+                f"{length} tokens"
+            )
         most = int(_array(values, self.routing).max(initial=0))
-        return f"expert {most}, of {self.routing.experts}" if most >= self.routing.experts else ""
+        return f"routes to expert {most} of {self.routing.experts} experts" if most >= self.routing.experts else ""
 
     def between(self, start: int, stop: int) -> tuple[bytes, bytes]:
-        """Return (routes, known) of these positions; holes are zeros."""
+        """Return (routes, known) of the positions `start` to `stop`; `known` has one byte a position, 0 for a hole."""
         values = bytes(self._values[start * self.width : stop * self.width])
         known = bytes(self._known[start:stop])
         return values.ljust((stop - start) * self.width, _HOLE), known.ljust(stop - start, _HOLE)
 
 
 def filled(node: Node, start: int, routes: Routes) -> tuple[bytes, bytes] | None:
-    """Fill a node's (routes, routed) with what is known of its positions from `start`; None where nothing is new."""
+    """Return a node's (routes, routed) with its holes filled from `routes`; None if there is nothing to add.
+
+    `start` is the position of the node's first token in the sequence.
+    """
     if node.routed and _HOLE not in node.routed:
         return None
     values_here, known = routes.between(start, start + len(node.tokens))
@@ -296,7 +306,7 @@ def filled(node: Node, start: int, routes: Routes) -> tuple[bytes, bytes] | None
 
 
 def route_columns(paths: Sequence[Path], routing: Routing, lengths: np.ndarray) -> dict[str, Ragged]:
-    """Make the columns of rows whose nodes are these; `lengths` are their numbers of tokens."""
+    """Return the columns `routed_experts` and `routed_valid` of the rows along `paths`, with `lengths` tokens each."""
     import numpy as np
 
     nodes = [node for path in paths for node, _ in path]
@@ -309,7 +319,7 @@ def route_columns(paths: Sequence[Path], routing: Routing, lengths: np.ndarray) 
 
 
 def _array(values: bytes, routing: Routing) -> np.ndarray:
-    """[positions, layers, top_k]."""
+    """Return the experts in `values` as [positions, layers, top_k]."""
     import numpy as np
 
     told = np.frombuffer(values, np.dtype(routing.dtype).newbyteorder("<"))

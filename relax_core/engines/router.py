@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router of an engine pool: events in, actions out. It has no IO and no clock; `now` is passed in."""
+"""The router of an engine pool: a state machine from events to actions. No IO, no clock; `now` is passed in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relax_core.engines.requests import PendingRequest
 
 
 class Dispatch(NamedTuple):
-    """Ask an engine to continue these, in one call. The answers belong to this incarnation of it alone."""
+    """Send a batch to an engine in one call; responses are valid only for this incarnation of the engine."""
 
     engine: str
     incarnation: int
@@ -24,29 +24,29 @@ class Dispatch(NamedTuple):
 
 
 class AbortRequest(NamedTuple):
-    """Tell an engine to end these now."""
+    """Abort requests on an engine now."""
 
     engine: str
     ids: list[str]
 
 
 class CompleteRequest(NamedTuple):
-    """Give a request's completion to its caller. Each is answered once."""
+    """Return a request's completion to its caller; sent once for each request."""
 
     request: PendingRequest
 
 
 class Quarantine(NamedTuple):
-    """Replace an engine that died, hangs or is wrong: end it, start a fresh one, bring it the newest weights."""
+    """Replace an engine that died, hangs or sends invalid responses with a new one that has the newest weights."""
 
     engine: str
     why: str
     requests: int = 0
-    """Requests that go on elsewhere, or begin again there."""
+    """Number of its open requests, which are continued or restarted on available engines."""
 
 
 class GiveUp(NamedTuple):
-    """End the pool: no engine can be had, so nothing that is open would ever be answered."""
+    """Fail the pool, because an engine failed too often in a row."""
 
     why: str
 
@@ -54,48 +54,50 @@ class GiveUp(NamedTuple):
 Action: TypeAlias = Dispatch | AbortRequest | CompleteRequest | Quarantine | GiveUp
 
 MEAN_OF = 64
-"""Requests over which their mean size is taken."""
+"""Number of requests over which the mean request size is averaged."""
 UNBOUNDED = 1 << 30
-"""More requests than there ever are."""
+"""Number of requests that stands for no limit."""
 MAX_ABORTS = 8
-"""Times that engines may end a request unasked before that is its result."""
+"""Unrequested aborts of a request that are retried; one more ends the request with finish `abort`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds on the number of open requests and on their time; 0 is no limit of that kind."""
+    """Limits on open requests and their time; if `per_engine` or `backlog` is 0, their number is unlimited."""
 
     timeout_s: float = 3600.0
-    """From when a completion is asked for to its answer. While the pool is paused time stands still."""
+    """Seconds from the call to its completion, pauses of the pool excluded."""
     per_engine: int = 0
-    """Requests that one engine is given at once."""
+    """Most requests that run on one engine at once."""
     backlog: int = 0
-    """Requests that may be open beyond those."""
+    """Most open requests beyond the capacity of all engines, `per_engine` each."""
     silence_s: float = 180.0
-    """An engine that says nothing for so long while it should is stuck, whatever else it answers."""
+    """Seconds without a token until an engine with running requests is replaced, even if it answers health checks."""
     kv_tokens: int | None = 0
-    """Tokens that the cache of one engine holds; 0: not counted, None: as the engine says."""
+    """KV cache size of one engine in tokens; 0: not counted, None: as the engine reports."""
     kv_reserve: float = 1.0
-    """Share of the tokens that a running request may still sample for which room is kept."""
+    """Fraction, from 0 to 1, of the tokens that a running request may still sample that counts as used cache."""
 
 
 class Router:
-    """Decides where requests run, when they end, and which engines are replaced.
+    """A state machine that decides where requests run, when they end, and which engines are replaced.
 
-    A request: `submitted -> waiting -> running on an engine -> completed`; back from running to waiting, with the tokens
-    it has, when its engine fails, aborts or is to be drained. A cancelled one may still run until its engine ends it.
+    A request: `submitted -> waiting -> running on an engine -> completed`. A running request returns to waiting, with
+    its tokens, if its engine fails, aborts it or is drained. A cancelled request may run until its engine ends it.
 
     Invariants:
     - An open request is in exactly one place: waiting, in a batch to be restarted, or running on one engine.
-    - It gets one `CompleteRequest`, at its deadline at the latest, and never tokens of weights older than its floor.
-    - Nothing is dispatched to an engine that is out, held or full, nor while the pool is paused. An engine is full
-      by the number of its requests, or by its `KvLedger`; a request that is larger than a cache runs there alone.
-    - A request for which no cache has room has an engine drained for it: those behind it go to others, so that none starves.
-    - Nothing is dispatched to an engine with weights of an earlier incarnation than the newest that was published: a
-      rollback may have given them up, and their steps say nothing of it. Floors are compared within one incarnation only.
-    - Events of an earlier incarnation of an engine change nothing.
-    - `whole_batches` (deterministic runs): the batch of a failed engine is begun again as it was, since continued tokens
-      would not be the same bits; engines take any number of requests.
+    - An open request gets one `CompleteRequest`, at its deadline at the latest, and no tokens of weights older than its
+      floor.
+    - Nothing is dispatched while the pool is paused, or to an engine that is out, held or full. The number of requests
+      or the `KvLedger` makes an engine full; a request larger than the cache runs alone.
+    - If no cache has room for a request, one engine gets nothing new until there is room; later requests go to the
+      remaining engines. So no request starves.
+    - Nothing is dispatched to an engine whose weights are of an earlier incarnation than the newest published ones: a
+      rollback may have discarded them. Floors are compared within one incarnation only.
+    - Events of an earlier incarnation of an engine are ignored.
+    - With `whole_batches` (deterministic runs), the batch of a failed engine is restarted unchanged, since continued
+      requests would not be bit-identical. The number of requests on an engine is not limited.
     """
 
     def __init__(
@@ -107,17 +109,17 @@ class Router:
             engine.kv.reserve = limits.kv_reserve
             self.set_kv_tokens(name, 0)
         self._mean_tokens = 0.0
-        """Of the tokens that a request may come to hold, over the newest ones."""
+        """Moving average of the tokens that a request may come to hold; 0: no request yet."""
         self._open: dict[str, PendingRequest] = {}
-        """Awaited, in the order in which they were submitted, which is that of their deadlines."""
+        """Requests that are not settled, in order of submission and so of deadline."""
         self._waiting: list[PendingRequest] = []
         self._restarting: list[tuple[PendingRequest, ...]] = []
-        """With `whole_batches`: batches to be begun again."""
+        """With `whole_batches`: batches to restart."""
         self._affinity = PrefixAffinity()
         self._incarnation = 0
-        """Of the newest weights that were published."""
+        """Incarnation of the newest published weights."""
         self.vocab_size = self.max_context = 0
-        """Limits of the engines' model; 0: unknown."""
+        """Limits of the engines' model, in tokens; 0: unknown."""
         self._paused_s = 0.0
         self._paused_at: float | None = None
 
@@ -125,21 +127,25 @@ class Router:
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody awaits."""
+        """Number of requests that are neither completed nor cancelled."""
         return len(self._open)
 
     def has_capacity(self, count: int) -> bool:
-        """Tell whether so many may be submitted together now; more than fit at all may when nothing else is open."""
+        """Return True if `count` requests may be submitted together now.
+
+        A batch larger than the whole pool is accepted when nothing is open.
+        """
         limits = self.limits
         if not (limits.backlog and limits.per_engine) or not self._open:
             return True
         return len(self._open) + count <= limits.backlog + limits.per_engine * len(self.engines)
 
     def room(self, expected_tokens: int) -> int:
-        """Count the requests of new samples that engines have room for, with as many waiting as are running: engines find
-        work when one ends, and where they are what everybody waits for nothing new is begun.
+        """Return how many requests of new samples may start.
 
-        `expected_tokens`: those that a request may come to hold, before any was submitted.
+        These are the free places of the engines, plus as many waiting requests as are running, at most the backlog. The
+        waiting ones keep engines busy when a request ends. `expected_tokens`: assumed size of a request until one is
+        submitted.
         """
         limits, tokens = self.limits, math.ceil(self._mean_tokens) or expected_tokens
         if not limits.per_engine or self.whole_batches:
@@ -153,30 +159,30 @@ class Router:
         return free + min(limits.backlog, running) - len(self._waiting)
 
     def set_kv_tokens(self, name: str, told: int) -> None:
-        """Bound an engine by its KV cache: by the limits, else by what it has `told` of itself."""
+        """Set an engine's KV cache capacity: `RequestLimits.kv_tokens` if it has a value, else the reported size `told`."""
         counted, limit = not self.whole_batches, self.limits.kv_tokens
         self.engines[name].kv.capacity = (told if limit is None else limit) if counted else 0
         self._counts_kv = any(engine.kv.capacity for engine in self.engines.values())
 
     def forget_sessions(self, sessions: Iterable[Hashable]) -> None:
-        """Keep nothing for samples that take no more turns."""
+        """Drop cache records of samples that take no more turns."""
         for session in sessions:
             self._affinity.forget(session)
             for engine in self.engines.values():
                 engine.kv.forget(session)
 
     def submit(self, submitted: Sequence[PendingRequest], now: float) -> list[Action]:
-        """Take requests; those that no engine could run are answered at once."""
+        """Accept requests; a request that no engine can run completes at once with finish `error`."""
         actions: list[Action] = []
         time, checked, bad_ids = self.active_time(now), None, ""
         for pending in submitted:
             tokens, new = pending.request.tokens, pending.request.max_new_tokens
-            if tokens is not checked:  # all of a group have the same prompt
+            if tokens is not checked:  # the requests of a group share one prompt
                 checked, bad_ids = tokens, check_ids(tokens, self.vocab_size) if self.vocab_size else ""
             self._open[pending.request.id] = pending
             error = bad_ids
             if not error and self.max_context and len(tokens) + new > self.max_context:
-                error = f"{len(tokens)} prompt + {new} new tokens pass the context of {self.max_context}"
+                error = f"{len(tokens)} prompt + {new} new tokens pass the context of {self.max_context} tokens"
             if error:
                 actions.append(self._complete(pending, "error", error))
                 continue
@@ -188,11 +194,11 @@ class Router:
         return actions
 
     def cancel(self, ids: Sequence[str]) -> list[Action]:
-        """Drop requests that nobody awaits any more."""
+        """Drop requests whose callers were cancelled; return the aborts for the engines that run them."""
         return self._drop([self._open.pop(name) for name in ids if name in self._open])
 
     def _drop(self, settled: Sequence[PendingRequest]) -> list[Action]:
-        """Let settled requests wait no more, and have the engines that run them abort them."""
+        """Remove settled requests from the waiting ones; return the aborts for the engines that run them."""
         running: dict[str, list[str]] = {}
         for pending in settled:
             pending.settled = True
@@ -205,7 +211,7 @@ class Router:
     # -- to engines ---------------------------------------------------------------------------------------------
 
     def dispatch(self, now: float) -> list[Dispatch]:
-        """Give what waits to the engines that may run it; the requests of one engine go together."""
+        """Assign waiting requests to engines that may run them; the requests of one engine form one batch."""
         if self._paused_at is not None or not (self._waiting or self._restarting):
             return []
         available, time = self.available(), self.active_time(now)
@@ -227,7 +233,7 @@ class Router:
                 waiting += self._waiting[at:]
                 break
             able, full = self._with_room(available, pending)
-            if full is not None:  # nobody passes it there, so that it has room one day
+            if full is not None:  # give this engine nothing else, so that it drains and gets room for the request
                 available.remove(full)
             engine = self._affinity.choose(able, pending, pending.floor)
             if engine is None:
@@ -256,8 +262,11 @@ class Router:
     def _with_room(
         self, available: list[EngineState], pending: PendingRequest
     ) -> tuple[list[EngineState], EngineState | None]:
-        """Return the engines whose caches have room for a request: of these the ones that need not evict a session for it, if
-        there are any. Where none has room also return the one that has most: it is to be drained for the request."""
+        """Return (engines whose caches have room for a request, engine to drain for the request or None).
+
+        Prefer the engines that need not evict an idle session. If no cache has room, drain the one with the fewest
+        running tokens.
+        """
         if not self._counts_kv:
             return available, None
         able = [engine for engine in available if engine.version.step >= pending.floor]
@@ -267,27 +276,27 @@ class Router:
         return [engine for engine in fitting if engine.kv.fits_beside_idle(pending)] or fitting, None
 
     def available(self) -> list[EngineState]:
-        """Return the engines that may be given requests now."""
+        """Return the engines that may get requests now."""
         newest = self._incarnation
         return [engine for engine in self.engines.values() if engine.available and engine.version.incarnation >= newest]
 
     def abandoned(self, name: str) -> bool:
-        """Tell whether an engine's weights are of an earlier incarnation than the newest: it samples nothing more with them."""
+        """Return True if an engine's weights are of an earlier incarnation than the newest; they may not sample."""
         return self.engines[name].version.incarnation < self._incarnation
 
     def newest(self) -> Version:
-        """Return the newest version among serving engines (all engines while none serves): what admission goes by.
+        """Return the version at which groups are admitted: the newest of a serving engine, or of any if all are out.
 
-        A request admitted at this version runs on engines that have it; a slow one gets nothing until it has it too.
+        A group's requests run only on engines at or above its floor; never on an engine with older weights.
         """
         engines = self.engines.values()
         serving = [engine.version for engine in engines if engine.status is EngineStatus.SERVING]
         return max(serving or [engine.version for engine in engines])
 
     def preempt(self, name: str) -> list[str]:
-        """Name requests that an engine is to be told to end, to go on later with the tokens they have."""
+        """Return the ids of the requests to abort on an engine; they continue later with the tokens they have."""
         if self.whole_batches:
-            return []  # they run to their end
+            return []  # requests run to completion
         running = self.engines[name].running
         for pending in running.values():
             pending.preempted = not pending.settled
@@ -296,7 +305,7 @@ class Router:
     # -- from engines -------------------------------------------------------------------------------------------
 
     def on_deltas(self, name: str, incarnation: int, deltas: Sequence[Delta], now: float) -> list[Action]:
-        """Take tokens and ends of requests from an engine; one that says what can't be true is replaced."""
+        """Apply an engine's deltas to its requests; an engine with an invalid response is replaced."""
         engine = self.engines[name]
         if engine.incarnation != incarnation:
             return []
@@ -306,10 +315,10 @@ class Router:
         for delta in deltas:
             pending = engine.running.get(delta.id)
             if pending is None:
-                return [*actions, *self._fail(engine, f"{name} answered {delta.id!r}, which it does not run")]
+                return [*actions, *self._fail(engine, f"{name} responded to {delta.id!r}, which it does not run")]
             if not pending.settled:
                 if fault := response_fault(delta, pending, engine.max_step, vocab_size):
-                    return [*actions, *self._fail(engine, f"{name} gave {fault}")]
+                    return [*actions, *self._fail(engine, f"{name} sent an invalid response: {fault}")]
                 engine.sampled(len(delta.tokens))
                 pending.add(delta)
                 if pending.finish == "stop" and not delta.finish:
@@ -326,31 +335,31 @@ class Router:
         return actions
 
     def _complete_or_requeue(self, pending: PendingRequest) -> list[Action]:
-        """Complete a request that its engine ended; one that was aborted goes on, here or elsewhere."""
+        """Complete a request that its engine ended; an aborted request waits for its next dispatch."""
         if pending.finish != "abort":
             return [self._complete(pending, pending.finish, pending.error)]
         if pending.complete:
             return [self._complete(pending, "length")]
         pending.num_aborts += not pending.preempted
         if pending.num_aborts > MAX_ABORTS:
-            error = pending.error or f"engines ended it {pending.num_aborts} times"
+            error = pending.error or f"engines aborted the request {pending.num_aborts} times without being asked to"
             return [self._complete(pending, "abort", error)]
         pending.finish = ""
         self._waiting.append(pending)
         return []
 
     def on_stream_end(self, name: str, incarnation: int, batch: tuple[PendingRequest, ...]) -> list[Action]:
-        """Check that each request of a batch was ended before the engine ended its answer."""
+        """Replace an engine that ended its response stream before every request of the batch had finished."""
         engine = self.engines[name]
         unended = [pending for pending in batch if pending.batch is batch]
         if engine.incarnation == incarnation and unended:
-            return self._fail(engine, f"{name} ended its answer without {unended[0].request.id!r}")
+            return self._fail(engine, f"{name} ended its response without finishing request {unended[0].request.id!r}")
         return []
 
     def on_refused(self, name: str, incarnation: int, batch: tuple[PendingRequest, ...], error: str) -> list[Action]:
-        """Find the wrong request of a batch that an engine would not take; the engine is not at fault.
+        """Handle a batch that an engine refused as invalid; the engine keeps serving.
 
-        Each is dispatched alone next time, so that only the wrong one fails.
+        Each request is dispatched alone next time, so that only the invalid ones fail.
         """
         engine = self.engines[name]
         if engine.incarnation != incarnation:
@@ -368,17 +377,20 @@ class Router:
         return actions
 
     def on_failure(self, name: str, incarnation: int, why: str) -> list[Action]:
-        """Replace an engine that died or does not answer; an earlier incarnation, or one that is out, is old news."""
+        """Replace an engine that died or does not answer, unless this failure is already known."""
         engine = self.engines[name]
         stale = engine.incarnation != incarnation or engine.status is EngineStatus.OUT
         return [] if stale else self._fail(engine, why)
 
     def on_restart_failed(self, name: str, why: str) -> list[Action]:
-        """Replace once more a fresh engine that did not come up, or did not prove its weights."""
+        """Replace a replacement that did not start or did not prove its weights."""
         return self._fail(self.engines[name], why)
 
     def _fail(self, engine: EngineState, why: str) -> list[Action]:
-        """Take an engine out; requests go on elsewhere. One that had all tokens asked for only lost its last word."""
+        """Take an engine out of service; its open requests wait for another engine.
+
+        A request that already has all of its tokens completes with finish `length`.
+        """
         engine.status, engine.loading = EngineStatus.OUT, False
         engine.incarnation, engine.cache_epoch = engine.incarnation + 1, engine.cache_epoch + 1
         running = list(engine.running.values())
@@ -401,23 +413,29 @@ class Router:
             self._waiting += [pending for pending in awaited if not pending.settled]
         if engine.failures.spend():
             return [*actions, Quarantine(engine.name, why, len(awaited))]
-        return [*actions, GiveUp(f"{engine.name} failed {MAX_FAILURES} times in a row, last: {why}")]
+        return [*actions, GiveUp(f"{engine.name} failed more than {MAX_FAILURES} times in a row, last: {why}")]
 
     # -- weights and pauses -------------------------------------------------------------------------------------
 
     def on_published(self, version: Version) -> None:
-        """Dispatch nothing more to engines with weights of an earlier incarnation than this version's."""
+        """Stop dispatching to engines whose weights are of an earlier incarnation than this version."""
         self._incarnation = max(self._incarnation, version.incarnation)
 
     def on_loading(self, name: str, version: Version) -> None:
-        """Allow an engine to name the step that it loads; it runs nothing where that is of another incarnation."""
+        """Accept the step that an engine is loading in its responses.
+
+        Raises RuntimeError if the step is of another incarnation while the engine runs requests.
+        """
         engine = self.engines[name]
         if engine.running and version.incarnation != engine.version.incarnation:
             raise RuntimeError(f"{name}: loads {version} over {engine.version} while it runs {sorted(engine.running)}")
         engine.loading, engine.max_step = True, max(engine.version.step, version.step)
 
     def on_proved(self, name: str, incarnation: int, version: Version, now: float) -> bool:
-        """Let an engine serve that showed that it holds the newest weights: the only way in. False: it failed meanwhile."""
+        """Let an engine serve after it has proved the newest weights; return False if it failed meanwhile.
+
+        Only this method sets an engine to serving.
+        """
         engine = self.engines[name]
         if engine.incarnation != incarnation:
             return False
@@ -430,7 +448,7 @@ class Router:
         return True
 
     def hold(self, name: str, why: str) -> None:
-        """Dispatch nothing new to an engine until it is released."""
+        """Dispatch nothing new to an engine until this reason is released."""
         self.engines[name].holds.add(why)
 
     def release(self, name: str, why: str, now: float) -> None:
@@ -442,7 +460,7 @@ class Router:
         return self._paused_at is not None
 
     def pause(self, now: float) -> None:
-        """Dispatch nothing to any engine, and let time stand still for what is open."""
+        """Stop dispatching and the active time, and with it all deadlines."""
         if self._paused_at is None:
             self._paused_at = now
 
@@ -456,17 +474,17 @@ class Router:
     # -- time ---------------------------------------------------------------------------------------------------
 
     def active_time(self, now: float) -> float:
-        """Time without pauses: deadlines are given in it."""
+        """Return `now` minus all pauses; deadlines are in this time."""
         return (now if self._paused_at is None else self._paused_at) - self._paused_s
 
     def tick(self, now: float) -> list[Action]:
-        """Complete requests at their deadlines, and find engines that are silent while they should say something."""
+        """Complete late requests, and replace engines that run requests but have been silent for too long."""
         time, late = self.active_time(now), list[PendingRequest]()
         for pending in self._open.values():
             if pending.deadline > time:
                 break
             late.append(pending)
-        why = f"not sampled within {self.limits.timeout_s:g} s (rollout.turn_timeout_s)"
+        why = f"not completed within {self.limits.timeout_s:g} s; raise rollout.turn_timeout_s"
         actions: list[Action] = [
             self._complete(pending, "length") if pending.complete else self._complete(pending, "deadline", why)
             for pending in late
@@ -476,7 +494,7 @@ class Router:
             silent_s = now - engine.last_heard
             paused = self._paused_at is not None or "paused" in engine.holds
             if engine.running and not paused and not engine.loading and silent_s >= self.limits.silence_s:
-                actions += self._fail(engine, f"{engine.name} said nothing for {silent_s:.0f} s of what it was asked")
+                actions += self._fail(engine, f"{engine.name} sent nothing for {silent_s:.0f} s while it ran requests")
         return actions
 
     def _complete(self, pending: PendingRequest, finish: str, error: str = "") -> CompleteRequest:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine of a pool and its worker: it starts, serves, is updated, is replaced.
+"""The calls to one engine of a pool and the life cycle of its worker process.
 
-It only speaks with the engine. Where requests run, and whether the engine is replaced, the router decides.
+A slot only calls its engine. The router decides where requests run and whether the engine is replaced.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ START_S = 300.0
 UPDATE_S = 300.0
 ABORT_S = 60.0
 PAUSE_S = 120.0
-"""An engine answers between two tokens of everything it runs."""
+"""Deadline of pause and resume, in seconds; an engine answers after the current token of all its requests."""
 OFFLOAD_S = 300.0
 STOP_S = 5.0
-"""For a pause or offload to end before its engine is ended."""
+"""Seconds that `close` waits for a running pause or offload before it stops the engine."""
 SILENCE_S = 20.0
-"""After so long without an answer an engine is asked for its health; where it does not answer in as long, it hangs."""
+"""Seconds without an answer until an engine's health is checked; after as many more it counts as hanging."""
 UNBOUNDED_S = 1e9
-"""Deadline of calls that take as long as they take: the router watches for silence, and knows of pauses."""
+"""Deadline of calls without a time limit: the router detects silent engines, and accounts for pauses."""
 NO_CAPABILITIES = Capabilities()
 
 
 class EngineSlot:
-    """Place of an engine in a pool: `started -> serving <-> paused -> stopped`, then started with a fresh worker.
+    """The place of an engine in a pool: `started -> serving <-> paused -> stopped`, then started with a new worker.
 
     Invariants:
-    - `version` is the last one that was proved; it changes when the receipt was accepted, and not before.
-    - A fresh engine has the spec's version, is not paused, and has nothing offloaded.
-    - No long call outlives the engine: one that answers no health check ends every call with an error.
+    - `version` is the last proved version; it changes only after the receipt was accepted.
+    - A newly started engine has the version of its spec, is not paused, and has nothing offloaded.
+    - A call raises an error if the engine stops answering health checks.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class EngineSlot:
         self.worker: Worker | None = None
         self.version: Version = spec.version
         self.paused = False
-        """The engine samples nothing, and holds its requests where it can."""
+        """True if the engine may not sample; it keeps its requests if it supports pausing."""
         self.on_loading: Callable[[Version], Awaitable[None]] | None = None
-        """Awaited with each version before the engine is asked to load it."""
+        """Called and awaited with each version before the engine loads it."""
         self._busy = self._started = False
         self._progress = asyncio.Event()
         self.pause_lock = asyncio.Lock()
-        """One pause, resume or offload at a time."""
+        """Serialises pause, resume and offload."""
         self.offloaded: frozenset[OffloadPart] = frozenset()
         self.restarts = self.starts = 0
-        """Times that it failed, and times that a worker of it was started: what was asked of one says nothing of the next."""
+        """Number of replacements, and number of worker starts; `starts` changes when the worker is replaced."""
         self.loading = ""
-        """The version it is asked to load now."""
+        """Version that the engine is loading; empty: none."""
 
     async def start(self) -> dict[str, Any]:
-        """Start a fresh engine with the weights of the model folder."""
+        """Start a new worker with the model folder's weights; return the engine's facts."""
         self.paused, self.version = False, self.spec.version
         self._started, self.offloaded = False, frozenset()
         self.starts += 1
@@ -80,14 +80,16 @@ class EngineSlot:
         return facts
 
     async def stop(self) -> None:
-        """End the engine's process, which frees its memory: there is nothing left to offload."""
+        """Kill the engine's process, which also frees its device memory."""
         self._started, self.offloaded = False, frozenset()
         if self.worker is not None:
             await self.worker.kill()
 
     async def close(self, well: bool) -> None:
-        """End the engine, and let an engine that is well stop by itself. Wait for a pause or offload that runs now, which would
-        look like a failure, but not for an engine that hangs."""
+        """Stop the engine: gracefully if `well`, else kill it.
+
+        First wait up to `STOP_S` for a running pause or offload, which would otherwise be reported as a failure.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S), self.pause_lock:
                 pass
@@ -100,7 +102,7 @@ class EngineSlot:
     # -- requests -----------------------------------------------------------------------------------------------
 
     async def generate(self, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[Sequence[Delta]]:
-        """Yield what the engine says of them, as it says it. Raises when it fails, or shows no life."""
+        """Yield the deltas of a batch as they arrive. Raises if the engine fails or stops answering health checks."""
         stream = self._running_worker().stream("generate", requests, timeout_s=UNBOUNDED_S)
         while (deltas := await self._while_alive("generate", anext(stream, None))) is not None:
             yield deltas
@@ -108,7 +110,10 @@ class EngineSlot:
     async def score(
         self, sequences: Sequence[Sequence[int]], temperature: float, timeout_s: float = UNBOUNDED_S
     ) -> Sequence[Sequence[float]]:
-        """Compute log-probs of given tokens; without a deadline, as long as the engine says that it lives."""
+        """Return the log-prob of every token of each sequence, [sequences][tokens].
+
+        Without `timeout_s` the call may take any time while the engine answers health checks.
+        """
         track = self._track
         with track.span("work", "scoring") if timeout_s == UNBOUNDED_S else track.span("overhead", "scoring a canary"):
             found: Sequence[Sequence[float]] = await self._call(
@@ -117,18 +122,18 @@ class EngineSlot:
         return found
 
     async def abort(self, ids: Sequence[str]) -> None:
-        """End requests that nobody wants any more, or not here. NotImplementedError where the engine can't."""
+        """Abort requests on this engine. Raises NotImplementedError if the engine cannot."""
         if self.worker is not None:
             await self._call("abort", list(ids), timeout_s=ABORT_S)
 
     def set_busy(self, busy: bool) -> None:
-        """Note whether it has requests; called whenever some came, got tokens or left."""
+        """Record whether the engine has requests; call this whenever requests arrive, get tokens or leave."""
         self._busy = busy
         self._progress.set()
         self._update_track()
 
     async def wait_progress(self, timeout_s: float) -> None:
-        """Return when requests got tokens or left, or after `timeout_s`."""
+        """Return when a request arrives, gets tokens or leaves, or after `timeout_s`."""
         self._progress.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -137,7 +142,7 @@ class EngineSlot:
     # -- weights, pauses, memory --------------------------------------------------------------------------------
 
     async def update(self, manifest: Manifest, transport: Chosen, timeout_s: float = UPDATE_S) -> Receipt:
-        """Load a version; the caller sets `version` once the receipt was accepted."""
+        """Load a version and return the receipt; the caller sets `version` after it has accepted the receipt."""
         if self.on_loading is not None:
             await self.on_loading(manifest.version)
         self.loading = str(manifest.version)
@@ -149,7 +154,7 @@ class EngineSlot:
         return receipt
 
     async def pause(self) -> bool:
-        """Sample nothing more. False where the engine can't hold requests: they must leave it."""
+        """Stop sampling. Return False if the engine cannot keep paused requests, which must then be aborted."""
         self.paused = True
         self._update_track()
         with suppress(NotImplementedError):
@@ -158,13 +163,16 @@ class EngineSlot:
         return False
 
     async def resume(self) -> None:
-        with suppress(NotImplementedError):  # then it was never told to pause
+        with suppress(NotImplementedError):  # an engine without resume has no pause either
             await self._call("resume", timeout_s=PAUSE_S)
         self.paused = False
         self._update_track()
 
     async def offload(self, parts: frozenset[OffloadPart]) -> int:
-        """Offload exactly these parts of its memory, where it has started; bytes really freed. It runs nothing."""
+        """Offload exactly `parts` and load all else; return the bytes freed, 0 for an engine that is not started.
+
+        The engine must run nothing.
+        """
         if not self._started:
             return 0
         freed = 0
@@ -190,18 +198,18 @@ class EngineSlot:
         return await self._while_alive(method, self._running_worker().call(method, *args, timeout_s=timeout_s))
 
     async def _while_alive(self, method: str, awaited: Awaitable[T]) -> T:
-        """Await an answer that may take long; an engine that meanwhile shows no life is not waited for."""
+        """Await a long call while checking the engine's health; raise if a health check fails or gets no answer."""
         answer = asyncio.ensure_future(awaited)
         try:
             while not (await asyncio.wait({answer}, timeout=self._silence_s))[0]:
                 try:
                     health = await self.health(self._silence_s)
                 except DeadlineExceeded:
-                    late = DeadlineExceeded(self.name, f"a sign of life during {method}", 2 * self._silence_s)
+                    late = DeadlineExceeded(self.name, f"a health check during {method}", 2 * self._silence_s)
                     raise late from None
                 if not health.ok:
                     failure = health.facts.get("failure", "")
-                    raise InfrastructureError(f"{self.name}: not well during {method}: {failure}")
+                    raise InfrastructureError(f"{self.name}: unhealthy during {method}: {failure}")
             return answer.result()
         finally:
             answer.cancel()
@@ -209,5 +217,5 @@ class EngineSlot:
 
     def _running_worker(self) -> Worker:
         if self.worker is None:
-            raise RuntimeError(f"engine {self.name} was never started")
+            raise RuntimeError(f"engine {self.name} is not started; call start first")
         return self.worker

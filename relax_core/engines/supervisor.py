@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a pool's engines: starts them, pauses and offloads them, brings weights, replaces those that failed.
+"""The supervisor of a pool's engines: it starts, pauses, offloads, updates and replaces them.
 
-It speaks with the engines and tells the router what came of it; where requests run, the router decides.
+The supervisor calls the engines and reports the results to the router, which decides where requests run.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ from relax_core.rpc.waiting import start_all
 
 T = TypeVar("T")
 PREEMPT_RETRY_S = 0.2
-"""Between two requests to an engine to end what it runs."""
+"""Seconds between two attempts to abort the requests of an engine."""
 RETRY_S = 5.0
-"""Between two requests for a live version that no route leads to."""
+"""Seconds between two requests for another transfer of a live version that no route leads to."""
 HEALTH_S = 30.0
 LEVELS: tuple[ReceiptLevel, ...] = ("wire", "resident", "behaviour")
-MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between machines, or changed",
-               "vocab_size": "ids must mean the same to all"}  # fmt: skip
+MODEL_FACTS = {"fingerprint": "give all machines the same, unchanged model folder",
+               "vocab_size": "give all engines the same model folder"}  # fmt: skip
+"""Facts that must be equal in all engines of a pool, with the fix for the error."""
 OnArrival = Callable[[Receipt | None], Awaitable[None]]
-"""Told of an engine that serves a version; None where it had it already."""
+"""Called with the receipt of an engine that now serves a version; None if the engine had this version already."""
 Report = Callable[[str, str, float], Awaitable[None]]
-"""Reports that an engine failed or recovered, or that its requests are retried: (event, detail, seconds or requests)."""
+"""Called with (event, detail, amount): `failed` (0), `retried` (number of requests) or `recovered` (seconds)."""
 Perform = Callable[[Sequence[Action]], None]
 
 
 class OffloadState:
-    """Parts of the engines' memory that are offloaded, and the tasks that need weights on the devices. It calls no engine.
+    """The parts of the engines' memory that are offloaded, and the tasks that need weights on the devices.
 
-    `loaded -> offloading (waits for the users) -> offloaded -> loading -> loaded`
+    `loaded -> offloading (waits for the users) -> offloaded -> loading -> loaded`. It calls no engine.
 
     Invariants:
-    - Starting an engine and loading weights happen within `weights_in_use`: they wait while weights are offloaded, and
-      weights are not offloaded while one of them runs.
-    - A task that uses weights already may enter again without waiting.
-    - Where weights are never offloaded nobody waits.
+    - Engine starts and weight updates run within `weights_in_use`: they wait while weights are offloaded, and weights
+      are not offloaded while such a task runs.
+    - A task within `weights_in_use` may enter again without waiting.
+    - If weights are not among the supported parts, no task waits.
     """
 
     def __init__(self, supported: Iterable[OffloadPart] = ()) -> None:
         self.supported: frozenset[OffloadPart] = frozenset(supported)
         self.offloaded: frozenset[OffloadPart] = frozenset()
-        """Parts that every engine is to have offloaded."""
+        """Parts that every engine should have offloaded."""
         self.num_waiting = 0
         """Tasks that wait for weights to be loaded."""
         self._closed = False
@@ -81,7 +82,7 @@ class OffloadState:
                 self._changed.notify_all()
 
     async def offload(self, parts: Iterable[OffloadPart]) -> None:
-        """Plan to offload those of the parts that can be; return when nobody uses them any more."""
+        """Plan to offload the supported parts among `parts`; return when no task uses the weights any more."""
         planned = self.supported.intersection(parts)
         self._closed = self._closed or "weights" in planned
         async with self._changed:
@@ -90,7 +91,7 @@ class OffloadState:
 
     @contextlib.asynccontextmanager
     async def loading(self, parts: Iterable[OffloadPart]) -> AsyncIterator[None]:
-        """Plan to load these parts; the body brings every engine there, then users go on."""
+        """Plan to load `parts`; the body loads them on every engine, then tasks that wait for the weights continue."""
         self.offloaded -= self.supported.intersection(parts)
         yield
         self._closed = "weights" in self.offloaded
@@ -99,18 +100,20 @@ class OffloadState:
 
 
 class EngineSupervisor:
-    """Keeps the engines of one pool as they are to be.
+    """The supervisor of one pool's engines, which applies pauses, offloads, weight updates and replacements.
 
-    An engine: `starting -> serving -> (failed -> replaced -> newest weights proved -> serving)`; until the first weights
-    of a resumed run it is `waiting`.
+    An engine: `starting -> serving -> (failed -> replaced -> newest weights proved -> serving)`; until the first
+    weights of a resumed run it is `waiting`.
 
     Invariants:
-    - `_admit` is the only way into service, for a new engine and for a replaced one, with the newest weights proved.
-    - An engine takes weights one version at a time (`_update_locks`), and follows pauses one at a time (`pause_lock`).
-    - An engine runs nothing while it takes weights of another incarnation (`_before_loading`). What it ran goes on elsewhere:
-      attempts with tokens that a rollback gave up were ended by the bus before, and cancelled by the rollout.
-    - A failure of an engine is contained in `containing`: it reaches the router, once for each incarnation, not the caller.
-    - Every change after which requests may be placed ends in `perform`.
+    - An engine starts to serve only through `_admit`, after it has proved the newest weights; this holds for
+      replacements too.
+    - An engine loads one version at a time (`_update_locks`), and pauses or resumes one at a time (`pause_lock`).
+    - An engine runs nothing while it loads weights of another incarnation (`_before_loading`). Its requests continue
+      elsewhere; attempts with tokens that a rollback discarded were already ended by the bus and cancelled by the
+      rollout.
+    - `containing` passes an engine's failure to the router, once for each incarnation, and not to the caller.
+    - Every change after which requests may be dispatched ends with a call of `perform`.
     """
 
     def __init__(
@@ -121,13 +124,13 @@ class EngineSupervisor:
         self._updates, self._report, self._perform = updates, report, perform
         self._serve_at_start = serve_at_start
         self.on_change: Callable[[], None] = lambda: None
-        """Called when there is more or less work for the engines; whoever shares their devices sets it."""
+        """Called when the engines' work changes. The rollout role sets it if the pool shares devices."""
         self._facts: Mapping[str, Any] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
         self._update_locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in slots}
 
     async def start(self) -> Mapping[str, Any]:
-        """Start all engines; the first one's facts after checking that all hold the same model."""
+        """Start all engines, check that all hold the same model, and return the facts of the first engine."""
         found = await start_all(*(slot.start() for slot in self._slots.values()))
         self._facts = found[0]
         for slot, facts in zip(self._slots.values(), found, strict=True):
@@ -143,12 +146,12 @@ class EngineSupervisor:
     def _check_model(self, facts: Mapping[str, Any]) -> None:
         for what, fix in MODEL_FACTS.items():
             if (have := facts.get(what)) != (want := self._facts.get(what)):
-                raise InfrastructureError(f"an engine has the {what} {have}, another {want}; {fix}")
+                raise InfrastructureError(f"an engine has the {what} {have}, the first of its pool {want}; {fix}")
 
     def _admit(self, slot: EngineSlot, incarnation: int) -> bool:
-        """Let an engine in that has the newest weights; before any were published, those of the model folder may do.
+        """Let an engine with the newest weights serve; before the first update the model folder's may count as newest.
 
-        False where it failed meanwhile, or there is nothing yet that it may serve.
+        Return False if the engine failed meanwhile, or if its weights may not be served yet.
         """
         if self._newest is None and not self._serve_at_start:
             self._state(slot).status, self._state(slot).version = EngineStatus.WAITING, slot.version
@@ -161,18 +164,18 @@ class EngineSupervisor:
         return self._router.engines[slot.name]
 
     def _not_out(self) -> list[EngineSlot]:
-        """Engines that are not being replaced."""
+        """Return the engines that are not being replaced."""
         return [slot for slot in self._slots.values() if self._state(slot).status is not EngineStatus.OUT]
 
     # -- pauses -------------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Return when no engine samples any more. Requests keep what they have; new ones wait. Twice is once."""
+        """Pause all engines; return when none samples. Requests keep their tokens, new ones wait. Safe to repeat."""
         self._router.pause(self._clock.now())
         await self._follow_pauses()
 
     async def resume(self) -> None:
-        """Let sampling go on; requests that came meanwhile begin."""
+        """Resume sampling; dispatch requests that arrived during the pause."""
         self._router.resume(self._clock.now())
         self._perform(())
         await self._follow_pauses()
@@ -189,27 +192,27 @@ class EngineSupervisor:
                     self._perform(())
                 else:
                     self._router.hold(slot.name, "paused")
-                    if self._router.whole_batches:  # held, they would go on without the caches that are offloaded
+                    if self._router.whole_batches:  # requests kept over an offload would continue without their caches
                         await self._preempt(slot)
                     if not await slot.pause():
                         await self._preempt(slot)
 
     async def _preempt(self, slot: EngineSlot) -> None:
-        """Take an engine's requests back with the tokens they have; one that can't abort, or of a deterministic pool, runs them
-        to their end.
+        """Take back an engine's requests with their tokens; return when the engine runs nothing.
 
-        It is asked again and again: a request may still be on its way to the engine when it is told to abort.
+        In a deterministic pool, or on an engine that cannot abort, the requests run to completion instead. The abort is
+        repeated, since a request may still be on its way to the engine when an abort arrives.
         """
         while self._state(slot).running:
             if ids := self._router.preempt(slot.name):
-                with contextlib.suppress(NotImplementedError):  # it runs them to their end
+                with contextlib.suppress(NotImplementedError):  # then the requests run to completion
                     await slot.abort(ids)
             await slot.wait_progress(PREEMPT_RETRY_S)
 
     # -- devices ------------------------------------------------------------------------------------------------
 
     async def offload(self, parts: Sequence[OffloadPart]) -> int:
-        """Free the engines' memory; bytes really freed. The pool is paused."""
+        """Free the engines' memory and return the bytes freed. The pool must be paused."""
         await self._offload.offload(parts)
         freed = await self._follow_offload()
         return sum(count or 0 for count in freed)
@@ -228,11 +231,11 @@ class EngineSupervisor:
             return await slot.offload(self._offload.offloaded)
 
     def want_devices(self) -> None:
-        """Tell that requests came, or an engine is to be started or to load weights."""
+        """Signal that requests arrived, or that an engine is about to start or load weights."""
         self.on_change()
 
     def work(self) -> int:
-        """Count what needs the devices: open requests, and engines that wait to be started or to load weights."""
+        """Return the number of open requests, and of engines that wait for devices to start or load weights."""
         return self._router.num_open + self._offload.num_waiting
 
     # -- weights ------------------------------------------------------------------------------------------------
@@ -242,24 +245,25 @@ class EngineSupervisor:
         return any(engine.status is EngineStatus.SERVING for engine in self._router.engines.values())
 
     def newest(self) -> Version:
-        """Return the version that groups are admitted at (`Router.newest`)."""
+        """Return the version at which groups are admitted (`Router.newest`)."""
         return self._router.newest()
 
     async def update(
         self, manifest: Manifest, transport: Chosen, on_arrival: OnArrival | None = None
     ) -> tuple[str, ...]:
-        """Bring every engine to a version; name those that proved it. One that fails or is too slow is replaced.
+        """Load a version on every engine; return the names of the engines that proved it.
 
-        `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
+        An engine that fails or is too slow is replaced. `on_arrival` is called for each engine as soon as it serves the
+        version, without waiting for the rest.
         """
         self._newest = (manifest, transport)
         self._router.on_published(manifest.version)
 
         async def follow(slot: EngineSlot) -> str:
             incarnation = self._state(slot).incarnation
-            if self._router.abandoned(slot.name):  # it may be long before it can load
+            if self._router.abandoned(slot.name):  # stop sampling now: the load may have to wait
                 await self._contained(slot, self._preempt(slot))
-            if self._state(slot).incarnation != incarnation:  # it failed, and is replaced
+            if self._state(slot).incarnation != incarnation:  # the engine failed and is being replaced
                 return ""
             receipt = await self._contained(slot, self._load_newest(slot, incarnation))
             if not self._admit(slot, incarnation):
@@ -272,9 +276,10 @@ class EngineSupervisor:
         return tuple(name for name in names if name)
 
     async def _load_newest(self, slot: EngineSlot, incarnation: int | None = None) -> Receipt | None:
-        """Load versions until none is newer; return the last receipt, None where the engine had the newest version.
+        """Load versions until the engine has the newest; return the last receipt, None if there was nothing to load.
 
-        Load nothing once an engine of this `incarnation` has failed: its replacement loads the newest version itself.
+        With `incarnation`, load nothing if that incarnation of the engine has failed: `replace` loads the newest
+        version.
         """
         receipt = None
         async with self._update_locks[slot.name]:
@@ -291,7 +296,7 @@ class EngineSupervisor:
         return receipt
 
     async def _before_loading(self, slot: EngineSlot, version: Version) -> None:
-        """Have what an engine runs leave it before it takes weights of another incarnation, whose steps mean others."""
+        """Preempt an engine's requests before it loads weights of another incarnation, whose steps do not compare."""
         if version.incarnation != self._state(slot).version.incarnation:
             self._router.on_published(version)
             await self._preempt(slot)
@@ -299,7 +304,10 @@ class EngineSupervisor:
 
     @contextlib.asynccontextmanager
     async def _drained(self, slot: EngineSlot) -> AsyncIterator[None]:
-        """Run nothing on an engine that takes weights only then; what ran goes on elsewhere, or here afterwards."""
+        """Run nothing on an engine during the body, unless the engine supports in-flight updates.
+
+        Its requests continue on another engine, or here after the body.
+        """
         if slot.capabilities.in_flight_updates:
             yield
             return
@@ -315,7 +323,7 @@ class EngineSupervisor:
 
     @contextlib.contextmanager
     def containing(self, slot: EngineSlot) -> Iterator[None]:
-        """Report an engine's failure in the body to the router; one of an earlier incarnation is old news."""
+        """Report an engine's failure in the body to the router, which ignores failures of an earlier incarnation."""
         incarnation = self._state(slot).incarnation
         try:
             yield
@@ -324,16 +332,16 @@ class EngineSupervisor:
             self._perform(self._router.on_failure(slot.name, incarnation, why))
 
     async def _contained(self, slot: EngineSlot, work: Coroutine[Any, Any, T]) -> T | None:
-        """Await work on an engine; None where the engine failed in it."""
+        """Await work on an engine; return None if the engine failed."""
         result = None
         with self.containing(slot):
             result = await work
-        return result  # noqa: RET504 -- a failure leaves the body before it is set
+        return result  # noqa: RET504 -- `containing` suppresses a failure, which leaves the result None
 
     async def replace(self, slot: EngineSlot, why: str, requests: int = 0) -> None:
-        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it serve.
+        """Stop a failed engine, start a new one, bring it to the newest weights and pause state, and let it serve.
 
-        `requests`: those that it ran, which are done elsewhere.
+        `requests`: number of its open requests, which are retried elsewhere.
         """
         since, incarnation = self._clock.now(), self._state(slot).incarnation
         slot.set_busy(False)
@@ -362,12 +370,14 @@ class EngineSupervisor:
 
 
 class WeightUpdater:
-    """Brings engines to the newest weights. For each version: `route -> load -> prove -> receipt -> slot.version`.
+    """The updater of engines to the newest weights.
+
+    For each version: `route -> load -> prove -> receipt -> slot.version`.
 
     Invariants:
-    - An engine has a version only when every proof that the run asks for was accepted, and was given since it was started
-      last: what one that is replaced has proved says nothing of the next.
-    - Whatever goes wrong on the way is an `InfrastructureError` about that engine alone, within the deadline.
+    - `slot.version` changes only after every proof that the run requires was accepted. A proof counts only for the
+      worker that gave it, not for its replacement.
+    - A failed update raises an `InfrastructureError` that names the engine, within the deadline.
     """
 
     def __init__(self, weights: WeightService, clock: Clock, proof: str, tolerance: float, timeout_s: float) -> None:
@@ -375,9 +385,10 @@ class WeightUpdater:
         self._proof, self._tolerance, self._timeout_s = proof, tolerance, timeout_s
 
     async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
-        """Bring an engine to this version or a later one along the route that the service names; return the last receipt.
+        """Load this version or a later one along the route of the weight service; return the last receipt.
 
-        A live version that is not sent now is wanted until it is sent again."""
+        If a live version is not being transferred now, ask for it (`want`) until it is transferred again.
+        """
         target, model = manifest.version, manifest.version.model
         deadline = self._clock.now() + self._timeout_s
         while True:
@@ -394,12 +405,15 @@ class WeightUpdater:
                     return receipt
 
     async def forget(self, slot: EngineSlot) -> None:
-        """Forget an engine that failed: the weights that it had are lost."""
+        """Withdraw the receipts of an engine that failed, since its weights are lost."""
         await self._weights.forget(slot.name, slot.version.model)
 
     async def _load(self, slot: EngineSlot, manifest: Manifest, transport: Chosen, deadline: float) -> Receipt | None:
-        """Load and prove one version; None where a live one was missed and the engine is as it was, or where the version was
-        abandoned while it was loaded: another route leads on from there."""
+        """Load and prove one version; return None if the caller should ask for another route.
+
+        That is the case if a live version was missed and the engine kept its old version, or if the version was
+        abandoned by a rollback while it was loaded.
+        """
         version, starts = manifest.version, slot.starts
         left = self._time_left(slot, str(version), deadline)
         try:
@@ -415,29 +429,32 @@ class WeightUpdater:
             receipt = await self._check_canary(slot, manifest, receipt, deadline)
         if (receipt.receiver, receipt.version) != (slot.name, version):
             raise InfrastructureError(
-                f"{slot.name}: its receipt is of {receipt.receiver} for {receipt.version}, want {version}"
+                f"{slot.name}: got a receipt of {receipt.receiver} for {receipt.version}, want {version}"
             )
         if LEVELS.index(receipt.level) < LEVELS.index(wanted):
             raise InfrastructureError(f"{slot.name}: {version} proved at level {receipt.level}, want {wanted}")
         counts = slot.starts == starts and await self._weights.receipt(receipt)
         if slot.starts != starts:
             await self.forget(slot)
-            raise InfrastructureError(f"{slot.name}: it was replaced while it took {version}")
+            raise InfrastructureError(f"{slot.name}: the engine was replaced while it loaded {version}")
         slot.version = version
         return receipt if counts else None
 
     async def _check_canary(self, slot: EngineSlot, manifest: Manifest, receipt: Receipt, deadline: float) -> Receipt:
-        """Compare the engine's log-probs of the canary with the trainer's; the receipt of a proved behaviour."""
+        """Compare the engine's log-probs of the canary with the trainer's; return the receipt at level `behaviour`.
+
+        Raises InfrastructureError if the manifest has no canary or a log-prob differs by more than the tolerance.
+        """
         canary, began = manifest.canary, self._clock.now()
         if canary is None:
-            raise InfrastructureError(f"{manifest.version}: published without a canary; weights.proof asks for one")
+            raise InfrastructureError(f"{manifest.version}: published without a canary; choose another weights.proof")
         left = self._time_left(slot, f"the canary of {manifest.version}", deadline)
         (log_probs,) = await slot.score([canary.tokens], canary.temperature, left)
         worst = difference(canary, log_probs)
         if not worst <= self._tolerance:
             raise InfrastructureError(
-                f"{slot.name}: {manifest.version}: a canary's log-prob differs from the trainer's by {worst:.4g}, at most "
-                f"{self._tolerance:g} is allowed (weights.tolerance)"
+                f"{slot.name}: {manifest.version}: a canary's log-prob differs from the trainer's by {worst:.4g}; "
+                f"weights.tolerance allows {self._tolerance:g}"
             )
         seconds = self._clock.now() - began
         times = {**receipt.times, "proof": receipt.times.get("proof", 0.0) + seconds}
@@ -451,7 +468,7 @@ class WeightUpdater:
 
 
 def difference(canary: Canary, log_probs: Sequence[float]) -> float:
-    """Find the largest difference of a log-prob; NaN or a missing token counts as infinite."""
+    """Return the largest difference of a log-prob, skipping the first token; infinite for NaN or a missing token."""
     if len(log_probs) != len(canary.log_probs):
         return float("inf")
     found = [abs(a - b) for a, b in zip(canary.log_probs[1:], log_probs[1:], strict=True)]

@@ -154,7 +154,7 @@ async def test_a_deadline_is_the_samples_outcome_and_an_unreadable_prompt_the_au
         async with judging(plugin, "refused", client_of(pool)) as scorer:
             (refused,) = await judged(scorer, "x")
         assert not told, "neither is the engine's fault"
-    assert late.outcome is Outcome.ENGINE_TIMEOUT and "raise timeout_s of the pool judge" in late.error
+    assert late.outcome is Outcome.ENGINE_TIMEOUT and "raise timeout_s or count of the engine pool judge" in late.error
     assert refused.outcome is Outcome.REWARD_ERROR and str(REFUSED) in refused.error
     assert math.isnan(late.value) and math.isnan(refused.value)
 
@@ -168,7 +168,7 @@ async def test_a_pool_that_can_answer_nothing_stops_the_run_as_infrastructure(pl
 
 
 async def test_a_pool_that_is_not_there_is_refused_and_so_is_a_reward_that_would_block(plugin: str) -> None:
-    with pytest.raises(ConfigError, match="nothing named judge, which reward following asks"):
+    with pytest.raises(ConfigError, match="no pool named judge, which reward following needs"):
         async with judging(plugin, "following", None):
             """Does not start."""
     with pytest.raises(PluginError, match="write it as `async def`"):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that owns a model: it advances requests, and runs commands between two iterations. For authors of engines.
+"""The thread that owns an engine's model. For engine authors.
 
-Commands (submit, abort, replace weights, ...) are functions put into its queue, so that weights change between tokens and
-never within one. Extend it by `_enter`, `_iterate`, `_abort` and `renew`.
+It advances requests and runs commands between iterations. Commands (submit, abort, replace weights, ...) are functions
+in the thread's queue, so that weights change only between tokens. Subclasses implement `_enter`, `_iterate`, `_abort`
+and `renew`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from relax_core.api.weights import Version
 
 
 class DeltaStream:
-    """The deltas that one `generate` call waits for; they cross from the engine's thread to the event loop in order."""
+    """The deltas of one `generate` call, passed in order from the engine's thread to the event loop."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -31,15 +32,15 @@ class DeltaStream:
         self.unfinished = set(ids)
 
     def post(self, item: Sequence[Delta] | Exception) -> None:
-        """Hand deltas, or the thread's failure, to the event loop; called on the engine's thread."""
-        # The loop may close at any moment; then nobody is left to tell.
+        """Pass deltas, or the thread's failure, to the event loop; called on the engine's thread."""
+        # The loop may already be closed; then no caller waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     async def items(self) -> AsyncIterator[Sequence[Delta]]:
-        """Yield deltas until every request has finished; all that have come by now at once."""
+        """Yield deltas until every request has finished; deltas that have arrived together are one item."""
         while self.unfinished:
-            # The engine's thread posts deltas or its own failure; callers bound the silence.
+            # No deadline here: the thread posts deltas or its failure, and callers detect a silent engine.
             waiting = [await self._items.get()]
             while not self._items.empty():
                 waiting.append(self._items.get_nowait())
@@ -53,12 +54,12 @@ class DeltaStream:
 
 T = TypeVar("T")
 _SEND_EVERY = 4
-"""Iterations whose deltas cross to the event loop together: every crossing costs this thread the interpreter lock."""
+"""Iterations between two transfers of deltas to the event loop, each of which takes the interpreter lock."""
 
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has not finished, and who waits for it."""
+    """A request that has not finished, with the stream of its caller."""
 
     request: GenerateRequest
     stream: DeltaStream
@@ -68,12 +69,12 @@ OpenRequestT = TypeVar("OpenRequestT", bound=OpenRequest)
 
 
 class EngineThread(ABC, Generic[OpenRequestT]):
-    """Requests by id, and the thread that advances them.
+    """The open requests of an engine, and the thread that advances them.
 
     Invariants:
-    - Requests, caches and weights are touched on the thread only, and commands run between two iterations.
-    - A delta holds tokens of one version of the weights; every request ends with one delta that says how.
-    - After a failure nothing is sampled, and whoever waits is told.
+    - Only the thread accesses requests, caches and weights, and commands run between two iterations.
+    - All tokens of a delta are of one version of the weights; the last delta of a request has its finish reason.
+    - After a failure nothing is sampled, and every waiting call raises.
     """
 
     request_type: type[OpenRequestT]
@@ -84,12 +85,12 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         self.paused = False
         self.failure = ""
         self._open: dict[str, OpenRequestT] = {}
-        """Every request that has not finished, wherever it is."""
+        """Requests that have not finished, by id."""
         self._held: list[tuple[DeltaStream, Delta]] = []
         self._since_sent = 0
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._gate = threading.Lock()
-        """Held between asking whether the thread has ended and putting a command: it must not end meanwhile."""
+        """Held from the check that the thread is alive until the command is queued, so that no command is lost."""
         self._ended = self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -99,7 +100,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         self._thread.start()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function between two iterations; its result or error is the future's."""
+        """Queue a function to run between two iterations; the future gets its result or error."""
         future: Future[T] = Future()
         with self._gate:
             if self._ended:
@@ -108,11 +109,14 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         return future
 
     async def ask(self, function: Callable[[], T], needs: str = "") -> T:
-        """Run a function between two iterations and wait for it; ValueError where a part that it needs sleeps."""
+        """Run a function between two iterations and wait for its result.
+
+        Raises ValueError if the part `needs` (`weights`, `kv`) is asleep.
+        """
 
         def guarded() -> T:
             if needs in self.asleep:
-                raise ValueError(f"{self._thread.name}: {needs} asleep; wake them first")
+                raise ValueError(f"{self._thread.name}: {needs} are asleep; wake them first")
             return function()
 
         return await asyncio.wrap_future(self.call(guarded))
@@ -121,31 +125,31 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         return InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
 
     def join(self, timeout_s: float) -> bool:
-        """Return whether the thread ended in time."""
+        """Wait for the thread to end; return False if it did not within `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @property
     def running(self) -> int:
-        """Requests that are advanced, or wherever else they are where an engine does not tell."""
+        """Number of requests that are being computed; all open requests if the engine has no queue of its own."""
         return len(self._open)
 
     @property
     def waiting(self) -> int:
-        """Requests of which nothing is computed, where an engine tells them from the others."""
+        """Number of open requests of which nothing is computed yet; 0 if the engine has no queue of its own."""
         return 0
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what else the engine's health tells."""
+        """Return additional facts for the engine's health."""
         return {}
 
     # -- commands: run on the thread ------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[GenerateRequest], stream: DeltaStream) -> None:
-        """Take up the requests of one call, all or none."""
+        """Accept the requests of one call, all or none."""
         for request in requests:
             if request.id in self._open:
-                raise ValueError(f"request {request.id!r} is already running; ids are unique")
+                raise ValueError(f"request {request.id!r} is already running; ids must be unique")
         call = [self.request_type(request, stream) for request in requests]
         self._open.update((member.request.id, member) for member in call)
         try:
@@ -156,11 +160,11 @@ class EngineThread(ABC, Generic[OpenRequestT]):
             raise
 
     def abort(self, ids: frozenset[str]) -> None:
-        """End these requests; all of them where `ids` is empty."""
+        """Abort the requests with these ids; all requests if `ids` is empty."""
         self._end_requests([name for name in self._open if not ids or name in ids])
 
     def withdraw(self, stream: DeltaStream) -> None:
-        """Abort what one call still has open; another call's request of the same id is not its own."""
+        """Abort the open requests of one call, but not a later call's request with the same id."""
         self._end_requests([name for name, member in self._open.items() if member.stream is stream])
 
     def _end_requests(self, names: list[str]) -> None:
@@ -173,7 +177,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         self._stopping = True
 
     def fail(self, why: str) -> None:
-        """End, and tell everyone: nothing may be sampled any more."""
+        """End the thread with a failure, which every waiting call raises; nothing may be sampled any more."""
         self.failure = why
         self._stopping = True
 
@@ -181,32 +185,32 @@ class EngineThread(ABC, Generic[OpenRequestT]):
 
     @abstractmethod
     def renew(self, version: Version) -> None:
-        """Sample the next token under this version, whose weights were loaded; drop caches, or keep them where asked."""
+        """Sample all later tokens under `version`, whose weights are loaded; drop KV caches unless kept by option."""
 
     def flush(self) -> None:
-        """`_hold` what was sampled and not yet told: called before weights change and before the thread waits."""
+        """`_hold` the sampled tokens not yet held; called before weights change and before the thread waits."""
 
     @abstractmethod
     def _enter(self, call: Sequence[OpenRequestT]) -> None:
-        """Take up requests, all of one call, or raise and have none of them."""
+        """Accept all requests of one call, or raise and accept none."""
 
     @abstractmethod
     def _iterate(self) -> None:
-        """Advance by a token or so, and `_hold` what came of it."""
+        """Advance the requests by about one token, and `_hold` the deltas."""
 
     @abstractmethod
     def _abort(self, names: list[str]) -> None:
-        """End these open requests, and `_hold` a delta that says so for each."""
+        """End these open requests, and `_hold` a delta with finish `abort` for each."""
 
     def _idle(self) -> bool:
-        """Tell whether there is nothing to do until a command comes."""
+        """Return True if there is nothing to do until a command arrives."""
         return self._stopping or self.paused or bool(self.asleep) or not self._open
 
     def _close(self) -> None:
-        """Free what the thread held; called on the thread when it ends."""
+        """Free the thread's resources; called on the thread when it ends."""
 
     def _hold(self, stream: DeltaStream, delta: Delta) -> None:
-        """Keep a delta until the next crossing to the event loop."""
+        """Keep a delta until the next transfer to the event loop."""
         self._held.append((stream, delta))
         if delta.finish:
             del self._open[delta.id]
@@ -216,7 +220,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
     def _run(self) -> None:
         try:
             while not self._stopping:
-                if self._idle():  # wait until a command comes: stopping is one
+                if self._idle():  # wait for a command, such as stop
                     self.flush()
                     self._send()
                     _answer(*self._commands.get())
@@ -227,7 +231,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
                     self._since_sent += 1
                     if self._since_sent >= _SEND_EVERY or not self._open:
                         self._send()
-        except Exception as error:  # the thread's end is told to everyone who waits on it
+        except Exception as error:  # every waiting call raises this failure
             self.failure = f"{type(error).__name__}: {error}"
         finally:
             self._send()
@@ -255,5 +259,5 @@ def _answer(function: Callable[[], Any], future: Future[Any]) -> None:
         return
     try:
         future.set_result(function())
-    except Exception as error:  # handed to whoever waits on the future
+    except Exception as error:  # the future's waiter raises it
         future.set_exception(error)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a model, as authors of engines meet them: its folder's tensors, what a published version must match, adapters.
+"""Weights of a model for engine authors: tensors of a model folder, checks of published versions, and adapters.
 
-An adapter is merged into the weights below it: base + scale * B A, computed in float32 and rounded once. Each one is laid
-over the base anew, so that nothing adds up; what arrived is checked before anything changes.
+An adapter is merged into its base weights as base + scale * B A, computed in float32 and rounded once. Each adapter
+version is merged into the original base, so that rounding errors do not accumulate, and is checked before any weight
+changes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ADAPTER_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[A
 
 
 def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """Copy an array that travelled into a tensor; what numpy has no dtype for comes as bits."""
+    """Copy a received array into a tensor; a dtype that numpy lacks (bf16, fp8) arrives as its bits."""
     import numpy as np
     import torch
 
@@ -36,7 +37,7 @@ def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def _as_array(tensor: torch.Tensor, dtype: str) -> np.ndarray:
-    """Convert to the array that travels: bf16 as bits."""
+    """Convert a tensor to the array to send, with bf16 as uint16 bits."""
     import numpy as np
     import torch
 
@@ -49,7 +50,7 @@ def _as_array(tensor: torch.Tensor, dtype: str) -> np.ndarray:
 
 
 def folder_arrays(folder: str) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield (name, array, dtype) of every tensor, mapped: nothing is read before it is looked at."""
+    """Yield (name, array, dtype) of every tensor; arrays are memory-mapped, so that data are read on access only."""
     for file in sorted(Path(folder).glob("*.safetensors")):
         tensors, dtypes, _ = safetensors_file.read(file)
         for name, array in tensors.items():
@@ -57,7 +58,7 @@ def folder_arrays(folder: str) -> Iterator[tuple[str, np.ndarray, str]]:
 
 
 def folder_in_dtype(folder: str, dtype: str) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield the folder's tensors as an engine of this dtype has them; what needs no change stays mapped."""
+    """Yield the folder's tensors with floats converted to `dtype`; tensors that need no conversion stay mapped."""
     for name, array, kept in folder_arrays(folder):
         if kept in FLOATS and kept != dtype and dtype in FLOATS:
             yield name, _as_array(as_tensor(array, kept), dtype), dtype
@@ -66,25 +67,27 @@ def folder_in_dtype(folder: str, dtype: str) -> Iterator[tuple[str, np.ndarray, 
 
 
 def folder_tensors(folder: str, dtype: str = "") -> dict[str, TensorInfo]:
-    """Describe every tensor of the folder's safetensors files, in another dtype where one is given. ConfigError where
-    there are none."""
+    """Return the description of every tensor of a folder by name, converted to `dtype` if given.
+
+    Raises ConfigError if the folder has no safetensors files.
+    """
     found = {
         name: TensorInfo(name, array.shape, kept, tensor_fingerprint(array), int(array.nbytes))
         for name, array, kept in folder_in_dtype(folder, dtype)
     }
     if not found and not any(Path(folder).glob("*.safetensors")):
-        raise ConfigError("model.path", folder, "this engine reads folders with .safetensors files")
+        raise ConfigError("model.path", folder, "give a folder with .safetensors files, which this engine reads")
     return found
 
 
 def check_manifest(manifest: Manifest, known: Mapping[str, TensorInfo], dtype: str = "") -> None:
-    """Raise ValueError unless the version is exactly this model, in its own dtypes or all in `dtype`."""
+    """Raise ValueError unless the version has exactly this model's tensors, each in its own dtype or in `dtype`."""
     given = {info.name for info in manifest.tensors}
     lacking, extra = sorted(known.keys() - given), sorted(given - known.keys())
     if lacking or extra or len(given) != len(manifest.tensors):
         raise ValueError(
-            f"{manifest.version}: lacks {lacking[:8]}, has {extra[:8]} beyond this model, {len(manifest.tensors)} tensors; "
-            f"publish its {len(known)} tensors, each once"
+            f"{manifest.version}: lacks {lacking[:8]}, has {extra[:8]} beyond this model, {len(manifest.tensors)} "
+            f"tensors in all; publish the model's {len(known)} tensors, each once"
         )
     for info in manifest.tensors:
         want = known[info.name]
@@ -97,10 +100,10 @@ def check_manifest(manifest: Manifest, known: Mapping[str, TensorInfo], dtype: s
 
 
 class StagedAdapter(NamedTuple):
-    """An adapter that arrived whole and fits the model."""
+    """A received adapter that is complete and fits the model."""
 
     pairs: Mapping[str, Mapping[str, torch.Tensor]]
-    """By name of the weight: A [rank, in] and B [out, rank], float32."""
+    """By weight name: the matrices A [rank, in] and B [out, rank], float32."""
     scale: float
     arrived: list[TensorInfo]
 
@@ -110,7 +113,7 @@ class StagedAdapter(NamedTuple):
         return base.float() + self.scale * (pair["B"].to(base.device) @ pair["A"].to(base.device))
 
     def over_folder(self, folder: str, dtype: str) -> Iterator[tuple[str, np.ndarray, str]]:
-        """Yield the whole model of a folder with this adapter, in the engine's dtype."""
+        """Yield all tensors of a model folder in `dtype`, with this adapter merged."""
         for name, array, kept in folder_in_dtype(folder, dtype):
             if name in self.pairs:
                 array = _as_array(self.merged(name, as_tensor(array, kept)), dtype)
@@ -121,9 +124,9 @@ def stage_adapter(
     manifest: Manifest, transport: WeightTransport, known: Mapping[str, TensorInfo], table: Mapping[str, Any],
     needed: Collection[str] = (),
 ) -> StagedAdapter:  # fmt: skip
-    """Receive an adapter; ValueError where it is not exactly one for this model.
+    """Receive an adapter; raise ValueError if it does not fit this model or lacks a target.
 
-    `table` is `[model] lora`; `needed` are weights that must have one beside those that it targets.
+    `table`: the options `model.lora`. `needed`: weights that must also have an adapter, besides the targets.
     """
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     arrived: list[TensorInfo] = []
@@ -132,9 +135,9 @@ def stage_adapter(
         found = _ADAPTER_NAME.fullmatch(info.name)
         weight = f"{found['module']}.weight" if found else ""
         if found is None or weight not in known or known[weight].dtype not in FLOATS:
-            raise ValueError(f"{manifest.version} {info.name}: this model has no such module for an adapter")
+            raise ValueError(f"{manifest.version} {info.name}: the model has no such module for an adapter")
         if info.dtype not in FLOATS:
-            raise ValueError(f"{manifest.version} {info.name}: dtype {info.dtype}; adapters are {', '.join(FLOATS)}")
+            raise ValueError(f"{manifest.version} {info.name}: got dtype {info.dtype}; want {', '.join(FLOATS)}")
         pairs.setdefault(weight, {})[found["side"]] = as_tensor(array, info.dtype).float()
     targets = tuple(table.get("targets") or ())
     wanted = {name for name in known if name.removesuffix(".weight").rpartition(".")[2] in targets}
@@ -142,13 +145,13 @@ def stage_adapter(
     lacking += sorted(f"{name} (lora_A or lora_B)" for name, pair in pairs.items() if len(pair) != 2)
     if lacking or not pairs:
         raise ValueError(
-            f"{manifest.version}: adapters of {lacking[:4] or 'all modules'} are missing; publish all of them"
+            f"{manifest.version}: adapters of {lacking[:4] or 'all modules'} are missing; publish every adapter"
         )
     rank = int(table["rank"])
     for weight, pair in pairs.items():
         shape, have = known[weight].shape, (tuple(pair["A"].shape), tuple(pair["B"].shape))
         want = ((rank, shape[-1]), (shape[0], rank))
         if len(shape) != 2 or have != want:
-            raise ValueError(f"{manifest.version} {weight}: adapters of shapes {have}, want {want} for rank {rank}")
+            raise ValueError(f"{manifest.version} {weight}: got adapters of shapes {have}, want {want} for rank {rank}")
     scale = float(table["alpha"]) / (math.sqrt(rank) if table.get("rslora") else rank)
     return StagedAdapter(pairs, scale, arrived)

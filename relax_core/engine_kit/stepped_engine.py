@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine around a library that takes steps: requests in, new tokens out of each step. For authors of engines.
+"""An engine base for inference libraries that are driven step by step. For engine authors.
 
-`Stepper` is what the library's wrapper gives; `StepperThread` steps it, so that every token is told under the version that
-sampled it; `SteppedEngine` is the engine. It proves the bytes that arrived and, where the stepper can read its memory, a
-checksum of that. Extend it by `prepare` and `make`.
+`Stepper` is the interface of the library's wrapper. `StepperThread` steps it and labels every token with the version
+that sampled it. `SteppedEngine` is the engine: it proves the bytes that arrived, and a checksum of the weights in
+memory if the stepper can read them. Subclasses implement `prepare` and `make`.
 """
 
 from __future__ import annotations
@@ -34,77 +34,80 @@ _SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64
 
 @dataclass(slots=True)
 class StepOutput:
-    """The tokens and facts that one step gave to one request."""
+    """The result of one step for one request."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     finish: FinishReason = ""
     error: str = ""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """The likeliest of each token, by rank; perhaps more than were asked for."""
+    """For each token its likeliest alternatives by rank; may hold more than `num_top`."""
     scores: tuple[float, ...] = ()
-    """Log-probs of a sequence that was scored, of each token but the first."""
+    """For a scored sequence: log-probs of each token except the first."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were found in caches of other requests; told once it has finished."""
+    """Prompt tokens found in the cache of an earlier request; set in the last output of a request."""
     routes: bytes = b""
-    """Experts that its positions visited, from the first, as `Delta.routed_experts`; told once it has finished, where asked."""
+    """Experts visited at each position from 0, as in `Delta.routed_experts`; in the last output, if requested."""
 
 
 class Stepper(Protocol):
-    """One model of a library; everything of it runs on one thread, the one that made it."""
+    """One model of an inference library; all calls are made on the thread that created it."""
 
     vocab_size: int
     max_context: int
     dtype: str
-    """By torch's name, such as float32."""
+    """Number format of the weights by torch's name, such as float32."""
     model_type: str
     kv_tokens: int
-    """Tokens that its KV cache holds, 0 where that is not known."""
+    """Size of the KV cache in tokens; 0: unknown."""
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
         ...
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
-        """Queue a look at the log-probs of a sequence."""
+        """Queue a sequence to be scored; its `StepOutput.scores` come under `name`."""
         ...
 
     def abort(self, names: Sequence[str]) -> None:
-        """Forget requests, if it has them; no later step tells of them, and their ids may come again."""
+        """Drop requests, ignoring unknown names; later steps return nothing for them, and their ids may be reused."""
         ...
 
     def step(self) -> Mapping[str, StepOutput]:
-        """Run one iteration and return what it gave, by request."""
+        """Run one iteration and return its outputs by request."""
         ...
 
     def begun(self) -> Iterable[str]:
-        """Return the requests of which something is computed already."""
+        """Return the requests whose computation has started."""
         ...
 
     def routes(self, name: str) -> bytes:
-        """Return `StepOutput.routes` of a request that asked for them and runs; empty where nothing is computed."""
+        """Return `StepOutput.routes` so far of a running request that records routes; empty before its first step."""
         ...
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
-        """Replace weights by (name, array, dtype), Hugging Face names. Where it raises, the model is half of two."""
+        """Replace weights by (name, array, dtype), with Hugging Face names.
+
+        If this raises, the model may hold a mix of two versions and must not be used.
+        """
         ...
 
     def checksums(self) -> Mapping[str, str]:
-        """Return checksums of the weights in memory, in the engine's own layout; empty where that can't be read."""
+        """Return checksums of the weights in memory, in the engine's own layout; empty if they cannot be read."""
         ...
 
     def forget_caches(self, running: bool) -> None:
-        """Drop keys and values, so that no later request meets them; where `running`, those under way compute theirs again."""
+        """Drop prefix caches, so that no later request reuses them; if `running`, open requests recompute theirs."""
         ...
 
     def sleep(self, parts: frozenset[str]) -> int:
-        """Free `weights` or `kv` and return the bytes really freed. Nothing is stepped meanwhile."""
+        """Free `weights` or `kv` and return the bytes freed. `step` is not called until `wake`."""
         ...
 
     def wake(self, parts: frozenset[str]) -> None: ...
 
     def stop(self) -> None:
-        """End what it started."""
+        """Stop everything that the stepper started."""
         ...
 
 
@@ -113,11 +116,11 @@ class SteppedRequest(OpenRequest):
     """A request inside a stepper."""
 
     oldest: int = -1
-    """The step whose weights its cache began under; -1: nothing is computed yet."""
+    """Oldest weight step in the request's KV cache; -1: nothing is computed yet."""
 
 
 class StepperThread(EngineThread[SteppedRequest]):
-    """A stepper's requests, and the thread that steps it."""
+    """The thread that steps a stepper, with its open requests."""
 
     model: Stepper
     request_type = SteppedRequest
@@ -128,13 +131,13 @@ class StepperThread(EngineThread[SteppedRequest]):
         self._scoring: dict[str, Future[list[float]]] = {}
         self._numbers = 0
         self.prompt_tokens = self.cached_tokens = 0
-        """Tokens of the prompts of requests that came to their ends, and how many of them were found in caches."""
+        """Total prompt tokens of the completed requests, and how many came from caches."""
 
     def facts(self) -> Mapping[str, Any]:
         return {"prompt_tokens": self.prompt_tokens, "cached_tokens": self.cached_tokens}
 
     def begin(self) -> Future[Stepper]:
-        """Start; the model is made on the thread that it works on."""
+        """Start the thread, which creates the model; the future gets the model."""
 
         def make() -> Stepper:
             self.model = self._make()
@@ -177,14 +180,14 @@ class StepperThread(EngineThread[SteppedRequest]):
         return answers
 
     def renew(self, version: Version) -> None:
-        """Sample under this version from now on: caches of others are dropped, or kept where asked and told."""
+        """Sample all later tokens under this version; drop caches, or keep them within an incarnation if configured."""
         keeps = self._keeps_caches and version.incarnation == self.version.incarnation
         if keeps:
             for name in self.model.begun():
                 if name in self._open and self._open[name].oldest < 0:
                     self._open[name].oldest = self.version.step
         for name, member in self._open.items():
-            if routes := self._routes(member):  # of the weights that sampled so far; computed again, they may differ
+            if routes := self._routes(member):  # save the routes of the old weights: a recomputation may differ
                 self._grown(name, StepOutput((), (), routes=routes))
         self.model.forget_caches(running=not keeps)
         if not keeps:
@@ -230,17 +233,17 @@ class StepperThread(EngineThread[SteppedRequest]):
 
 
 class SteppedEngine(ThreadedEngine[StepperThread, OptionsT], Generic[OptionsT]):
-    """One stepper in this process, which is given whole versions: deltas and adapters are laid over the model folder."""
+    """An engine with one stepper, which always loads whole models: the engine applies deltas and adapters itself."""
 
     scoring_samples = True
 
     @abstractmethod
     def prepare(self) -> Mapping[str, Any]:
-        """Prepare the engine's process before anything heavy is imported; return facts. ConfigError where it can't run."""
+        """Prepare the process before heavy imports; return facts. Raises ConfigError if the engine cannot run."""
 
     @abstractmethod
     def make(self, spec: EngineSpec) -> Stepper:
-        """Load the library and its model; called on the thread that steps it."""
+        """Import the library and load its model; called on the thread that steps it."""
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
         began = time.monotonic()

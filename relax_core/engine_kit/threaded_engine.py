@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part that all engines share: async outside, one `EngineThread` inside. For authors of engines.
+"""The base of engines with an async interface and one `EngineThread` that owns the model. For engine authors.
 
-It translates the engine contract into commands of the thread, and refuses requests and versions that the model can't take
-before anything runs. An engine adds how its model is started, scored, loaded, proved and put to sleep.
+The base class turns the calls of the engine contract into commands of the thread, and refuses invalid requests and
+versions before anything runs. A subclass adds how its model is started, scored, loaded, proved and put to sleep.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 ThreadT = TypeVar("ThreadT", bound=EngineThread[Any])
 Arriving = Iterator[tuple[TensorInfo, "np.ndarray"]]
 _STOP_S = 30.0
-"""One iteration of a large model on a small machine ends within this."""
+"""Seconds to wait for the thread to end: longer than one iteration of a large model on a small machine."""
 
 
 class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
-    """One model in this process, owned by one thread.
+    """An engine with one model in this process, owned by one thread.
 
-    `start` of an engine sets `_spec`, `_vocab_size`, `_max_context`, `_known`, and `_thread` last.
+    A subclass's `start` sets `_spec`, `_vocab_size`, `_max_context`, `_known`, and `_thread` last.
 
     Invariants:
-    - Versions only get newer. One is loaded whole, or the engine ends: half of two versions is never sampled from.
-    - One update or sleep goes on at a time: what is staged must still fit when it is loaded.
+    - Versions only get newer. A version is loaded whole, or the engine fails: it never samples from a mix of two
+      versions.
+    - Updates, sleeps and wakes run one at a time, so that a staged version still fits when it is loaded.
     """
 
     build: Callable[[Chosen], Configurable] | None = None
-    """Makes a weight transport; set by the worker's host before `start`."""
+    """Function that builds a weight transport; the worker's host sets it before `start`."""
     scoring_samples: ClassVar[bool] = False
-    """Set where a token is sampled behind every sequence that is scored, which needs room in the context."""
+    """True if scoring a sequence also samples one token after it, which takes a place in the context."""
 
     def __init__(self, options: OptionsT | None = None) -> None:
         super().__init__(options)
@@ -53,13 +54,13 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         self._spec = EngineSpec(model={}, max_context=0)
         self._vocab_size = self._max_context = 0
         self._known: Mapping[str, TensorInfo] = {}
-        """The tensors that every version must have."""
+        """Tensors that every version must have, by name."""
         self._dtype = ""
-        """Another number format that whole versions may come in; empty: none."""
+        """Additional number format in which full versions may arrive; empty: none."""
         self._base = ""
-        """Fingerprint of the whole model that adapters are laid over."""
+        """Fingerprint of the base model to which adapters are applied."""
         self._adapted: frozenset[str] = frozenset()
-        """Weights that an adapter lies over now."""
+        """Weights with an adapter merged into them now."""
         self._changing = asyncio.Lock()
 
     # -- what an engine adds --------------------------------------------------------------------------------------
@@ -68,30 +69,30 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
     async def _score(
         self, thread: ThreadT, sequences: Sequence[Sequence[int]], temperature: float
     ) -> Sequence[Sequence[float]]:
-        """Score sequences that were checked."""
+        """Return the log-probs of valid sequences, as `score`."""
 
     @abstractmethod
     def _load(self, thread: ThreadT, manifest: Manifest, staged: Arriving | StagedAdapter) -> None:
-        """Replace weights, on the thread. Where it raises, half of two versions may lie in memory."""
+        """Replace weights; called on the thread. If this raises, memory may hold a mix of two versions."""
 
     @abstractmethod
     def _prove(self, thread: ThreadT, manifest: Manifest) -> str:
-        """Return a fingerprint of what lies in memory now, on the thread; empty where that can't be read."""
+        """Return a fingerprint of the weights in memory, empty if they cannot be read; called on the thread."""
 
     @abstractmethod
     def _release(self, thread: ThreadT, parts: frozenset[str]) -> int:
-        """Free parts that are awake, on the thread; return the bytes that are really gone."""
+        """Free parts that are awake, and return the bytes freed; called on the thread."""
 
     @abstractmethod
     def _restore(self, thread: ThreadT, parts: frozenset[str]) -> None:
-        """Bring parts back that are asleep, on the thread."""
+        """Restore parts that are asleep; called on the thread."""
 
     def _delta_base(self) -> Resident | None:
-        """Return what gives the tensors that deltas are put on."""
+        """Return the source of the tensors to which deltas are applied; None: the engine takes no deltas."""
         return None
 
     def layout(self) -> str:
-        """Name how weights lie in memory; fingerprints of it are compared within one layout."""
+        """Return the name of the weights' memory layout; `_prove` fingerprints compare only between equal layouts."""
         return ""
 
     def _layout(self, payload: str) -> str:
@@ -116,19 +117,19 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
             async for deltas in stream.items():
                 yield deltas
         finally:
-            if stream.unfinished:  # the reader is gone: free what it asked for
+            if stream.unfinished:  # the caller stopped reading: free its requests
                 with contextlib.suppress(InfrastructureError):
                     thread.call(lambda: thread.withdraw(stream))
 
     async def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> Sequence[Sequence[float]]:
         thread = self._running()
         if temperature <= 0:
-            raise ValueError(f"temperature {temperature}: log-probs are of logits / temperature; give more than 0")
-        more = ", and one more is sampled," if self.scoring_samples else ""
+            raise ValueError(f"temperature {temperature}: log-probs are of logits / temperature; give a number above 0")
+        more = " plus one sampled token" if self.scoring_samples else ""
         for number, sequence in enumerate(sequences):
             fault = check_ids(sequence, self._vocab_size)
             if fault or len(sequence) + bool(more) > self._max_context:
-                long = f"{len(sequence)} tokens{more} pass the context of {self._max_context}"
+                long = f"{len(sequence)} tokens{more} pass the context of {self._max_context} tokens"
                 raise ValueError(f"sequence {number}: {fault or long}")
         return await self._score(thread, sequences, temperature)
 
@@ -172,27 +173,27 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         )  # fmt: skip
 
     def _refuse(self, manifest: Manifest, thread: ThreadT) -> None:
-        """Raise ValueError where the version is none for what lies in memory."""
+        """Raise ValueError if the version cannot be loaded on top of the weights in memory."""
         version, have = manifest.version, thread.version
         if "weights" in thread.asleep:
             raise ValueError(f"{version}: {self._spec.name}'s weights are asleep; wake them first")
         if not version.supersedes(have):
-            raise ValueError(f"{version}: this engine has {have}; it loads that model's newer versions only")
+            raise ValueError(f"{version}: this engine has {have}; it loads only newer versions of that model")
         if manifest.payload == "lora":
             if not (self.capabilities.lora and self._spec.model.get("lora")):
-                raise ValueError(f"{version}: an adapter, but model.lora is not set for this engine")
+                raise ValueError(f"{version}: got an adapter, but model.lora is not set for this engine")
             if manifest.base != self._base:
-                raise ValueError(f"{version}: an adapter on top of {manifest.base}; this engine's base is {self._base}")
+                raise ValueError(f"{version}: got an adapter on top of {manifest.base}; this engine has {self._base}")
             return
         if manifest.payload == "delta":
             if not self._takes_deltas():
                 switch = switched_off(type(self), "delta", dict(self.options))  # type: ignore[call-overload]
-                told = f"it takes deltas where engine.{switch} = true" if switch else "it loads full versions"
-                raise ValueError(f"{version}: a delta, and this engine keeps nothing to put it on; {told}")
+                told = f"set engine.{switch} = true" if switch else "publish full versions"
+                raise ValueError(f"{version}: got a delta, but this engine keeps no weights to apply it to; {told}")
             if manifest.base != str(have):
-                raise ValueError(f"{version}: a delta on top of {manifest.base}; this engine has {have}")
+                raise ValueError(f"{version}: got a delta on top of {manifest.base}; this engine has {have}")
             if self._adapted:
-                raise ValueError(f"{version}: a delta, but an adapter lies over its base here; publish a full version")
+                raise ValueError(f"{version}: got a delta, but an adapter lies over its base; publish a full version")
         check_manifest(manifest, self._known, self._dtype)
 
     def _takes_deltas(self) -> bool:
@@ -201,11 +202,11 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
 
     def _transport(self, chosen: Chosen) -> WeightTransport:
         if chosen.name.rpartition(":")[2] not in self.capabilities.transports:
-            raise ValueError(f"transport {chosen.name!r}: this engine takes {sorted(self.capabilities.transports)}")
+            raise ValueError(f"transport {chosen.name!r}: this engine supports {sorted(self.capabilities.transports)}")
         if self.build is None:
-            raise RuntimeError(f"{type(self).__name__}.build is not set; its host must set it before start")
+            raise RuntimeError(f"{type(self).__name__}.build is not set; the worker's host must set it before start")
         key = f"{chosen.name} {sorted(chosen.options.items())}"
-        if key not in self._transports:  # kept: one may have mapped what the next version is written into
+        if key not in self._transports:  # keep it: it may have mapped the memory that the next version is written to
             built = self.build(chosen)
             if not isinstance(built, WeightTransport):
                 raise TypeError(f"transport {chosen.name!r} built a {type(built).__name__}, not a WeightTransport")
@@ -216,7 +217,10 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         self, thread: ThreadT, manifest: Manifest, staged: Arriving | StagedAdapter, arrived: Sequence[TensorInfo],
         times: dict[str, float],
     ) -> str:  # fmt: skip
-        """Load what was staged, on the thread: old tokens leave under the old version, the next is of the new one."""
+        """Load a staged version and return its fingerprint in memory; called on the thread.
+
+        Tokens sampled so far are sent under the old version; the next token is of the new one.
+        """
         thread.flush()
         began = time.monotonic()
         try:
@@ -227,7 +231,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
             resident = self._prove(thread, manifest)
             thread.renew(manifest.version)
         except Exception as error:
-            # Half of two versions may lie in memory now: nothing may be sampled from it.
+            # Memory may hold a mix of two versions now, which must never be sampled from.
             thread.fail(f"{type(error).__name__}: {error}")
             raise
         times.update(load=loaded - began, proof=time.monotonic() - loaded)
@@ -259,8 +263,8 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
 
     def _parts(self, parts: Sequence[str]) -> frozenset[str]:
         if unknown := sorted(set(parts) - self.sleeps()):
-            has = ", ".join(sorted(self.sleeps())) or "none: its sleep needs a GPU"
-            raise ValueError(f"parts: got {', '.join(unknown)}; this engine has {has}")
+            has = ", ".join(sorted(self.sleeps())) or "nothing (its sleep may need a GPU)"
+            raise ValueError(f"parts: got {', '.join(unknown)}; this engine can put to sleep {has}")
         return frozenset(parts)
 
     async def health(self) -> Health:
@@ -275,13 +279,11 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         thread = self._thread
         if thread is None:
             return
-        # A thread that has ended already needs no telling.
+        # The call raises if the thread has already ended.
         with contextlib.suppress(InfrastructureError):
             thread.call(thread.stop)
         if not await asyncio.to_thread(thread.join, _STOP_S):
-            raise InfrastructureError(
-                f"{self._spec.name}: an iteration runs for over {_STOP_S:.0f} s; kill the process"
-            )
+            raise InfrastructureError(f"{self._spec.name}: an iteration takes over {_STOP_S:.0f} s; kill the process")
 
     def _running(self) -> ThreadT:
         if self._thread is None:
@@ -290,16 +292,17 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
 
 
 def _staged(manifest: Manifest, transport: WeightTransport, resident: Resident | None) -> Arriving:
-    """Return the arriving tensors.
+    """Return the arriving tensors, checked as far as possible before any weight changes.
 
-    A stored version is checked whole before anything changes: a full one as views of files, a delta once now and again while
-    it is loaded. A live one has only its first tensor fetched here: no second model lies in memory.
+    A stored full version is checked whole, as views of its files. A stored delta is checked whole here and received
+    again for loading. Of a live version only the first tensor is received here, so that memory never holds a second
+    model.
     """
     arriving = transport.receive(manifest, resident)
     if manifest.payload == "full" and not transport.live:
         return iter(list(arriving))
     if not transport.live:
-        for _ in arriving:  # a damaged delta is refused before anything changes
+        for _ in arriving:  # raises for a damaged delta before any weight changes
             pass
         return transport.receive(manifest, resident)
     first = next(arriving, None)
@@ -318,26 +321,26 @@ def _noted(arriving: Arriving, arrived: list[TensorInfo]) -> Arriving:
 def check_requests(
     requests: Sequence[GenerateRequest], can: Capabilities, vocab_size: int, max_context: int, step: int
 ) -> None:
-    """Raise ValueError naming the request, the field, what it got and the limit."""
+    """Raise ValueError for the first invalid request; the text names request, field, value and limit."""
     seen: set[str] = set()
     for request in requests:
         if request.id in seen:
-            raise ValueError(f"request {request.id!r} comes twice in one call; ids are unique")
+            raise ValueError(f"request {request.id!r} appears twice in one call; ids must be unique")
         seen.add(request.id)
         if fault := _fault(request, can, vocab_size, max_context, step):
             raise ValueError(f"request {request.id!r}: {fault}")
 
 
 def check_ids(tokens: Sequence[int], vocab_size: int) -> str:
-    """Return the fault of token ids; empty where there is none."""
+    """Return why token ids are invalid; empty: valid."""
     if len(tokens) and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
-        return f"token {bad} is outside the vocabulary of {vocab_size}"
+        return f"token {bad} is outside the vocabulary of {vocab_size} tokens"
     return ""
 
 
 def _fault(request: GenerateRequest, can: Capabilities, vocab_size: int, max_context: int, step: int) -> str:
-    """Return the first fault of a request; empty where there is none."""
+    """Return why a request is invalid; empty: valid."""
     if not request.tokens:
         return "no prompt tokens; give at least one"
     if request.max_new_tokens < 1:
@@ -345,7 +348,9 @@ def _fault(request: GenerateRequest, can: Capabilities, vocab_size: int, max_con
     if len(request.tokens) + request.max_new_tokens > max_context:
         return f"{len(request.tokens)} prompt + {request.max_new_tokens} new tokens pass the context of {max_context}"
     if request.floor > step:
-        return f"its floor is step {request.floor}, these weights are of step {step}; route it to a newer engine"
+        return (
+            f"floor is step {request.floor}, but the weights are of step {step}; route it to an engine with newer ones"
+        )
     if fault := check_ids((*request.tokens, *request.stop_tokens, *request.suppress_tokens), vocab_size):
         return fault
     if not 0 <= request.temperature < float("inf"):
@@ -355,9 +360,9 @@ def _fault(request: GenerateRequest, can: Capabilities, vocab_size: int, max_con
     if not 0 <= request.top_k <= vocab_size or not 0 <= request.num_top <= vocab_size:
         return f"top_k is {request.top_k}, num_top {request.num_top}; give 0 to {vocab_size}"
     if len(set(request.suppress_tokens)) >= vocab_size:
-        return "suppress_tokens leaves no token to sample"
+        return "suppress_tokens covers the whole vocabulary; leave at least one token to sample"
     if request.media and not can.media:
-        return "media given, this engine takes text only"
+        return "got media, but this engine takes text only"
     if request.routed_experts and not can.routed_experts:
-        return "routed_experts asked for, this engine does not record them"
+        return "routed_experts is true, but this engine does not record routes"
     return ""

@@ -159,7 +159,7 @@ class Router:
         return free + min(limits.backlog, running) - len(self._waiting)
 
     def set_kv_tokens(self, name: str, told: int) -> None:
-        """Set an engine's KV cache capacity: `RequestLimits.kv_tokens` if it has a value, else the reported size `told`."""
+        """Set an engine's KV cache capacity: `RequestLimits.kv_tokens` if set, else the reported size `told`."""
         counted, limit = not self.whole_batches, self.limits.kv_tokens
         self.engines[name].kv.capacity = (told if limit is None else limit) if counted else 0
         self._counts_kv = any(engine.kv.capacity for engine in self.engines.values())

@@ -46,7 +46,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     [
         (lambda infos: infos[:1], r"lacks \['b'\]"),
         (lambda infos: (*infos, replace(infos[0], name="c")), r"has \['c'\] beyond this model"),
-        (lambda infos: (*infos, infos[0]), "3 tensors; publish its 2"),
+        (lambda infos: (*infos, infos[0]), "3 tensors in all; publish the model's 2"),
         (lambda infos: (replace(infos[0], shape=(4, 3)), infos[1]), r"a.weight: have F32 \(4, 3\), want F32 \(3, 4\)"),
         (lambda infos: (replace(infos[0], dtype="F16"), infos[1]), "a.weight: have F16"),
     ],

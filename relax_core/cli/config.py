@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax config show | explain | schema` and `relax init`: the composed configuration, one key of it, its schema, and
-a commented file to start from.
+"""The verbs `relax config show | explain | schema` and `relax init`.
 
-An argument that contains `=` is an override; every other one is a file.
+An argument that contains `=` is an override; all remaining arguments are files.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
 NO_FILE = {"model": {"path": ""}, "data": {"train": ""}}
-"""What is required, left open: a key can be explained without a file."""
+"""Empty values of the required keys, so that a key can be explained without a file."""
 
 
 verbs = typer.Typer(help="Show, explain and describe configurations.", no_args_is_help=True)
@@ -29,7 +28,7 @@ verbs = typer.Typer(help="Show, explain and describe configurations.", no_args_i
 
 @verbs.command("show")
 def show(arguments: Arguments, as_json: AsJson = False) -> None:
-    """Print the resolved configuration as TOML, each value that was set with its place."""
+    """Print the resolved configuration as TOML, with the origin of each value that is not a default."""
     from relax_core.config.run_config import to_toml
 
     composed = composed_from(arguments)
@@ -46,11 +45,11 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
 
 @verbs.command("explain")
 def explain(
-    key: Annotated[str, typer.Argument(help="Such as rollout.group_size or algorithm.clip_high.")],
+    key: Annotated[str, typer.Argument(help="Configuration key, such as rollout.group_size.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[FILES]... [KEY=VALUE]...")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a key's value is, where it is from, and what it means."""
+    """Print a key's value, the origin of the value, and the key's documentation."""
     from dataclasses import asdict
 
     from relax_core.config.documentation import explain as explained_key
@@ -61,7 +60,7 @@ def explain(
 
 @verbs.command("schema")
 def schema() -> None:
-    """Print the JSON schema of a configuration for editors, with the options of what is installed."""
+    """Print the JSON schema of a configuration for editors, including the options of installed plugins."""
     from relax_core.config.documentation import schema as whole_schema
     from relax_core.registry.catalogue import Catalogue
 
@@ -72,7 +71,7 @@ def schema() -> None:
 
 
 def composed_from(arguments: list[str], *, checked: bool = True) -> Composed:
-    """Files and overrides of a command line, composed without a look at the disk; notices go to stderr."""
+    """Compose the files and overrides of a command line without checking paths on disk; print notices on stderr."""
     from relax_core.config.compose import compose
 
     files, overrides = split(arguments)
@@ -84,31 +83,31 @@ def composed_from(arguments: list[str], *, checked: bool = True) -> Composed:
 
 
 def init(
-    out: Annotated[Path, typer.Argument(metavar="OUT.toml", help="The file to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.toml", help="The configuration file to write.")],
     model: Annotated[Path, typer.Option(help="Folder of a Hugging Face model.")],
-    data: Annotated[Path, typer.Option(help="Task file, JSON lines.")],
-    reward: Annotated[str, typer.Option(help="Reward by name; see `relax plugins list`.")] = "maths",
+    data: Annotated[Path, typer.Option(help="Task file in JSON lines.")],
+    reward: Annotated[str, typer.Option(help="Name of a reward; see `relax plugins list`.")] = "maths",
 ) -> None:
     """Write a commented configuration for a model and a task file."""
     from relax_core.api.errors import ConfigError
     from relax_core.config.documentation import starter
 
     def relative(path: Path) -> str:
-        """Write a path as it stands in a file in the folder of OUT; absolute where it lies elsewhere."""
+        """Return a path relative to the folder of OUT if it lies within, else absolute."""
         path, home = path.absolute(), out.parent.absolute()
         return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
     for option, path, what in (("--model", model, "folder of a model"), ("--data", data, "task file")):
         if not path.exists():
-            raise ConfigError(option, f"{path}, which does not exist", f"name the {what}")
+            raise ConfigError(option, f"{path}, which does not exist", f"give the path of the {what}")
     text = starter(relative(model), relative(data), reward, out.stem)
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ConfigError("OUT.toml", f"{out}, which exists", "name another file or delete it") from error
+        raise ConfigError("OUT.toml", f"{out}, which exists", "give another path or delete the file") from error
     except OSError as error:
-        raise ConfigError("OUT.toml", f"{out}: {error.strerror}", "name a file that can be written") from error
+        raise ConfigError("OUT.toml", f"{out}: {error.strerror}", "give the path of a writable file") from error
     say(out)
     say(f"next: relax train {out}", err=True)
 

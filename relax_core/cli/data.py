@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax data`: every bad row of a task file, and a prompt as the model will see it. Nothing is trained or changed."""
+"""The verbs `relax data check | show`: bad rows of task files, and rendered prompts. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ if TYPE_CHECKING:
 SHOWN_BAD_ROWS = 50
 SEPARATOR = "│"
 
-File = Annotated[Path, typer.Argument(metavar="FILE|TOML", help="A task file, or the configuration that names it.")]
-Model = Annotated[Path | None, typer.Option(help="Model folder, for its template and tokens.")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE|TOML", help="A task file, or a configuration that names task files.")
+]
+Model = Annotated[Path | None, typer.Option(help="Model folder with the chat template and tokenizer.")]
 
 
-verbs = typer.Typer(help="Check task files and look at prompts.", no_args_is_help=True)
+verbs = typer.Typer(help="Check task files and show prompts.", no_args_is_help=True)
 
 
 @verbs.command("check")
 def check(
     file: File,
     model: Model = None,
-    media: Annotated[bool, typer.Option("--media", help="Decode all images, videos and sounds.")] = False,
+    media: Annotated[bool, typer.Option("--media", help="Also decode all images, videos and sounds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every row that can't be used, and why; count the rest. Exit code 2 where there is a bad one."""
+    """List every unusable row with the reason, and count the usable rows.
+
+    The exit code is 2 if a row is unusable.
+    """
     from relax_core.cli.data_survey import data_files, survey
 
     reports = [_report(survey(found, media)) for found in data_files(file, model)]
@@ -50,11 +55,16 @@ def check(
 def show(
     file: File,
     model: Model = None,
-    index: Annotated[int, typer.Option(help="Which usable task, from 0.")] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write a page with its media instead.")] = None,
+    index: Annotated[int, typer.Option(help="Index of the task among the usable ones, from 0.")] = 0,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with the task's media to this path.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one rendered prompt, token by token, with its ids, answer and other columns, and what is known of its media."""
+    """Show one rendered prompt, token by token.
+
+    Its token ids, answer, remaining columns and facts of its media follow.
+    """
     from relax_core.cli.data_survey import data_files
     from relax_core.observe.documents import write_text
     from relax_core.views.transcript import task_page
@@ -83,7 +93,7 @@ def _report(found: Survey) -> dict[str, Any]:
 
 
 def _spread(lengths: list[int]) -> dict[str, int]:
-    """Percentiles of prompt lengths; empty where no model was named."""
+    """Return percentiles of prompt lengths; empty if no model was given."""
     if not lengths:
         return {}
     ordered = sorted(lengths)
@@ -96,7 +106,7 @@ def _print_report(report: dict[str, Any]) -> None:
         fix = f"; {row['fix']}" if row["fix"] and row["fix"] not in row["reason"] else ""
         say(f"{row['where']}: {row['reason']}{fix}")
     if len(report["bad"]) > SHOWN_BAD_ROWS:
-        say(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more; --json lists them all")
+        say(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more bad rows; --json lists all")
     skipped = f", {report['skipped']} skipped as too long" if report["skipped"] else ""
     say(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
     if report["columns"]:
@@ -118,7 +128,7 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
     tasks, family = found.tasks, found.family
     if tasks is None or family is None:
         raise ConfigError(
-            "--model", "no model folder", "name the folder whose template and tokenizer render the prompt"
+            "--model", "no model folder", "give the folder whose chat template and tokenizer render the prompt"
         )
     if found.refused:
         raise found.refused
@@ -141,7 +151,7 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
 
 
 def _trained(family: Any, written: Any) -> Iterator[str]:
-    """The text of the tokens that are trained, one run after another."""
+    """Yield the text of each trained token."""
     for token, mask in zip(written.tokens, written.mask, strict=True):
         if mask:
             yield family.decode((token,), skip_special=False)
@@ -160,4 +170,4 @@ def _print_shown(shown: dict[str, Any]) -> None:
     say(f"answer    {json.dumps(shown['answer'], ensure_ascii=False)}")
     for name, value in shown["metadata"].items():
         say(f"{name:<9} {json.dumps(value, ensure_ascii=False)}")
-    say(f"a turn ends with {' or '.join(shown['ends_with']) or 'nothing: the model names no end token'}")
+    say(f"a turn ends with {' or '.join(shown['ends_with']) or 'nothing: the model has no end-of-turn token'}")

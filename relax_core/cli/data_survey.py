@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task files as `relax data` sees them: named alone or by a configuration, and read past their bad rows.
+"""The survey of task files for `relax data`, which continues past bad rows.
 
-Their media are decoded by the run's processors in killable processes, and not kept.
+Files are given directly or by a configuration. The processors of a run decode the media in killable processes; decoded
+media are not kept.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from relax_core.media.source import shown
 from relax_core.registry import Catalogue
 
 REMEMBERED = 1 << 14
-"""Media whose facts are known: many rows may show the same."""
+"""Most media whose facts are cached, since many rows may show the same medium."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor as a run without a configuration would choose it."""
+    """A modality processor with default settings, for files without a configuration."""
 
     chosen: Chosen
     name: str
@@ -54,7 +55,7 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The modality processors that read the media of a file, and what they need for it."""
+    """The modality processors for the media of a file, with the model and settings that they need."""
 
     choices: Sequence[Any]
     kinds: Sequence[str]
@@ -66,7 +67,7 @@ class Processors:
 
 @asynccontextmanager
 async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[MediaPipeline]:
-    """Open a pipeline over a store that nothing is put into."""
+    """Open a media pipeline with an empty temporary store."""
     from relax_core.runners.local.workers import LocalWorkers
 
     choices = [
@@ -87,7 +88,7 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
 
 
 async def survey_media(found: DataFile, result: Survey) -> None:
-    """Decode all media of the usable rows; what can't be read becomes a bad row, and lengths count what media take."""
+    """Decode all media of the usable rows; mark rows with unreadable media as bad, and add media tokens to lengths."""
     processors = found.processors
     rows = {row: list(shown_by(found.source[row])) for row in sorted(result.rows)}
     if processors is None or not any(rows.values()):
@@ -113,8 +114,7 @@ async def survey_media(found: DataFile, result: Survey) -> None:
 
 
 async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
-    """Return for each medium of a task its kind, source, what its header tells, tokens, key and a copy for people, or
-    its `error`."""
+    """Return for each medium of a task its kind, source, header facts, tokens, key and preview, or its `error`."""
     if found.processors is None:
         return []
     told = []
@@ -133,14 +133,14 @@ def shown_by(task: Task) -> Iterator[Media]:
 
 def _fix(reason: str) -> str:
     if "No such file" in reason:
-        return "paths are relative to the task file: correct it, or put the file there"
+        return "correct the path, which is relative to the task file, or add the missing file"
     if "fetched" in reason or "data.media." in reason:
-        return ""  # the reason says it
+        return ""  # the reason contains the fix
     if "longer than" in reason or "broke the process" in reason:
-        return "leave the row out, or raise timeout_s or memory_mb of its processor"
+        return "remove the row, or raise timeout_s or memory_mb of the medium's processor"
     if "at most" in reason or "more than" in reason:
-        return "shrink it, or raise the bound of its processor"
-    return "replace the file, or leave the row out"
+        return "shrink the medium, or raise the limit of its processor"
+    return "replace the file, or remove the row"
 
 
 async def _told(pipeline: MediaPipeline, media: Media) -> dict[str, Any] | str:
@@ -151,13 +151,13 @@ async def _told(pipeline: MediaPipeline, media: Media) -> dict[str, Any] | str:
 
 
 def choices_for(names: Sequence[str], target: Any, wanted: Sequence[str]) -> tuple[list[Processor], list[str]]:
-    """Processors with their defaults and the kinds that they read, of those kinds that are wanted."""
+    """Return (processors with default settings, kinds they read), with one installed processor per wanted kind."""
     made: dict[str, Processor] = {}
     for name in names:
         try:
             medium = str(target("modality-processor", name).medium)
         except (ImportError, ConfigError):
-            continue  # it is installed without what it needs; a row that shows such media says so
+            continue  # its dependencies are missing; rows with such media report that
         if medium in wanted and medium not in made:
             made[medium] = Processor(Chosen("modality-processor", name), name)
     return list(made.values()), list(made)
@@ -165,19 +165,19 @@ def choices_for(names: Sequence[str], target: Any, wanted: Sequence[str]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file, opened as far as it can be."""
+    """A task file, opened as far as possible."""
 
     path: str
     source: TaskSource
     refused: ConfigError | None
-    """What `open` said of a file with bad rows; the others can be read all the same."""
+    """Error of `open` for a file with bad rows; the remaining rows can still be read."""
     family: ModelFamily | None = None
     tasks: TaskSet | Dataset | None = None
-    """Unchecked; where a model is known."""
+    """Tasks without row checks; None if no model is given."""
     processors: Processors | None = None
-    """Of its media; where a model is known and something reads them."""
+    """Processors of the file's media; None if no model is given."""
     limit: int | None = None
-    """Most tokens of a prompt."""
+    """Most tokens of a prompt; None: no limit."""
     too_long: str = "skip"
 
 
@@ -190,38 +190,38 @@ class Survey:
     usable: int = 0
     skipped: int = 0
     columns: Counter[str] = field(default_factory=Counter)
-    """How many tasks have a value in each column."""
+    """Number of tasks with a value, by column."""
     rows: dict[int, int] = field(default_factory=dict)
-    """Tokens of each usable prompt by its row, 0 where no model is known."""
+    """Tokens of each usable prompt, by row; 0 if no model is given."""
     media: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By kind, how many were decoded, with their tokens, bytes and seconds in all."""
+    """By kind of medium: the number decoded, and their total tokens, bytes and seconds."""
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of the usable prompts, where a model is known."""
+        """Tokens of each usable prompt; empty if no model is given."""
         return [length for length in self.rows.values() if length]
 
     def refuse(self, row: int, bad: BadRow) -> None:
-        """A row that looked usable is not."""
+        """Change a usable row to a bad one."""
         del self.rows[row]
         self.usable -= 1
         self.bad.append(bad)
 
     def count_medium(self, kind: str, told: Mapping[str, Any]) -> None:
-        """One that was decoded."""
+        """Add a decoded medium to the totals of its kind."""
         sums = self.media.setdefault(kind, {"count": 0, "tokens": 0, "size_bytes": 0, "seconds": 0.0})
         sums["count"] += 1
         for name in ("tokens", "size_bytes", "seconds"):
             sums[name] += float(told.get(name) or 0)
 
     def lengthen(self, row: int, tokens: int, limit: int | None, where: str, too_long: str) -> None:
-        """A prompt takes so many more than its text; one that is too long with them is skipped, or refused."""
+        """Add the media's `tokens` to a prompt's length; skip or refuse a row that becomes longer than `limit`."""
         length = self.rows[row] + tokens
         if limit is None or length <= limit:
             self.rows[row] = length
         elif too_long == "error":
-            got = f"{length} tokens with its media; data.max_prompt_tokens leaves {limit}"
-            self.refuse(row, BadRow(where, got, "prompt", "lower the bounds of the media's processor"))
+            got = f"{length} tokens with its media; data.max_prompt_tokens allows {limit}"
+            self.refuse(row, BadRow(where, got, "prompt", "lower the limits of the media's processor"))
         else:
             del self.rows[row]
             self.usable -= 1
@@ -229,7 +229,7 @@ class Survey:
 
 
 def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
-    """The file itself, or the training file and evaluation sets of a TOML."""
+    """Open the file, or the training file and evaluation sets that a TOML file names."""
     if file.suffix != ".toml":
         catalogue = Catalogue.load()
         family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
@@ -247,7 +247,7 @@ def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
 
 
 def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
-    """Yield the configuration's training file and its evaluation sets."""
+    """Open a configuration's training file and evaluation sets."""
     family = _family(catalogue, config.family.chosen, config.model.model_dump(mode="json"))
     form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
     settings = _settings(config, catalogue) if form is Form.ROLLOUT else _dataset_settings(config)
@@ -263,7 +263,7 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
 
 
 def survey(found: DataFile, media: bool = False) -> Survey:
-    """Read every row, and where asked decode all that they show."""
+    """Read every row; with `media`, also decode all media of the rows."""
     result = Survey(found.path, list(found.source.problems()))
     for row in range(len(found.source)):
         task = found.source[row]
@@ -282,7 +282,7 @@ def survey(found: DataFile, media: bool = False) -> Survey:
             result.skipped += 1
     if media:
         if found.processors is None:
-            fix = "name the folder whose config.json tells how media become tokens: --model DIR"
+            fix = "give the model folder, whose config.json defines the tokens of media: --model DIR"
             raise ConfigError("--media", "no model folder", fix)
         asyncio.run(survey_media(found, result))
     return result
@@ -316,25 +316,25 @@ def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> M
 
 
 def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
-    """The task source that reads files of this suffix."""
+    """Return the task source for files with this suffix, or for a folder."""
     known: list[str] = []
     for name in catalogue.names("task-source"):
         suffixes = cast(type[TaskSource], catalogue.target("task-source", name)).suffixes
         if file.suffix in suffixes or (file.is_dir() and name == "files"):
             return cast(TaskSource, catalogue.build(Chosen("task-source", name)))
         known += suffixes
-    raise ConfigError("FILE", file, f"name a .toml or a task file ({', '.join(sorted(known))})")
+    raise ConfigError("FILE", file, f"give a .toml file or a task file ({', '.join(sorted(known))})")
 
 
 def _dataset_settings(config: RunConfig) -> dict[str, Any]:
-    """Read from the configuration how a run would take rows that were written beforehand."""
+    """Return the settings with which a run would read a dataset of written samples."""
     data = config.data
     return {"system_prompt": data.system_prompt, "max_row_tokens": data.max_row_tokens or model_context(config.model.path),
             "too_long": data.too_long, "train_on": data.train_on}  # fmt: skip
 
 
 def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
-    """Read from the configuration how a run would take its tasks."""
+    """Return the settings with which a run would read its tasks."""
     data = config.data
     environments = {
         choice.known_as: cast(Any, catalogue.target("environment", choice.name))

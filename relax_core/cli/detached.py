@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The start of a run that outlives its terminal: `relax train --detach` and `relax resume --detach`, and both on Ray.
 
-The supervisor and its driver get no descriptor of the terminal, nor of a pipe that somebody waits for: they write to two
-nameless files, from which this command shows what they say until the run has started.
+The supervisor and the run's process inherit neither the terminal nor a pipe. They write to two unnamed temporary files,
+and this command copies their content to the terminal until the run has started.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ POLL_S = 0.1
 
 
 def start_detached(verb: str, as_json: bool) -> Path:
-    """Start this very command again under a supervisor, and return its run directory once the run has started.
+    """Start this command again under a supervisor, and return the run directory once the run has started.
 
-    Ctrl-C before that stops the run; closing the terminal does not. A run that does not start ends this command with its
-    error and exit code.
+    Ctrl-C before that stops the run; closing the terminal does not. If the run does not start, this command ends with
+    the run's error and exit code.
     """
     from relax_core.control.supervisor import reported
 
@@ -52,12 +52,12 @@ def start_detached(verb: str, as_json: bool) -> Path:
                     _end_failed(code, out.fileno(), as_json)
                 time.sleep(POLL_S)
             except Interrupted as interrupted:
-                if interrupted.number == signal.SIGHUP:  # the terminal was closed, which the run is to outlive
+                if interrupted.number == signal.SIGHUP:  # the terminal was closed; the run continues
                     raise
                 supervisor.send_signal(signal.SIGINT)
         if console is not None:
             console.pass_on()
-        supervisor.returncode = 0  # it lives on, and is nobody's to wait for
+        supervisor.returncode = 0  # keeps Popen from waiting for the supervisor, which keeps running
     run_dir = Path(report["run_dir"])
     if as_json:
         print_json({key: report[key] for key in ("schema", "run_dir", "pid")})
@@ -68,20 +68,20 @@ def start_detached(verb: str, as_json: bool) -> Path:
 
 
 class Relay:
-    """Passes on to stderr what others append to a file; its own place in the file is not theirs."""
+    """A copier to stderr of text that another process appends to a file; it keeps its own read position."""
 
     def __init__(self, file: int, begin: int = 0) -> None:
         self._file, self._at = file, begin
 
     def pass_on(self) -> None:
-        """Pass on what was added since the last time."""
+        """Copy the text that was added since the last call."""
         while text := os.pread(self._file, 1 << 16, self._at):
             self._at += len(text)
             say(text.decode(errors="replace"), err=True, nl=False)
 
 
 def _has_started(report: dict[str, Any]) -> bool:
-    """Tell whether the run has written since this start of it that it goes, or that it is done."""
+    """Return True if the run's status, written since this start, says `running` or `finished`."""
     if not report:
         return False
     from relax_core.observe.documents import read_document
@@ -91,7 +91,7 @@ def _has_started(report: dict[str, Any]) -> bool:
 
 
 def _end_failed(code: int, output: int, as_json: bool) -> None:
-    """End with the exit code of a run that did not start, and with what it has printed for programs."""
+    """Exit with the code of a run that did not start; with `as_json` first print the JSON document that it printed."""
     printed = os.pread(output, 1 << 20, 0).decode(errors="replace").splitlines()
     if as_json and printed and printed[-1].startswith("{"):
         say(json.dumps(json.loads(printed[-1])))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax`: all its verbs in one list. A verb is a function of a module beside this one, and imports what is heavy
-when it is called.
+"""The command `relax` with all of its verbs.
+
+Each verb is a function in a module of this package and imports heavy modules only when it runs.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ app.command("init")(config.init)
 app.command("new")(plugins.new)
 app.command("runs", help="List runs: state, steps, reward.")(runs.runs)
 app.command("status", help="Show a run's progress and its live roles.")(runs.status)
-app.command("why", help="Say who waits for what, and who owes it.")(runs.why)
-app.command("report", help="Write a run's report again and print its path.")(runs.report)
+app.command("why", help="Show what a run waits for, and which role must act.")(runs.why)
+app.command("report", help="Rewrite a run's report and print its path.")(runs.report)
 app.add_typer(plan.verbs, name="bench")
 app.add_typer(config.verbs, name="config")
 app.add_typer(data.verbs, name="data")
@@ -44,18 +45,18 @@ app.add_typer(plugins.verbs, name="plugins")
 
 
 def main() -> NoReturn:
-    """Run a verb; whatever goes wrong ends as one line on stderr and its exit code."""
+    """Run a verb and exit; print any error as one line on stderr and exit with its code."""
 
     def interrupt(number: int, _: object) -> NoReturn:
         raise Interrupted(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # `nohup` keeps it from us
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # `nohup` ignores SIGHUP
             signal.signal(number, interrupt)
-    signal.signal(signal.SIGUSR1, lambda *_: None)  # a run that is up saves at it; before and after it ends nothing
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # a live run saves a checkpoint; at all times it must not kill us
     try:
         if sys.argv[1:3] == ["plugins", "list"]:
-            # Typer converts every value through pydantic, whose import takes longer than all of this verb.
+            # Typer imports pydantic to convert values, which takes longer than this whole verb.
             code = plugins.list_without_typer(sys.argv[3:])
         else:
             code = int(app(standalone_mode=False, prog_name="relax") or 0)

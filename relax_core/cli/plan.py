@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax graph | plan | doctor | try | bench`: a configuration looked at without a run: its operations, who runs where,
-memory and time, the machine beneath, a few samples, and how far its engine is from its trainer. Nothing is trained.
+"""The verbs `relax graph | plan | doctor | try | bench`, which examine a configuration without training.
+
+They print its operations, its placement, memory and time, checks of the machine, a few samples, and the mismatch of
+engine and trainer.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ if TYPE_CHECKING:
 
 
 def graph(
-    arguments: Sources, form: Annotated[str, typer.Option("--format", help="text, mermaid or json")] = "text"
+    arguments: Sources, form: Annotated[str, typer.Option("--format", help="Output: text, mermaid or json.")] = "text"
 ) -> None:
-    """Draw the graph of operations."""
+    """Draw the graph of a configuration's operations."""
     if form not in ("text", "mermaid", "json"):
         raise ConfigError("--format", repr(form), "choose text, mermaid or json")
     print_graph(*split(arguments), form)
 
 
 def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "text") -> None:
-    """Print the operations of a configuration that may not have its files yet, as text, mermaid or json."""
+    """Print the operations of a configuration as text, mermaid or json; its model and data files may be missing."""
     from relax_core.control.planner import draw, mermaid
     from relax_core.control.prepare import plan_run
 
@@ -59,8 +61,11 @@ def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "t
 
 
 def print_tools(sources: Sequence[str], overrides: Sequence[str]) -> None:
-    """Print the tools that environments find, and the digest by which a configuration may hold them fast; refuse any that the
-    policy has no way of calling, where the files of the model are there."""
+    """Print the tools that environments discover, and for each source the digest that pins its tools.
+
+    Raises ConfigError if the policy's chat template cannot call tools; not checked for a recipe, which has no model
+    yet.
+    """
     from relax_core.api.environment import tools_digest
     from relax_core.config.compose import naming_stage
     from relax_core.control.prepare import plan_run
@@ -81,9 +86,14 @@ def print_tools(sources: Sequence[str], overrides: Sequence[str]) -> None:
 def plan(
     arguments: Sources,
     as_json: AsJson = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Exit 0 also where it can't fit.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Exit with 0 even if the run does not fit in memory.")
+    ] = False,
 ) -> None:
-    """Foretell placement, memory and time of a run; exit 2 where it can't fit."""
+    """Estimate placement, memory and time of a run.
+
+    The exit code is 2 if the run does not fit in memory.
+    """
     from relax_core.diagnostics.estimate import estimate_run
 
     stages = estimate_run(*split(arguments))
@@ -133,26 +143,24 @@ def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
 def _print_plan(estimate: RunEstimate) -> None:
     from relax_core.control.memory_check import gib
 
-    say(f"placement {estimate.plan.mode}; each line is what dies together")
+    say(f"placement {estimate.plan.mode}; each line is a group of processes that fail together")
     groups = [need.group for need in estimate.needs]
     rows = [(group.name, str(group.size), ", ".join(sorted(group.devices))) for group in groups]
     print_table(("group", "processes", "on"), rows)
-    say(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (beside its libraries)")
+    say(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (without its libraries)")
     print_table(("group", "phase", "peak", "of which"), [row for need in estimate.needs for row in _phases(need)])
     notes = (f"{need.group.name}: {note}" for need in estimate.needs for one in need.processes for note in one.notes)
     for note in dict.fromkeys(notes):
         say(f"note: {note}")
-    say("\nmemory together")
+    say("\nmemory in total")
     for budget in estimate.budgets:
-        beside = f"of {gib(budget.available)}" if budget.available else "(how much there is, is not known here)"
-        say(f"{budget.name}: {gib(budget.needed)} {beside}{'' if budget.fits else ', too much'}")
+        beside = f"of {gib(budget.available)}" if budget.available else "(available memory is unknown)"
+        say(f"{budget.name}: {gib(budget.needed)} {beside}{'' if budget.fits else ', does not fit'}")
     if estimate.flops_per_s:
         rate = f"{estimate.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process"
-        say(
-            f"\nleast time of a step: its multiplications at {rate}, measured just now; small models take several times it"
-        )
+        say(f"\nminimum time of a step: its matrix products at {rate}, measured now; small models take much longer")
         for one in estimate.durations:
-            say(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, {one.least_s:.2g} s at least")
+            say(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, at least {one.least_s:.2g} s")
     for note in estimate.plan.notes:
         say(f"note: {note}")
 
@@ -171,11 +179,11 @@ def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:
 
 def doctor(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILES...] [KEY=VALUE]...", help="A configuration to check too.")
+        list[str] | None, typer.Argument(metavar="[FILES...] [KEY=VALUE]...", help="A configuration to check as well.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exit 0 where all is well, 2 for the installation or the configuration, 4 for the machine."""
+    """Exit with 0 if all checks pass, 2 for a fault of the installation or configuration, 4 for one of the machine."""
     from relax_core.diagnostics.doctor import Finding, findings
 
     found: list[Finding] = []
@@ -190,15 +198,15 @@ def doctor(
     raise typer.Exit(code)
 
 
-verbs = typer.Typer(help="Measure what a configuration does here.", no_args_is_help=True)
+verbs = typer.Typer(help="Measure properties of a configuration on this machine.", no_args_is_help=True)
 SHOWN_TASKS = 5
 SHOWN_TEXT = 100
-"""Characters of a node's text in a tree."""
+"""Most characters of a node's text that a tree shows."""
 COLUMNS = ("trainer", "engine", "replay", "mean", "p99", "max", "k3-KL", "ratio", "tokens")
 
 
 class WithCommand(TyperCommand):
-    """A verb that takes a program with its arguments behind ` -- `; they are in the context's `obj`."""
+    """A verb that accepts a program with its arguments after `--`, and stores them in the context's `obj`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -213,25 +221,28 @@ def try_(
         list[str],
         typer.Argument(help="TOML files and overrides; or: reward NAME; or: agent FILES -- PROGRAM ARGUMENTS."),
     ],
-    tasks: Annotated[int, typer.Option(help="How many tasks to generate for.")] = 4,
+    tasks: Annotated[int, typer.Option(help="Number of tasks to generate for.")] = 4,
     data: Annotated[
-        Path | None, typer.Option(help="For a reward: JSON lines with `response`, or failing-sample.json.")
+        Path | None, typer.Option(help="For `reward`: JSON lines with `response`, or failing-sample.json.")
     ] = None,
-    plugin: Annotated[list[Path] | None, typer.Option(help="For a reward: a single-file plugin.")] = None,
+    plugin: Annotated[list[Path] | None, typer.Option(help="For `reward`: a single-file plugin; repeatable.")] = None,
     tree: Annotated[
-        bool, typer.Option("--tree", help="Show each sample's tokens as branches: what is trained, and why not.")
+        bool, typer.Option("--tree", help="Show each sample's tokens as a tree, with the trained and discarded ones.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A few rollouts scored and printed; `relax try reward NAME --data FILE` scores alone, and with
-    `relax try agent FILES -- PROGRAM` a program is the agent, whose calls are shown as a tree."""
+    """Generate, score and print a few samples without training.
+
+    `relax try reward NAME --data FILE` only scores the responses in FILE. `relax try agent FILES -- PROGRAM` runs
+    PROGRAM as the agent and shows its model calls as a tree.
+    """
     from relax_core.diagnostics.trial import reward_trial, trial, with_agent
 
     program: list[str] = context.obj or []
     records: Sequence[dict[str, Any]]
     of_answers: Iterable[str]
     if program and arguments[0] != "agent":
-        raise ConfigError("relax try", f"a program behind --: {program[0]}", "write relax try agent FILES -- PROGRAM")
+        raise ConfigError("relax try", f"a program after --: {program[0]}", "write relax try agent FILES -- PROGRAM")
     if arguments[0] == "agent":
         sources, overrides = split(arguments[1:])
         overrides = with_agent(overrides, program) if program else overrides
@@ -252,7 +263,7 @@ def try_(
 
 
 def _verifiable(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Say in how many tasks the answer that the file gives earns as much as the best sample; nothing where none has any."""
+    """Yield lines that compare the rewards of the tasks' own answers with their best samples, if tasks have answers."""
     earned = {one["group_id"]: one["answer_reward"] for one in records if one.get("answer_reward") is not None}
     judged = [one for one in records if one["reward"] is not None and one["group_id"] in earned]
     less = {one["group_id"]: one for one in judged if earned[one["group_id"]] < one["reward"]}
@@ -261,7 +272,7 @@ def _verifiable(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"the answer of the task file earns as much as the best sample in {len(earned) - len(less)} of {len(earned)} tasks"
     if less:
         names = ", ".join(str(one["task_id"]) for one in list(less.values())[:SHOWN_TASKS])
-        yield f"not so in {names}: is the answer right, and does the reward read it as it stands there?"
+        yield f"less in {names}: check that the answer is right and that the reward accepts it as written"
 
 
 def _record_text(record: dict[str, Any], tree: bool = False) -> str:
@@ -273,8 +284,7 @@ def _record_text(record: dict[str, Any], tree: bool = False) -> str:
 
 
 def _tree_lines(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Draw a sample's tokens: a node a line, below the one that it goes on from; where a node has one successor, it stands at
-    the same depth."""
+    """Yield a sample's nodes as lines of a tree, each below its parent; an only child has the depth of its parent."""
     successors = Counter(node["parent"] for node in nodes)
     depths: list[int] = []
     yield f"  tokens: {sum(node['trained'] for node in nodes)} trained of {sum(node['tokens'] for node in nodes)}"
@@ -287,13 +297,13 @@ def _tree_lines(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _agent_lines(agent: dict[str, Any]) -> Iterator[str]:
-    """Say how the agent's calls came to their branches, as its environment noted it."""
+    """Yield lines on the agent's model calls: their number, the forks with reasons, and ignored request fields."""
     if agent:
         yield f"  calls: {', '.join(f'{count} {reason}' for reason, count in agent['calls'].items()) or 'none'}"
     for fork in agent.get("forks", ()):
         yield f"  call {fork['call'] + 1} is {fork['reason']}: {fork['why']}"
     if ignored := agent.get("overridden"):
-        yield f"  not the client's but the run's own: {', '.join(ignored)}"
+        yield f"  the run's settings replace the client's: {', '.join(ignored)}"
 
 
 def _shortened(text: str) -> str:
@@ -303,26 +313,27 @@ def _shortened(text: str) -> str:
 
 @verbs.callback()
 def bench() -> None:
-    """Measure what a configuration does here."""
+    """Measure properties of a configuration on this machine."""
 
 
 @verbs.command("mismatch")
 def mismatch(
     arguments: Sources,
-    samples: Annotated[int, typer.Option(min=1, help="How many samples, rounded up to whole groups.")] = 64,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples, rounded up to whole groups.")] = 64,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Every pair of number formats; of experts, with and without replay.")
+        bool,
+        typer.Option("--compare", help="Measure every pair of number formats; MoE models with and without replay."),
     ] = False,
-    formats: Annotated[str, typer.Option(help="Of --compare: which formats, with commas between.")] = "",
+    formats: Annotated[str, typer.Option(help="Number formats to compare, separated by commas.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure how far its engine's log-probs are from its trainer's, on the same tokens and weights: |difference|, and KL."""
+    """Measure how far the log-probs of engine and trainer differ on the same tokens and weights."""
     from relax_core.diagnostics.mismatch import FORMATS, mismatch as measure
 
     chosen = tuple(name.strip() for name in formats.split(",") if name.strip())
     for name in chosen:
         if name not in FORMATS:
-            raise ConfigError("--formats", name, f"write some of {', '.join(FORMATS)}, with commas between")
+            raise ConfigError("--formats", name, f"choose from {', '.join(FORMATS)}, separated by commas")
     reports = asyncio.run(measure(*split(arguments), samples, chosen or (FORMATS if compare or formats else ())))
     if as_json:
         print_json({"schema": "relax.mismatch/1", "settings": [mismatch_document(report) for report in reports]})
@@ -331,7 +342,7 @@ def mismatch(
 
 
 def mismatch_document(report: MismatchReport) -> dict[str, Any]:
-    """Give one setting's report as `--json` prints it."""
+    """Return the report of one setting as printed with `--json`."""
     setting = {"trainer": report.setting.trainer, "engine": report.setting.engine, "replay": report.setting.replay}
     if report.found is None:
         return {**setting, "refused": report.refused}
@@ -354,12 +365,12 @@ def _print_mismatch(reports: list[MismatchReport]) -> None:
     print_table(shown, [tuple(row[name] for name in shown) for row in rows])
     for report in reports:
         if report.found is None:
-            say(f"{report.setting.trainer} / {report.setting.engine} can't run: {report.refused}")
+            say(f"{report.setting.trainer} / {report.setting.engine} cannot run: {report.refused}")
     for report in reports:
         if report.rerouted is not None and not report.setting.replay:
             pair = f"{report.setting.trainer} / {report.setting.engine}"
-            say(f"{pair}: {report.rerouted:.2%} of the tokens visit other experts")
+            say(f"{pair}: the trainer routes {report.rerouted:.2%} of the tokens to other experts than the engine")
     if len(reports) == 1 and reports[0].found is not None:
-        say("mean by place in the sample:")
+        say("mean by position in the sample:")
         for end, mean in reports[0].found.positions:
             say(f"  before token {end}: {mean:.3g}")

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax plugins list | show | check` and `relax new`: what is installed, from where, what is broken and why, whether
-it conforms; and a project for a plugin of one's own.
-"""
+"""The verbs `relax plugins list | show | check`, and `relax new`, which creates a plugin project."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ if TYPE_CHECKING:
     from relax_core.registry import Catalogue, Record
     from relax_core.registry.check import Check
 
-OfKind = Annotated[str, typer.Option("--kind", help="Only components of this kind.")]
+OfKind = Annotated[str, typer.Option("--kind", help="Show only components of this kind.")]
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Components and distributions that begin like this, for the shell."""
+    """Return the names of components and distributions that start with `incomplete`, for shell completion."""
     from relax_core.registry import Catalogue
 
     records = Catalogue.load().records
@@ -35,24 +33,26 @@ def complete_name(incomplete: str) -> list[str]:
 
 Named = Annotated[
     str,
-    typer.Argument(help="A component, dist:component, distribution, or ./file.py.", autocompletion=complete_name),
+    typer.Argument(
+        help="A component, distribution:component, distribution, or ./file.py.", autocompletion=complete_name
+    ),
 ]
-verbs = typer.Typer(no_args_is_help=True, help="What is installed, what is broken and why, does it conform.")
+verbs = typer.Typer(no_args_is_help=True, help="List, show and check installed plugins.")
 
 
 @verbs.command("list")
 def list_plugins(kind: OfKind = "", as_json: AsJson = False) -> None:
-    """Every installed plugin, its components and its state."""
+    """List every installed plugin with its components and state."""
     _print_list(kind, as_json)
 
 
 def list_without_typer(words: Sequence[str]) -> int:
-    """Run `relax plugins list` on the words after it, importing next to nothing; return the exit code."""
+    """Run `relax plugins list` with the given arguments, without importing typer's helpers; return the exit code."""
     parser = argparse.ArgumentParser(
-        "relax plugins list", description="Every installed plugin, its components and its state."
+        "relax plugins list", description="List every installed plugin with its components and state."
     )
-    parser.add_argument("--kind", default="", help="Only components of this kind.")
-    parser.add_argument("--json", action="store_true", help="One JSON document on stdout.")
+    parser.add_argument("--kind", default="", help="Show only components of this kind.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document on stdout.")
     chosen = parser.parse_args(words)
     _print_list(chosen.kind, chosen.json)
     return 0
@@ -64,7 +64,7 @@ def show(
     kind: OfKind = "",
     as_json: AsJson = False,
 ) -> None:
-    """One component with its options and capabilities, or one plugin."""
+    """Show a component with its options and capabilities, or a plugin with its components."""
     from relax_core.registry.check import describe, records_named
 
     catalogue, files = _catalogue(name)
@@ -86,7 +86,10 @@ def check_plugins(
     name: Named = "",
     as_json: AsJson = False,
 ) -> None:
-    """Import, handshake, options, conformance suites, of all plugins by default; exit 3 where something fails."""
+    """Check plugins: import, handshake, options, conformance suites.
+
+    All plugins are checked by default. The exit code is 3 if a check fails.
+    """
     from relax_core.registry.check import CheckResult, check
 
     catalogue, files = _catalogue(name)
@@ -111,12 +114,14 @@ def check_plugins(
 
 
 def new(
-    kind: Annotated[str, typer.Argument(help="reward, environment or algorithm.")],
-    name: Annotated[str, typer.Argument(help="The component's name, in kebab-case.")],
-    source: Annotated[Path | None, typer.Option("--from", help="A working single-file plugin to move into it.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Where the project's directory is made.")] = Path(),
+    kind: Annotated[str, typer.Argument(help="Kind of component: reward, environment or algorithm.")],
+    name: Annotated[str, typer.Argument(help="Name of the component, in kebab-case.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A single-file plugin to move into the project.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder in which the project folder is created.")] = Path(),
 ) -> None:
-    """Write a plugin project: code, tests with the conformance suite, packaging."""
+    """Create a plugin project with code, tests and packaging."""
     from relax_core.registry.templates import bake
 
     project = bake(kind, name, out, source)
@@ -125,7 +130,7 @@ def new(
 
 
 def _print_list(kind: str, as_json: bool) -> None:
-    """Print the plugins; of one kind, only those that have components of it."""
+    """Print the plugins; with `kind`, only components of that kind and plugins that have some."""
     from relax_core.registry import Catalogue
     from relax_core.registry.catalogue import known_kind
 
@@ -141,7 +146,7 @@ def _print_list(kind: str, as_json: bool) -> None:
 
 
 def _lines(record: Record) -> list[str]:
-    """Describe a plugin as text: its place and state, then its components."""
+    """Return a plugin as lines of text: its location and state, then its components."""
     place = f"{record.location} (editable)" if record.editable else record.location
     shown = [part for part in (record.name, record.version, record.state, record.api_range or "-", place) if part]
     text = ["  ".join(shown)]
@@ -155,7 +160,7 @@ def _lines(record: Record) -> list[str]:
 
 
 def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
-    """Load the installed plugins, and the file where one is named instead."""
+    """Return the catalogue, including the plugin file `name` if it ends with `.py`, and that file."""
     from relax_core.registry import Catalogue
 
     files = (str(Path(name).resolve()),) if name.endswith(".py") else ()
@@ -163,7 +168,7 @@ def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
 
 
 def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
-    """Find the one component that a name means; an error says which there are."""
+    """Return (kind, name) of the only component with this name; raise an error listing the candidates if not unique."""
     from relax_core.api.errors import ConfigError
     from relax_core.registry.catalogue import missing_anywhere
     from relax_core.registry.check import components_named
@@ -175,12 +180,12 @@ def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
         raise missing_anywhere(name, catalogue.records)
     if len(found) > 1:
         choices = " or ".join(f"`{qualified} --kind {of}`" for of, qualified in found)
-        raise ConfigError("NAME", repr(name), f"it has several meanings; write {choices}")
+        raise ConfigError("NAME", repr(name), f"several components have this name; write {choices}")
     return found[0]
 
 
 def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
-    """Choose the plugins to check; for a component, its plugin with only that component."""
+    """Return the plugins to check: all, those with this name, or those of a component reduced to that component."""
     from relax_core.registry.catalogue import missing_anywhere
     from relax_core.registry.check import records_named
 

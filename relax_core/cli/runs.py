@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax train | resume | attach | stop | checkpoint | continue`, and `relax runs | status | why | report`: a run started,
-watched, saved, stopped or continued, and runs that are written down, those that still go included. All decisions are in
-`control`.
+"""The verbs `relax train | resume | attach | stop | checkpoint | continue` and `relax runs | status | why | report`.
+
+The former start or control one run, the latter show live and ended runs. All decisions are made in `control`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 REQUEST_POLL_S = 0.2
 LAST_WORDS_S = 60.0
-"""For a run that has ended to write its report and to end its processes."""
+"""Seconds that `attach` waits for an ended run to write its report and stop its processes."""
 UNCHECKED = "placement.check_memory=false"
 Arguments = Annotated[
-    list[str], typer.Argument(help="TOML files or a recipe, then overrides such as optimizer.lr=1e-5.")
+    list[str], typer.Argument(help="TOML files or a recipe name, then overrides such as optimizer.lr=1e-5.")
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Where to write the run; it must be new or empty.")]
+RunDir = Annotated[Path | None, typer.Option(help="Folder to write the run to; it must be new or empty.")]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")]
 Runner = Annotated[str | None, typer.Option(help="ray, local or inline; short for run.runner=...")]
 Anyway = Annotated[
     bool,
-    typer.Option("--anyway", help="Start also what can't fit into memory; short for placement.check_memory=false."),
+    typer.Option("--anyway", help="Start even if memory is too small; short for placement.check_memory=false."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the graph, start nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the graph, but start nothing.")]
 Detach = Annotated[
     bool,
-    typer.Option("--detach", help="Return once it has started; it goes on without this terminal: relax attach, stop."),
+    typer.Option("--detach", help="Return once the run has started; see relax attach and relax stop."),
 ]
-Supervised = Annotated[bool, typer.Option("--supervised", hidden=True, help="It is the driver under a supervisor.")]
+Supervised = Annotated[bool, typer.Option("--supervised", hidden=True, help="Run as the child of a supervisor.")]
 
 
 def train(
@@ -58,9 +58,10 @@ def train(
     detach: Detach = False,
     supervised: Supervised = False,
 ) -> None:
-    """Train: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`.
+    """Start a training run.
 
-    At a terminal a run on Ray is watched as by `relax attach`: Ctrl-C asks whether to leave it running or to stop it.
+    Examples: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`. At a terminal, a
+    run on Ray is watched as by `relax attach`: Ctrl-C asks whether to detach from it or to stop it.
     """
     from relax_core.control.prepare import prepare
 
@@ -80,20 +81,20 @@ def train(
 
 
 def resume(
-    run: Annotated[str, typer.Argument(help="Run directory, or its name under the runs folder.")],
+    run: Annotated[str, typer.Argument(help="A run directory, or its name under the runs folder.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="steps, eval, sinks, placement, recovery, data.media may change.")
+        list[str] | None, typer.Argument(help="Overrides; only steps, eval, sinks, placement, recovery, data.media.")
     ] = None,
     as_json: SummaryJson = False,
     anyway: Anyway = False,
     step: Annotated[
         int | None,
-        typer.Option(help="Go on from the checkpoint of this step; else from the newest that is whole."),
+        typer.Option(help="Continue from the checkpoint of this step; default: the newest complete checkpoint."),
     ] = None,
     detach: Detach = False,
     supervised: Supervised = False,
 ) -> None:
-    """Continue a run from its newest checkpoint whose files are whole, or from that of --step."""
+    """Continue a run from its newest complete or a chosen checkpoint."""
     from relax_core.control.prepare import prepare_resume
     from relax_core.control.supervisor import predecessor
     from relax_core.observe.run_directory import RunDirectory, find_run
@@ -110,7 +111,7 @@ def resume(
 
 
 def _is_watched(sources: Sequence[str | Path], overrides: list[str]) -> bool:
-    """Tell whether a run is one that this terminal only watches: on Ray it outlives the terminal."""
+    """Return True if this terminal only watches the run, which is so for a run on Ray started at a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     from relax_core.control.prepare import plan_run
@@ -148,7 +149,7 @@ def _run(prepared: Prepared, as_json: bool, supervised: bool) -> None:
 
 
 def _say_ending(summary: dict[str, Any], path: Path, as_json: bool) -> None:
-    """Print how a run ended that did not fail; exit where it was stopped."""
+    """Print the end of a run that did not fail; exit with 130 if it was stopped."""
     if as_json:
         say(json.dumps({**summary, "run_dir": str(path)}))
     if summary["status"] != "finished":
@@ -159,52 +160,53 @@ def _say_ending(summary: dict[str, Any], path: Path, as_json: bool) -> None:
 
 
 def _failed(path: Path) -> str:
-    """Say where the files of a failed run are, and how to go on."""
+    """Return the message of a failed run: where its files are, and how to continue it."""
     from relax_core.control.stages import resumable_step
 
     step = resumable_step(path)
     again = "" if step is None else f"; continue after step {step} with: relax resume {path}"
-    return f"relax: the run failed; what it wrote is in {path}{again}"
+    return f"relax: the run failed; its files are in {path}{again}"
 
 
 def _write_report(path: Path) -> None:
-    """Write the report; a report that can't be made, on a full disk say, is no failure of the run."""
+    """Write the report; if that fails, for example on a full disk, print a warning only."""
     from relax_core.api.errors import RelaxError
     from relax_core.views.report import write_report
 
     try:
         write_report(path)
     except (OSError, RelaxError) as error:
-        say(f"relax: no report: {error}; make it later with `relax report {path}`", err=True)
+        say(f"relax: no report written: {error}; write it later with `relax report {path}`", err=True)
 
 
 def _stopped(summary: dict[str, Any], path: Path) -> str:
-    """Say where a stopped run stands, and how to go on."""
+    """Return the message of a stopped run: its checkpoint, and how to continue it."""
     from relax_core.control.stages import resumable_step
 
     step = resumable_step(path)
     if step is None:
-        return f"relax: {summary['status']} before there was a checkpoint; start it anew"
-    busy = f"; {' and '.join(summary['busy'])} did not finish in checkpoint.grace_s" if summary.get("busy") else ""
-    again = f" (done: {summary['steps']}; the later ones are repeated)" if summary.get("steps", step) > step else ""
+        return f"relax: {summary['status']} before its first checkpoint; start the run again"
+    busy = f"; {' and '.join(summary['busy'])} did not finish within checkpoint.grace_s" if summary.get("busy") else ""
+    again = f" (steps done: {summary['steps']}; later ones are repeated)" if summary.get("steps", step) > step else ""
     return (
         f"relax: {summary['status']} with a checkpoint of step {step}{again}{busy}; continue with: relax resume {path}"
     )
 
 
 Run = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; else the latest.")
+    str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; default: the latest run.")
 ]
 
 
 def checkpoint(
     run: Run = None,
-    wait_s: Annotated[float, typer.Option(help="How long to wait for it.", min=0.0)] = 3600.0,
+    wait_s: Annotated[float, typer.Option(help="Most seconds to wait for the checkpoint.", min=0.0)] = 3600.0,
     json: AsJson = False,
 ) -> None:
-    """Ask a live run for a checkpoint once its step under way is done, and wait until it is whole.
+    """Make a live run write a checkpoint after its current step.
 
-    SIGUSR1 to the process of the run asks for the same. Who may write the run directory may ask.
+    The command waits until the checkpoint is complete. Sending SIGUSR1 to the run's process also requests a checkpoint.
+    Any user with write access to the run directory may do this.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.control.stages import resumable_step
@@ -216,13 +218,15 @@ def checkpoint(
     while found < wanted:
         state = health(view, time.time())
         if state.ended or state.state == "lost":
-            fix = f"it has {f'a checkpoint of step {found}' if found else 'no checkpoint'}, and none can be added"
+            fix = (
+                f"it has {f'a checkpoint of step {found}' if found else 'no checkpoint'}; only a live run can write one"
+            )
             raise ConfigError("run", f"{view.name}, which is {state.state}", fix)
         if not asked:
             view.request("checkpoint")
             asked = True
         if time.monotonic() > deadline:
-            later = f"it is made once the step under way is done; `relax why {view.name}` says what that waits for"
+            later = f"it is written after the current step; `relax why {view.name}` shows what that step waits for"
             raise InfrastructureError(f"{view.name}: no checkpoint of step {wanted} within {wait_s:.0f} s; {later}")
         time.sleep(REQUEST_POLL_S)
         found = resumable_step(view.path) or 0
@@ -234,12 +238,13 @@ def checkpoint(
 
 def continue_(
     run: Run = None,
-    wait_s: Annotated[float, typer.Option(help="How long to wait until it goes on.", min=0.0)] = 60.0,
+    wait_s: Annotated[float, typer.Option(help="Most seconds to wait until the run continues.", min=0.0)] = 60.0,
     json: AsJson = False,
 ) -> None:
-    """Go on with a run that a guard has paused, and accept the step that it was paused for.
+    """Continue a run that a guard has paused.
 
-    `relax why` says what it was paused for. Who may write the run directory may ask.
+    This accepts the step that caused the pause; `relax why` shows the cause. Any user with write access to the run
+    directory may do this.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.views.run import health, open_run, pause_reason
@@ -248,29 +253,30 @@ def continue_(
     reason = paused = pause_reason(view.status())
     state = health(view, time.time())
     if not reason or state.ended or state.state == "lost":
-        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a run that is paused can go on")
+        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a paused run can be continued")
     view.request("continue")
     while paused == reason:
         if time.monotonic() > deadline:
             raise InfrastructureError(
-                f"{view.name}: it does not go on within {wait_s:.0f} s; see `relax why {view.name}`"
+                f"{view.name}: the run did not continue within {wait_s:.0f} s; see `relax why {view.name}`"
             )
         time.sleep(REQUEST_POLL_S)
         paused = pause_reason(view.status())
     if json:
         print_json({"schema": "relax.continue/1", "run": view.name, "paused_for": reason})
     else:
-        say(f"{view.name}: goes on; it was paused for {reason}")
+        say(f"{view.name}: continued; it was paused for {reason}")
 
 
 def stop(
     run: Run = None,
-    wait_s: Annotated[float, typer.Option(help="How long to wait for its end.", min=0.0)] = 3600.0,
+    wait_s: Annotated[float, typer.Option(help="Most seconds to wait for the run's end.", min=0.0)] = 3600.0,
     json: AsJson = False,
 ) -> None:
-    """Stop a live run as Ctrl-C in its terminal does, with a checkpoint, and wait until it has ended.
+    """Stop a live run with a checkpoint.
 
-    Who may write the run directory may ask.
+    Like Ctrl-C in the run's terminal; the command waits until the run has ended. Any user with write access to the run
+    directory may do this.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.views.run import health, open_run, process_of
@@ -281,26 +287,27 @@ def stop(
         if state.state == "lost":
             raise ConfigError("run", f"{view.name}, which is lost", state.detail)
         if not state.ended and asked != (pid := int(view.status().get("pid", -1))):
-            view.request("stop")  # again where another process runs it by now: it has not seen the first one
+            view.request("stop")  # repeated for a new process of the run, which has not seen the first request
             asked = pid
         if time.monotonic() > deadline:
-            later = f"`relax why {view.name}` says what it waits for"
-            raise InfrastructureError(f"{view.name}: asked to stop, and not ended within {wait_s:.0f} s; {later}")
+            later = f"`relax why {view.name}` shows what it waits for"
+            raise InfrastructureError(f"{view.name}: the run did not stop within {wait_s:.0f} s; {later}")
         time.sleep(REQUEST_POLL_S)
     if json:
         print_json({"schema": "relax.stop/1", "run": view.name, "status": state.state, "requested": bool(asked)})
     elif state.state in ("failed", "diverged"):
         say(f"{view.name}: {state.state}: {state.detail}")
     else:
-        summary = {"status": state.state, **view.summary()}  # there is none where its disk was full
+        summary = {"status": state.state, **view.summary()}  # a full disk leaves no summary
         say(f"{view.name}: {_stopped(summary, view.path).removeprefix('relax: ')}"
             if state.state != "finished" else f"{view.name}: finished")  # fmt: skip
 
 
 def attach(run: Run = None, as_json: SummaryJson = False) -> None:
-    """Show a live run that runs elsewhere until it ends, and end with its exit code.
+    """Watch a live run until it ends, and exit with its exit code.
 
-    Ctrl-C asks whether to leave it running or to stop it; without a terminal to ask, it is left running. Exit code 130 then.
+    Ctrl-C asks whether to detach or to stop the run; without a terminal it detaches. The exit code is 130 after
+    detaching.
     """
     from relax_core.api.errors import InfrastructureError
     from relax_core.views.display import LiveDisplay
@@ -323,7 +330,7 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
         except Interrupted as interrupted:
             display.close()
             if not _wants_to_stop(view.name, interrupted):
-                say(f"relax: detached; the run goes on. Look again with: relax attach {view.name}", err=True)
+                say(f"relax: detached; the run continues. Watch it again with: relax attach {view.name}", err=True)
                 raise typer.Exit(INTERRUPTED) from None
             view.request("stop")
         finally:
@@ -331,9 +338,9 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
     if not state.ended:
         raise InfrastructureError(f"{view.name}: {state.detail}")
     deadline = time.monotonic() + LAST_WORDS_S
-    while process_of(view) and time.monotonic() < deadline:  # it writes its report, and ends what it started
+    while process_of(view) and time.monotonic() < deadline:  # the run writes its report and stops its processes
         time.sleep(REQUEST_POLL_S)
-    summary = {"status": state.state, **view.summary()}  # there is none where its disk was full
+    summary = {"status": state.state, **view.summary()}  # a full disk leaves no summary
     if state.state not in ("failed", "diverged"):
         _say_ending(summary, view.path, as_json)
         return
@@ -344,10 +351,10 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
 
 
 def _wants_to_stop(name: str, interrupted: Interrupted) -> bool:
-    """Ask whoever pressed Ctrl-C at a terminal; nobody else wants that."""
+    """Ask after Ctrl-C at a terminal whether to stop the run; return False for all remaining signals."""
     if interrupted.number != signal.SIGINT or not sys.stdin.isatty():
         return False
-    say(f"\n{name} runs on. [d]etach from it, or [s]top it with a checkpoint? [d] ", err=True, nl=False)
+    say(f"\n{name} is still running. [d]etach from it, or [s]top it with a checkpoint? [d] ", err=True, nl=False)
     try:
         return sys.stdin.readline().strip().lower() in ("s", "stop")
     except Interrupted:
@@ -372,7 +379,7 @@ def runs(json: AsJson = False) -> None:
 
 
 def status(run: Run = None, json: AsJson = False) -> None:
-    """Show how far one run is, its reward, and what each role does."""
+    """Show a run's progress, its reward, and the activity of each role."""
     from relax_core.views.run import health, listed, open_run, readable_documents
 
     view, wall = open_run(run), time.time()
@@ -393,7 +400,7 @@ def status(run: Run = None, json: AsJson = False) -> None:
 
 
 def why(run: Run = None, json: AsJson = False) -> None:
-    """Explain one run's waits."""
+    """Show what a run waits for, and which role must act."""
     from relax_core.views.run import health, open_run, readable_documents
     from relax_core.views.why import mismatch_warning, why
 
@@ -410,7 +417,7 @@ def why(run: Run = None, json: AsJson = False) -> None:
 
 
 def report(run: Run = None) -> None:
-    """Write one run's report.html and reward.png."""
+    """Write a run's report.html and reward.png, and print the path of the report."""
     from relax_core.observe.run_directory import find_run
     from relax_core.views.report import write_report
 
@@ -429,6 +436,6 @@ def _reward(run: Listed) -> str:
 
 def _doing(role: Mapping[str, Any]) -> str:
     waits = ", ".join(f"for {wait['reason']} from {wait['owed_by']}" for wait in role.get("waits", ()))
-    if waits and role["state"] != "waiting":  # one of its loops waits, others work
+    if waits and role["state"] != "waiting":  # one loop of the role waits while another works
         waits = f"waits {waits}"
     return waits or str(role.get("doing", ""))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that several verbs take, and the forms that all of them print: JSON, tables, failures.
+"""Arguments shared by several verbs, and the output formats of all verbs: JSON, tables, errors.
 
-A verb that fails ends with a line on stderr, an exit code, and with `--json` one document on stdout:
-`{"schema": "relax.error/1", "error": ..., "type": ..., "exit_code": ...}`, with `field`, `got`, `fix` where the
-configuration is wrong and `errors` where several things are. Only frames of a plugin are shown; `RELAX_TRACEBACK=1`
-shows the core's own too.
+A failed verb prints one line on stderr and sets an exit code. With `--json` it also prints one document on stdout:
+`{"schema": "relax.error/1", "error": ..., "type": ..., "exit_code": ...}`. A configuration error adds `field`, `got`
+and `fix`; several errors are listed in `errors`. Tracebacks show only frames of plugins; `RELAX_TRACEBACK=1` shows all
+frames.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from relax_core.api.errors import ConfigError, PluginError, RelaxError
 INTERRUPTED = 130
 _TRACEBACK = "RELAX_TRACEBACK"
 UsageError: type[Any] = typer.BadParameter.__bases__[0]
-"""Typer's error for words that the command line does not understand."""
+"""Typer's error for an invalid command line."""
 
-Sources = Annotated[list[str], typer.Argument(help="TOML files or a recipe, then overrides.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Sources = Annotated[list[str], typer.Argument(help="TOML files or a recipe name, then overrides KEY=VALUE.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 class Interrupted(BaseException):
-    """SIGINT, SIGTERM or SIGHUP, where no run listens for them."""
+    """The arrival of SIGINT, SIGTERM or SIGHUP while no run handles the signal."""
 
     def __init__(self, number: int = 0) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class Interrupted(BaseException):
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Separate files and recipes from overrides, which contain '='."""
+    """Split arguments into (files and recipes, overrides); an argument with '=' is an override."""
     return [item for item in arguments if "=" not in item], [item for item in arguments if "=" in item]
 
 
 def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text, its control characters made visible: whoever wrote it, it can't steer the terminal."""
+    """Print text with control characters escaped, since text of models and plugins must not control the terminal."""
     from relax_core.api.errors import printable
 
     try:
@@ -51,25 +51,25 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        # The terminal was closed: nobody reads it, and what a run has still to write goes on.
+        # The terminal was closed; a run that still writes must continue.
 
 
 def print_json(document: object) -> None:
-    """Print the one document that stdout carries, in a line and with plain text for what JSON does not know."""
+    """Print a document as one line of JSON; values of unknown types become text."""
     from relax_core.observe.documents import encode
 
     say(encode(document))
 
 
 def print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns as wide as their widest cell."""
+    """Print a table with aligned columns."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def fail(error: BaseException) -> int:
-    """Print what is wrong; return the exit code."""
+    """Print an error; return its exit code."""
     document = error_document(error)
     if isinstance(error, UsageError):
         error.show()
@@ -85,7 +85,7 @@ def fail(error: BaseException) -> int:
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
-    """Describe an error as plain data."""
+    """Return an error as the `relax.error/1` document."""
     kind, exit_code = type(error).__name__, 1
     more: dict[str, Any] = {}
     if isinstance(error, RelaxError):
@@ -105,6 +105,6 @@ def error_document(error: BaseException) -> dict[str, Any]:
         place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
         text = (
             f"unexpected {kind}: {error}{place}; this is a fault of relax: "
-            f"run it again with {_TRACEBACK}=1 and report what it prints"
+            f"run the command again with {_TRACEBACK}=1 and report its output"
         )
     return {"schema": "relax.error/1", "error": text, "type": kind, "exit_code": exit_code, **more}

@@ -85,14 +85,14 @@ def test_a_run_outlives_its_terminal_and_its_driver_and_is_left_and_stopped_from
     watch.types("\x03")
     watch.shows("[d]etach")
     watch.types("\n")
-    assert watch.ends() == 130 and "detached; the run goes on" in watch.shown, watch.shown
+    assert watch.ends() == 130 and "detached; the run continues" in watch.shown, watch.shown
     left = subprocess.Popen(
         command("attach", run), cwd=tmp_path, env=environment(), text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert left.stderr is not None and left.stderr.readline().startswith("step ")
     left.send_signal(signal.SIGINT)
-    assert "detached; the run goes on" in left.communicate(timeout=DEADLINE_S)[1] and left.returncode == 130
+    assert "detached; the run continues" in left.communicate(timeout=DEADLINE_S)[1] and left.returncode == 130
 
     killed = document(run, "status")["pid"]
     os.kill(killed, signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_a_detached_run_that_does_not_start_ends_with_the_error_of_one_in_the_fo
                  "--run-dir", run, "--detach", "--json")  # fmt: skip
     assert late.code == document(run, "summary")["exit_code"] == late.json["exit_code"] == 3, late.err
     assert late.json["error"] == document(run, "summary")["error"]
-    assert f"relax: the run failed; what it wrote is in {run}" in late.err
+    assert f"relax: the run failed; its files are in {run}" in late.err
     attached = relax("attach", run)
     assert attached.code == late.code and attached.err.splitlines()[-1] == late.err.splitlines()[-1], attached.err
     inline = relax("train", tiny / "recipe.toml", "--runner", "inline", "--run-dir", tmp_path / "run", "--detach")

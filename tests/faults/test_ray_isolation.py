@@ -67,7 +67,7 @@ def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_
     terminal.types("\x03")
     terminal.shows("[d]etach")
     terminal.types("\n")
-    assert terminal.ends() == 130 and "detached; the run goes on" in terminal.shown, terminal.shown
+    assert terminal.ends() == 130 and "detached; the run continues" in terminal.shown, terminal.shown
     first = watch = start(detached, "attach", detached, **env)
     until(lambda: any((detached / "checkpoints").glob("step-*/state.json")), "a checkpoint")
     second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=5000", **env)

@@ -124,7 +124,7 @@ def test_a_try_shows_the_tree_of_an_agent_s_calls_and_why_it_branched(
     assert ran.code == 0, ran.err
     assert "call 3 is rewritten: an answer in its history is not what the policy wrote" in ran.out
     assert "calls: 1 first, 1 continued, 1 rewritten, 1 new" in ran.out
-    assert "not the client's but the run's own: temperature" in ran.out
+    assert "the run's settings replace the client's: temperature" in ran.out
     told = json.loads(relax_here(*asked, "--json", "--", "no-such-program").out)
     assert [one["outcome"] for one in told] == ["environment_error"] * 2 and "no-such-program" in told[0]["error"]
     told = json.loads(relax_here(*asked, "--json", "--", sys.executable, "agent.py").out)

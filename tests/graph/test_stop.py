@@ -170,7 +170,7 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
     )]  # fmt: skip
     assert summary["guards"] == {"grad_norm": 1, "reward": 2} and summary["notifications"]["suppressed"] == 0
     again = relax_here("continue", under.run)
-    assert again.code == 2 and "only a run that is paused can go on" in again.err
+    assert again.code == 2 and "only a paused run can be continued" in again.err
 
 
 @pytest.mark.faults
@@ -195,7 +195,7 @@ def test_a_stop_while_roles_start_leaves_a_stopped_run_without_checkpoint(
     os.killpg(under.process.pid, signal.SIGINT)
     code, document, err = under.ended()
     assert (code, document["status"], document["steps"]) == (130, "stopped", 0), err
-    assert "before there was a checkpoint" in err and "Traceback" not in err
+    assert "before its first checkpoint" in err and "Traceback" not in err
 
 
 @pytest.mark.faults

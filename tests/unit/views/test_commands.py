@@ -124,4 +124,4 @@ def test_a_stop_of_a_run_that_ended_without_room_for_its_summary_says_how_it_end
     (path / "summary.json").unlink()
     status = json.loads((path / "status.json").read_text())
     (path / "status.json").write_text(json.dumps({**status, "host": "elsewhere"}))
-    assert "stopped before there was a checkpoint; start it anew" in relax("stop", path.name).stdout
+    assert "stopped before its first checkpoint; start the run again" in relax("stop", path.name).stdout

@@ -16,7 +16,7 @@ def test_tasks_whose_answer_earns_less_than_a_sample_are_named() -> None:
     records = [_record(0, 0.0, 1.0), _record(0, 1.0, 1.0), _record(1, 1.0, 0.0), _record(1, None, 0.0)]
     assert list(_verifiable(records)) == [
         "the answer of the task file earns as much as the best sample in 1 of 2 tasks",
-        "not so in task-1: is the answer right, and does the reward read it as it stands there?",
+        "less in task-1: check that the answer is right and that the reward accepts it as written",
     ]
 
 

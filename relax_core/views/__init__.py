@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a run, live or ended: `open_run`, status, why, the display, the report. Never writes what a run depends on."""
+"""Views of a live or ended run: `open_run`, status, why, display and report. They never change what a run reads."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts: lines, bars and stacked bars, made of a few shapes that become inline SVG for pages or a PNG for chats and READMEs.
+"""Charts of lines, bars and stacked bars, made of simple shapes and written as inline SVG or as a PNG.
 
-They draw the points that they are given; which metric is worth a chart is the report's business. A shape's `style` is its
-class in a page, whose style sheet has the colours, and its key in `_INKS` for a PNG.
+The report decides which metrics to draw. A shape's `style` is its CSS class in a page, and its key in `_INKS` for a
+PNG.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 Points = Sequence[tuple[float, float]]
 MAX_POINTS = 600
-"""More points than pixels only make a page heavy."""
+"""Most points of a curve in a page, about one per pixel."""
 TINIEST = 1e-100
-"""Below it there is no room to divide a range."""
+"""Smallest range of values that is divided into ticks."""
 _OVERSAMPLING = 3
 _BLUE, _DOT_COLOURS = "#2f6fde", ("#d9730d", "#1a8f5a", "#c62f2f")
 _INKS = {
     "grid": ("#d9dee4", 1.0), "line line-1": ("#b6cdf3", 1.2), "line line-2": (_BLUE, 2.5), "": ("#5d6773", 13.0),
     "title": ("#1c2128", 16.0), **{f"dots dots-{at}": (colour, 2.0) for at, colour in enumerate(_DOT_COLOURS, start=1)},
 }  # fmt: skip
-"""Colour of each style, and its width in pixels or the size of its text."""
+"""Colour of each style, with its line width in pixels or its font size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class Bar:
 class Label:
     x: float
     y: float
-    """The baseline."""
+    """Baseline of the text, in pixels from the top."""
     text: str
     anchor: str = "middle"
-    """start, middle or end."""
+    """Alignment at `x`: start, middle or end."""
     style: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Shapes on a canvas, in pixels from the top left; later ones lie over earlier ones."""
+    """Shapes on a canvas in pixels from the top left, drawn in order."""
 
     width: float
     height: float
@@ -74,7 +74,7 @@ class Chart:
     shapes: tuple[Polyline | Dot | Bar | Label, ...]
 
     def svg(self) -> str:
-        """Return an inline SVG; empty where there is nothing to draw."""
+        """Return an inline SVG; an empty chart gives an empty string."""
         if not self.shapes:
             return ""
         box = f'viewBox="0 0 {self.width:g} {self.height:g}"'
@@ -82,7 +82,7 @@ class Chart:
         return f'<svg class="curve" {box} role="img" aria-label="{html.escape(self.label)}">{drawn}</svg>'
 
     def write_png(self, path: Path) -> None:
-        """Write a picture on white, drawn larger than it is so that its edges are smooth."""
+        """Write a PNG on white, drawn at a larger scale and reduced, so that edges are smooth."""
         from PIL import Image, ImageDraw, ImageFont
 
         scale, anchors = _OVERSAMPLING, {"start": "ls", "middle": "ms", "end": "rs"}
@@ -105,7 +105,6 @@ class Chart:
 
 
 def _element(shape: Polyline | Dot | Bar | Label) -> str:
-    """Return the SVG element of a shape."""
     style = f' class="{shape.style}"' if shape.style else ""
     match shape:
         case Polyline(_, points, title):
@@ -128,13 +127,13 @@ def _element(shape: Polyline | Dot | Bar | Label) -> str:
 def lines(
     curves: Mapping[str, Points], dots: Mapping[str, Points], label: str, size: tuple[int, int] = (720, 300)
 ) -> Chart:
-    """Draw axes, one line a curve, one dot a point of `dots`."""
+    """Draw axes, a line for each curve, and a dot for each point of `dots`."""
     frame = _Frame([point for points in (*curves.values(), *dots.values()) for point in points], size)
     return Chart(*size, label, (*frame.axes(), *frame.curves(curves), *frame.dots(dots)))
 
 
 def reward_picture(title: str, reward: Points, evals: Mapping[str, Points]) -> Chart:
-    """Draw reward a step, raw and smoothed, and the evaluations: a chart that explains itself outside of a page."""
+    """Draw the reward of each step, raw and smoothed, and the evaluations, with title and legend for use alone."""
     width, height, left = 960, 540, 64
     curves = {"reward": reward, "reward, smoothed": smoothed(reward)} if reward else {}
     styles = [f"line line-{at}" for at in range(1, len(curves) + 1)] + [_dot_style(at) for at in range(len(evals))]
@@ -159,7 +158,7 @@ def reward_picture(title: str, reward: Points, evals: Mapping[str, Points]) -> C
 
 
 def bars(counts: Mapping[str, float], label: str) -> Chart:
-    """Draw a histogram of a few named counts."""
+    """Draw a bar for each of a few named counts."""
     most, height, width = max(counts.values(), default=0.0) or 1.0, 150, 640
     slot = width / max(len(counts), 1)
     thick = min(slot * 0.7, 80)
@@ -172,7 +171,7 @@ def bars(counts: Mapping[str, float], label: str) -> Chart:
 
 
 def stacked_bars(rows: Mapping[str, Mapping[str, float]], label: str) -> Chart:
-    """Draw one bar a row, of the shares of its parts in seconds; classes `spent-PART` carry the colours."""
+    """Draw a bar for each row, divided by the seconds of its parts; classes `spent-PART` have the colours."""
     row_height, gap, left, width = 26, 10, 110, 720
     shapes: list[Bar | Label] = []
     for at, (name, parts) in enumerate(rows.items()):
@@ -192,7 +191,7 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]], label: str) -> Chart:
 
 
 def smoothed(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
-    """Return a centred running mean over a share of the points, at least 5."""
+    """Return a centred running mean over a `share` of the points, at least 5 points."""
     half = max(round(len(points) * share), 5) // 2
     values = [value for _, value in points]
     windows = (values[max(at - half, 0) : at + half + 1] for at in range(len(values)))
@@ -200,7 +199,7 @@ def smoothed(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
 
 
 def thin(points: Points, most: int = MAX_POINTS) -> Points:
-    """Return at most that many points, evenly chosen, the last one kept."""
+    """Return about `most` evenly chosen points, always including the last."""
     if len(points) <= most:
         return points
     stride = math.ceil(len(points) / most)
@@ -208,9 +207,9 @@ def thin(points: Points, most: int = MAX_POINTS) -> Points:
 
 
 def nice_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Return round numbers that enclose a range."""
+    """Return about `wanted` round numbers that enclose a range."""
     size = max(abs(low), abs(high))
-    if high - low <= max(1e-9 * size, TINIEST):  # a difference of rounding is none
+    if high - low <= max(1e-9 * size, TINIEST):  # treat a rounding error as an empty range
         half = size * 0.5 if size > TINIEST else 0.5
         low, high = low - half, high + half
     rough = (high - low) / wanted
@@ -226,7 +225,7 @@ def _dot_style(at: int) -> str:
 
 
 class _Frame:
-    """Axes around points: converts steps and values to pixels. Without points nothing is drawn."""
+    """Axes around points, which convert steps and values to pixels; without points nothing is drawn."""
 
     def __init__(
         self, points: Points, size: tuple[int, int], left: int = 56, right: int = 14, top: int = 12, bottom: int = 36

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run while it goes, on stderr: progress, reward, evaluation, lag, throughput, what each role does or waits for.
+"""The live display of a run on stderr: progress, reward, evaluation, lag, throughput, and what each role does.
 
-Events only update numbers; a thread of rich draws them at most four times a second. Without a terminal it is one plain
-line a step; with `mode="quiet"` (`--json`) nothing.
+Events only update numbers; a thread of rich draws them at most four times a second. Without a terminal the display
+prints one plain line per step; with `mode="quiet"` (`--json`) it prints nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Mode = Literal["auto", "live", "plain", "quiet"]
 HERTZ = 4
 WIDTH = 40
 ACTIONS = {
-    "warn": "the run goes on", "pause": "the run is paused: `relax why` says how to go on",
-    "roll-back": "the run goes back to its last checkpoint", "stop": "the run is stopped",
+    "warn": "the run continues", "pause": "the run is paused; `relax why` shows how to continue it",
+    "roll-back": "the run rolls back to its last checkpoint", "stop": "the run is stopped",
 }  # fmt: skip
-"""What a run does once a guard has fired."""
+"""Description of each action of a guard."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"busy": "green", "waiting": "yellow", "failed": "bold red", "paused": "magenta"}
 
 
 class LiveDisplay:
-    """`event` and `beats` take what happens; `close` leaves the last picture standing."""
+    """A display that is fed by `event` and `heartbeats`; `close` leaves the last picture on the screen."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class LiveDisplay:
             self._live.start()
 
     def event(self, event: Event) -> None:
-        """Take an event in."""
+        """Update the display with an event."""
         with self._lock:
             line = printable(self._take(event))
         if line and self._mode == "plain":
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
-        """Take role states in."""
+        """Update the display with the states of all roles."""
         with self._lock:
             self._beats = tuple(sorted(beats, key=lambda beat: beat.role))
 
@@ -89,7 +89,7 @@ class LiveDisplay:
             self._live = None
 
     def _take(self, event: Event) -> str:
-        """Update the numbers; returns what the plain mode prints."""
+        """Update the numbers; return the line that plain mode prints, empty for none."""
         match event:
             case events.RunStarted():
                 self._state, self._config = "running", event.config
@@ -158,11 +158,11 @@ class LiveDisplay:
         return [f"{key} {value}" for key, value in shown.items() if value]
 
     def _picture(self) -> Group:
-        """Return what rich draws, made from a copy of the numbers."""
+        """Return the picture for rich, made from a copy of the numbers."""
         with self._lock:
             rewards, beats, note = list(self._rewards), self._beats, self._note
             numbers = self._numbers()
-            if rewards and "reward/mean" in self._metrics:  # the reward, the first of them, is shown with its curve
+            if rewards and "reward/mean" in self._metrics:  # drop the reward, the first number: its curve shows it
                 numbers = numbers[1:]
             rows = [self._progress(), Text(printable("   ".join(numbers)))]
         if rewards:
@@ -196,14 +196,14 @@ class LiveDisplay:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw numbers as a line of bars, lowest to highest."""
+    """Return numbers as a line of bars, scaled from the lowest to the highest."""
     low, high = min(values), max(values)
     width = (high - low) or 1.0
     return "".join(_BARS[round((value - low) / width * (len(_BARS) - 1))] for value in values)
 
 
 def _owes(beats: Sequence[Heartbeat], now: float) -> str:
-    """Describe the chain of waits in one line."""
+    """Return the chain of waits as one line; a chain of one link gives an empty line."""
     links = chain([asdict(beat) for beat in beats], now)
     if len(links) < 2:
         return ""
@@ -217,7 +217,7 @@ def _doing(beat: Heartbeat, now: float) -> str:
         return beat.doing
     wait = min(beat.waits, key=lambda wait: wait.since)
     owed = f" from {wait.owed_by}" if wait.owed_by else ""
-    waits = "for" if beat.state == "waiting" else "waits for"  # one of its loops does, others work
+    waits = "for" if beat.state == "waiting" else "waits for"  # one loop of the role waits while another works
     return f"{waits} {wait.reason}{owed}, {seconds(now - wait.since)}"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live display of a run that another process runs, made from the files of its directory.
+"""The live display of a run in another process, made from the files of its run directory.
 
-Steps and evaluations come from `metrics.jsonl`, what roles do from `status.json`, failures and their repair from the
-controller's log. Reads only: whoever watches, and stops watching, is nothing to the run.
+Steps and evaluations come from `metrics.jsonl`, role states from `status.json`, failures and recoveries from the
+controller's log. Following a run only reads, so it never affects the run.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _HEARTBEAT = {field.name for field in fields(Heartbeat)} - {"waits", "spans", "s
 
 
 class LineFollower:
-    """Reads the lines that were added to a JSON-lines file since the last look.
+    """A reader of the lines that were added to a JSON-lines file since the last call.
 
     Invariants:
-    - A line is given once, when it is whole.
-    - Of a file that was replaced by a shorter version of itself (a run that went back) only later lines are given.
+    - Each line is returned once, when it is complete.
+    - After a rollback replaced the file with a shorter version, only later lines are returned.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode, self._read = 0, 0
         self.replaced = False
-        """Set where the last look found another file: the run went back."""
+        """True if the last call found a new file, which a rollback of the run has written."""
 
     def added(self) -> list[dict[str, Any]]:
-        """Return what was added; all there is at the first look."""
+        """Return the added records; the first call returns all records."""
         try:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -59,7 +59,7 @@ class LineFollower:
 
 
 class WallClock:
-    """The wall clock, which can be put back to when something was recorded."""
+    """A wall clock that shows `recorded_at` while past records are replayed."""
 
     def __init__(self) -> None:
         self.recorded_at: float | None = None
@@ -72,7 +72,7 @@ class WallClock:
 
 
 class RunFollower:
-    """Feeds a display with what a run has written down since the last look; use one for as long as the run is watched."""
+    """A source of display events from a run's files; use one instance for as long as the run is watched."""
 
     def __init__(self, view: RunView) -> None:
         self.view, self.clock = view, WallClock()
@@ -81,12 +81,12 @@ class RunFollower:
         self._log.added()
         self._step = 0
         self._recent: list[dict[str, Any]] = self._metrics.added()[-WIDTH:]
-        if self._recent:  # the display begins its time with the first step that it is shown
+        if self._recent:  # the display measures time from the first step that it shows
             self.clock.recorded_at = float(self._recent[0].get("time") or time.time())
 
     def look(self, display: Display, wall: float) -> RunHealth:
-        """Show what is new, and tell how the run is. What was there before the first look is shown in short."""
-        state = health(self.view, wall)  # before the files, which are written before it
+        """Send new records to the display, and return the run's health; the first call sends only recent steps."""
+        state = health(self.view, wall)  # read first: a run writes its last records before it writes its end
         added = self._metrics.added()
         if self._metrics.replaced:
             self._step = 0
@@ -107,7 +107,7 @@ class RunFollower:
         return state
 
     def _steps(self, record: Mapping[str, Any]) -> Iterator[Event]:
-        """Make events of a line of metrics again: the first line of a step is its end."""
+        """Yield the events of a line of metrics; the first line of a step is the step's end."""
         metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
         step = int(record.get("step", 0))
         judged = evaluations(metrics)
@@ -127,7 +127,7 @@ class RunFollower:
 
 
 def heartbeats(status: Mapping[str, Any]) -> tuple[Heartbeat, ...]:
-    """Make the roles' heartbeats of a status document, in seconds of the wall clock."""
+    """Return the roles' heartbeats of a status document, with times of the wall clock in seconds."""
     shift = float(status["written_at"]) - float(status["now"])
     found = []
     for role in status.get("roles", ()):
@@ -141,7 +141,7 @@ def heartbeats(status: Mapping[str, Any]) -> tuple[Heartbeat, ...]:
 
 
 def _logged(record: Mapping[str, Any]) -> Iterator[Event]:
-    """Make an event of a record of the controller's log, where people are shown it."""
+    """Yield the event of a record of the controller's log, if the display shows such events."""
     match record.get("event"):
         case "role failed":
             yield events.RoleFailed(record["failed"], record["error"], int(record.get("exit_code") or 1), False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`report.html` and `reward.png`: a run on one page that needs no network, no script, and reads well on a phone.
+"""The report of a run: `reward.png`, and `report.html`, a single page without network access or scripts.
 
-It collects what the run wrote; the page itself is `report.html.j2`, where everything is escaped.
+This module collects the run's data; the page is the template `report.html.j2`, which escapes all values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, tr
 from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
 
 SHOWN = 6
-"""Transcripts a chapter."""
+"""Most transcripts per chapter."""
 _CHARTS = (
     "length/mean", "lag/mean", "policy/entropy", "policy/ref_kl", "policy/importance_clipped", "train/loss", "train/grad_norm",
     "train/rollout_log_prob_diff", "train/rollout_log_prob_diff_lag0_p99", "train/rollout_kl",
@@ -34,7 +34,7 @@ _LAG = "lag/samples/"
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Write both files into the run directory; returns the page's path."""
+    """Write both files into the run directory; return the path of the page."""
     run = RunView(Path(run_dir))
     picture, page = run.path / "reward.png", run.path / "report.html"
     with readable_documents(run):
@@ -48,7 +48,7 @@ def write_report(run_dir: Path | str) -> Path:
 
 
 def render(run: RunView, metrics: Metrics, wall: float) -> str:
-    """The page."""
+    """Return the page at wall-clock time `wall`."""
     from jinja2 import Environment, StrictUndefined
 
     source = resources.files("relax_core.views").joinpath("report.html.j2").read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
 
 
 def _odd_first_step(run: RunView, metrics: Metrics) -> list[str]:
-    """Say what was not as it has to be in the first step, where the run recorded it."""
+    """Return a line for each failed check of step 1, if its metrics were recorded."""
     if not metrics or metrics[0]["step"] != 1:
         return []
     checks = first_step_checks(metrics[0], run.config)
@@ -93,7 +93,7 @@ def _odd_first_step(run: RunView, metrics: Metrics) -> list[str]:
 def _subtitle(run: RunView, state: RunHealth, metrics: Metrics) -> str:
     steps = run.status().get("steps")
     done = metrics[-1]["step"] if metrics else 0
-    spoke = f", last spoke {seconds(state.said_s_ago)} ago" if state.said_s_ago is not None and not state.ended else ""
+    spoke = f", last status {seconds(state.said_s_ago)} ago" if state.said_s_ago is not None and not state.ended else ""
     return f"{done}{f' of {steps}' if steps else ''} steps{spoke}"
 
 
@@ -107,7 +107,7 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
     shown: tuple[tuple[str, str, Any], ...] = (
         ("wall time", "wall_seconds", seconds),
         ("start-up", "startup_seconds", seconds),
-        ("tokens a second", "tokens_per_second", "{:,.0f}".format),
+        ("tokens per second", "tokens_per_second", "{:,.0f}".format),
         ("tokens generated", "tokens_generated", "{:,}".format),
         ("largest lag", "max_lag", str),
         ("weight publishes", "weight_publishes", str),
@@ -116,14 +116,14 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
         if summary.get(key) is not None:
             yield label, form(summary[key])
     if (far := log_prob_difference(metrics)) is not None:
-        yield "engine to trainer, |log-prob difference|", f"{far:.2g}"
+        yield "engine and trainer, |log-prob difference|", f"{far:.2g}"
     restarts = summary.get("restarts") or {}
     if restarts:
         yield "restarts", ", ".join(f"{role} {count}" for role, count in restarts.items())
     if guards := summary.get("guards"):
         yield "guards that fired", ", ".join(f"{name} {count}" for name, count in guards.items())
     if dropped := summary.get("events_dropped"):
-        yield "events that are missing here", f"{dropped:,}"
+        yield "events missing in this report", f"{dropped:,}"
 
 
 def _evals(metrics: Metrics) -> dict[str, list[tuple[int, float]]]:
@@ -142,7 +142,7 @@ def _eval_rows(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[s
 def _reward_curve(metrics: Metrics) -> Markup:
     reward = metrics.points("reward/mean")
     curves: dict[str, charts.Points] = {"reward": reward, "smoothed": charts.smoothed(reward)} if reward else {}
-    return Markup(charts.lines(curves, _evals(metrics), "reward a step").svg())
+    return Markup(charts.lines(curves, _evals(metrics), "reward per step").svg())
 
 
 def _account(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
@@ -150,7 +150,7 @@ def _account(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str
     for label, key, column in (
         ("issued", "samples_issued", "samples/issued"),
         ("trained", "samples_trained", "samples/trained"),
-        ("of those without gradient", "", "samples/no_gradient"),
+        ("trained without gradient", "", "samples/no_gradient"),
         ("in flight", "samples_in_flight", "samples/in_flight"),
     ):
         value = summary.get(key, last.get(column))
@@ -166,7 +166,7 @@ def _balance(summary: Mapping[str, Any], metrics: Metrics) -> str:
         summary.get(f"samples_{name}", last.get(f"samples/{name}")) for name in ("issued", "trained", "in_flight")
     )
     if issued is None or trained is None or flying is None:
-        return "The run reported no account."
+        return "The run has no sample counts."
     dropped = sum(_dropped(summary, last).values())
     sign = "=" if issued == trained + dropped + flying else "≠"
     return f"issued {issued:,.0f} {sign} trained {trained:,.0f} + dropped {dropped:,.0f} + in flight {flying:,.0f}"
@@ -179,18 +179,21 @@ def _dropped(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, f
 
 
 def _lags(metrics: Metrics) -> dict[str, float]:
-    """Trained samples by completed steps."""
+    """Return the number of trained samples by lag."""
     keys = sorted((key for key in metrics.names() if key.startswith(_LAG)), key=lambda key: int(key[len(_LAG) :]))
     return {key[len(_LAG) :]: sum(metrics.column(key)) for key in keys}
 
 
 def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
-    """Draw lengths of what was dropped, by reason, beside those of what was trained: dropping the slow favours the short."""
+    """Yield histograms of the lengths of trained samples, and of dropped samples by reason.
+
+    They show whether dropping slow samples favours short ones.
+    """
     dropped = summary.get("dropped_lengths") or {}
     if not dropped:
         return
     for what, told in (("trained", summary.get("trained_lengths") or {}), *sorted(dropped.items())):
-        # Lengths are powers of two, as the bus counts them; -1 is what was given up before its length was known.
+        # The bus counts lengths in powers of two; -1 counts samples that were dropped before their length was known.
         named = {-1: "unknown", 0: "0"}
         bins = {named.get(length, f"≤ {length:,}"): float(told[str(length)]) for length in sorted(map(int, told))}
         if bins:
@@ -198,7 +201,7 @@ def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
 
 
 def _time_spent(metrics: Metrics) -> dict[str, dict[str, float]]:
-    """Sum the seconds of every role that told its time, by part, over the steps that were accounted."""
+    """Return the busy, waiting and idle seconds of every role that reports them, summed over steps."""
     names = [key.split("/")[1] for key in metrics.names() if key.startswith("time/") and key.endswith("/busy_s")]
     spent = {
         name: {part: float(sum(metrics.column(f"time/{name}/{part}_s"))) for part in ("busy", "wait", "idle")}
@@ -208,7 +211,7 @@ def _time_spent(metrics: Metrics) -> dict[str, dict[str, float]]:
 
 
 def _waits(metrics: Metrics, spent: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-    """Say of each role for whom it waited, the longest first."""
+    """Yield for each role the roles that it waited for, longest first."""
     for role, parts in spent.items():
         prefix, total = f"time/{role}/wait/", sum(parts.values())
         keys = [key for key in metrics.names() if key.startswith(prefix)]
@@ -219,7 +222,7 @@ def _waits(metrics: Metrics, spent: Mapping[str, Mapping[str, float]]) -> Iterat
 
 
 def _publishing(metrics: Metrics) -> Iterator[tuple[str, str]]:
-    """Give the mean time of each part of a publish, in the order in which they happen."""
+    """Yield the mean time of each part of a weight publish, in order of execution."""
     prefix, order = "time/publish/", ("gather", "hash", "write", "wire", "load", "proof")
     keys = [key for key in metrics.names() if key.startswith(prefix)]
     found = {key.removeprefix(prefix).removesuffix("_s"): metrics.column(key) for key in keys}
@@ -242,17 +245,17 @@ def _faults(run: RunView) -> Iterator[tuple[str, str, str]]:
             yield clock, f"{record.get('failed')} failed", str(record.get("error", ""))
         elif record.get("event") == "role recovered":
             detail = f"after {float(record.get('seconds') or 0):.1f} s {record.get('detail') or ''}"
-            yield clock, f"{record.get('recovered')} works again", detail
+            yield clock, f"{record.get('recovered')} recovered", detail
         elif record.get("event") == "run restarted":
             yield clock, f"the run restarted after step {record.get('step')}", str(record.get("reason", ""))
         elif record.get("event") == "run works again":
-            yield clock, "the run works again", f"after {float(record.get('seconds') or 0):.1f} s"
+            yield clock, "the run recovered", f"after {float(record.get('seconds') or 0):.1f} s"
         elif record.get("event") == "rolled back":
             yield clock, f"rolled back to step {record.get('step')}", str(record.get("reason", ""))
         elif record.get("event") == "work retried":
             yield (
                 clock,
-                f"{record.get('of')}: {record.get('count')} {record.get('what')} again",
+                f"{record.get('of')}: {record.get('count')} {record.get('what')} retried",
                 str(record.get("reason", "")),
             )
 
@@ -288,5 +291,5 @@ def _origin(run: RunView) -> Iterator[tuple[str, str]]:
 
 
 def _last(metrics: Metrics) -> dict[str, Any]:
-    """The last step's metrics; an evaluation after it has no account."""
+    """Return the last step's metrics with sample counts, which a later evaluation lacks."""
     return next((record for record in reversed(metrics) if "samples/issued" in record), {})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as a reader sees it: `open_run(dir)` for notebooks and for the other views. Reads only; safe on a live run.
+"""Read access to runs: `open_run(dir)` for notebooks and the views, a run's health, and the list of runs.
 
-A folder's runs are listed with state, steps and reward, from the small files only where these say enough. A run goes,
-has ended or was lost: its documents, the wall clock and the process table tell.
+Everything here only reads, which is safe on a live run. The health of a run follows from its documents, the wall clock
+and the process table. The list of runs reads only small files of ended runs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NOT_METRICS = ("schema", "time", "elapsed_s")
 
 
 class Metrics(list[dict[str, Any]]):
-    """One mapping a step, with `step` and the step's metrics. `pandas.DataFrame(metrics)` is the table."""
+    """One mapping per step with `step` and the step's metrics; `pandas.DataFrame(metrics)` makes a table."""
 
     @classmethod
     def merged(cls, records: Iterable[dict[str, Any]]) -> Metrics:
-        """Lines of one step together; what was written later wins."""
+        """Merge the lines of each step; later lines override earlier ones."""
         steps: dict[int, dict[str, Any]] = {}
         for record in records:
             if isinstance(record.get("step"), int):
@@ -39,20 +39,20 @@ class Metrics(list[dict[str, Any]]):
         return cls(steps[step] for step in sorted(steps))
 
     def column(self, key: str) -> list[float]:
-        """Return the values of one key, in order of steps; steps without it are left out."""
+        """Return the values of one key in order of steps, without steps that lack the key."""
         return [value for _, value in self.points(key)]
 
     def points(self, key: str) -> list[tuple[int, float]]:
-        """Return (step, value) of one key."""
+        """Return (step, value) of one key, without steps that lack the key."""
         return [(record["step"], record[key]) for record in self if record.get(key) is not None]
 
     def names(self) -> list[str]:
-        """Return all keys that some step has."""
+        """Return the sorted keys of all steps."""
         return sorted({key for record in self for key in record if key != "step"})
 
 
 class RunView:
-    """One run directory."""
+    """Read access to one run directory, and requests to its live run."""
 
     def __init__(self, path: Path) -> None:
         self._directory = RunDirectory.open(path)
@@ -75,35 +75,35 @@ class RunView:
             raise ConfigError(str(source), f"text that is not TOML ({error})", "restore the file") from error
 
     def summary(self) -> dict[str, Any]:
-        """Return how the run ended; empty while it goes."""
+        """Return the summary of the run's last end; empty if the run never ended."""
         return self._directory.read("summary") or {}
 
     def status(self) -> dict[str, Any]:
-        """Return what the run last said of its roles; empty before it said anything."""
+        """Return the last written status of the run and its roles; empty before the first."""
         return self._directory.read("status") or {}
 
     def document(self, name: str) -> dict[str, Any]:
-        """plugins, provenance, supervisor or trace; empty where there is none."""
+        """Return the document `plugins`, `provenance`, `supervisor` or `trace`; empty if the run has none."""
         return self._directory.read(name) or {}
 
     def metrics(self) -> Metrics:
-        """Every step's metrics so far."""
+        """Return the metrics of all steps so far."""
         return Metrics.merged(self._directory.metrics())
 
     def request(self, request: Request) -> None:
-        """Ask the run, while it goes, for a checkpoint or a stop."""
+        """Ask the live run to write a checkpoint, to stop, or to continue after a pause."""
         self._directory.request(request)
 
     def samples(self, step: int) -> list[dict[str, Any]]:
-        """The transcripts of a step."""
+        """Return the sample records of a step."""
         return list(self._directory.samples(step))
 
     def sample_steps(self) -> list[int]:
-        """Steps that have transcripts."""
+        """Return the steps that have sample records."""
         return self._directory.sample_steps()
 
     def preview(self, kind: str, key: str) -> bytes | None:
-        """The copy for people of a medium that samples show; None where none was kept."""
+        """Return the viewable copy of a sample's medium; None if no copy was kept."""
         if not key.isalnum():
             return None
         for folder in (self.path, *sorted(self.path.glob("stages/*"))):
@@ -113,37 +113,39 @@ class RunView:
         return None
 
     def log(self, role: str = "controller") -> Iterator[dict[str, Any]]:
-        """The records of a role's log."""
+        """Yield the records of a role's log."""
         return read_lines(self.path / "logs" / f"{role}.jsonl")
 
 
 def open_run(run: str | Path | None = None) -> RunView:
-    """A run by directory or by name under `$RELAX_RUNS`; the latest without one."""
+    """Open a run by directory, or by name under `$RELAX_RUNS` or ./runs; None: the latest run."""
     return RunView(find_run(str(run) if run is not None else None))
 
 
 @contextmanager
 def readable_documents(run: RunView) -> Iterator[None]:
-    """Name the run in whatever documents of another shape than relax writes lead their readers to."""
+    """Raise ConfigError naming the run if the body fails on one of the run's files."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
-        got = f"files that are not as relax writes them ({type(error).__name__}: {error})"
-        fix = "restore its status.json, summary.json, metrics.jsonl and samples from a copy, or remove what was changed"
+        got = f"files with unexpected content ({type(error).__name__}: {error})"
+        fix = "restore status.json, summary.json, metrics.jsonl and samples from a copy, or undo changes to these files"
         raise ConfigError(str(run.path), got, fix) from error
 
 
 STALE_S = 30.0
-"""A live controller writes its status far more often."""
+"""Seconds without a new status after which a run counts as silent; a live controller writes far more often."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunHealth:
-    """`state` is one of the endings, starting, running, paused (a person must say how it goes on), restarting (its process
-    is gone, and its supervisor starts another), silent (says nothing any more), lost (its process is gone)."""
+    """The state of a run at one time."""
 
     state: str
+    """One of the endings, or `starting`, `running`, `paused` (until a person continues it), `restarting` (its process
+    is gone and its supervisor starts another), `silent` (no new status), `lost` (its process is gone)."""
     said_s_ago: float | None = None
+    """Seconds since the last status; None: no status yet."""
     detail: str = ""
 
     @property
@@ -152,36 +154,36 @@ class RunHealth:
 
 
 def pause_reason(status: Mapping[str, Any]) -> str:
-    """Return what a run is paused for; empty where it is not paused."""
+    """Return the reason of a run's pause; empty if the run is not paused."""
     paused = [wait for role in status.get("roles", ()) if role.get("state") == "paused" for wait in role["waits"]]
     return str(paused[0]["reason"]) if paused else ""
 
 
 def health(run: RunView, wall: float) -> RunHealth:
-    """A run's state at wall-clock time `wall`."""
+    """Return a run's state at wall-clock time `wall`."""
     status, summary = run.status(), run.summary()
     if not status:
         ending = str(summary.get("status", ""))
-        return RunHealth(ending) if ending else RunHealth("starting", None, "it has said nothing yet")
+        return RunHealth(ending) if ending else RunHealth("starting", None, "no status written yet")
     age = max(wall - float(status.get("written_at", wall)), 0.0)
     state = str(status.get("state", "running"))
     if state == "failed" and summary.get("retry") and _supervised(run.document("supervisor")):
-        return RunHealth("restarting", age, f"{summary.get('error')}; another process resumes it")
+        return RunHealth("restarting", age, f"{summary.get('error')}; its supervisor resumes it")
     if state in ENDINGS:
         return RunHealth(state, age, str(summary.get("error") or ""))
     if status.get("host") == host_mark() and not process_of(run):
         if _supervised(run.document("supervisor")):
-            return RunHealth("restarting", age, f"its process {status['pid']} is gone; another one resumes it")
+            return RunHealth("restarting", age, f"its process {status['pid']} is gone; its supervisor resumes it")
         return RunHealth("lost", age, f"its process {status['pid']} is gone; continue with `relax resume {run.name}`")
     if age > STALE_S:
-        return RunHealth("silent", age, f"process {status.get('pid')} may hang, or is on another machine")
+        return RunHealth("silent", age, f"process {status.get('pid')} may hang or run on another machine")
     if reason := pause_reason(status):
-        return RunHealth("paused", age, f"for {reason}; go on with `relax continue {run.name}`, or stop the run")
+        return RunHealth("paused", age, f"for {reason}; continue with `relax continue {run.name}`, or stop the run")
     return RunHealth(state, age)
 
 
 def process_of(run: RunView) -> int:
-    """Return the id of the process that writes a run, or wrote it last, while that is alive on this machine; else 0."""
+    """Return the id of the run's process, or its last one, if that is alive on this machine; else 0."""
     status = run.status()
     if status.get("host") != host_mark():
         return 0
@@ -193,7 +195,7 @@ def process_of(run: RunView) -> int:
 
 
 def _supervised(supervisor: Mapping[str, Any]) -> bool:
-    """Tell whether the supervisor that a run directory names is alive on this machine."""
+    """Return True if the supervisor that a run directory names is alive on this machine."""
     if supervisor.get("host") != host_mark():
         return False
     try:
@@ -218,20 +220,20 @@ class Listed:
 
 
 def list_runs(wall: float, root: Path | None = None) -> list[Listed]:
-    """Runs under `root`, newest first."""
+    """Return the runs under `root`, newest first."""
     found = []
     for path in run_paths(root or runs_root()):
         view = RunView(path)
         try:
             with readable_documents(view):
                 found.append(listed(view, wall))
-        except ConfigError:  # the others are listed all the same; `relax status` says what is wrong with it
+        except ConfigError:  # list the run as unreadable; `relax status` shows the error
             found.append(Listed(view.name, str(path), "unreadable", 0, None, None, None, None, None))
     return found
 
 
 def listed(run: RunView, wall: float) -> Listed:
-    """One run at a glance."""
+    """Return the list entry of a run."""
     state, summary, status = health(run, wall), run.summary(), run.status()
     # A resumed run still has the summary of its last end.
     final = summary if state.ended else {}

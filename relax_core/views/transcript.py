@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples, media and tasks as people read them: a sample's turns and reward, a medium that a page plays from within
-itself, and a page of one task. A sample is any mapping that a role wrote.
+"""Readable forms of samples, media and tasks: transcripts, figures of media, and pages of one task.
+
+A sample is any record of `samples/`; missing fields are left out.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from markupsafe import Markup
 from relax_core.api.modality import browser_type
 
 LONGEST = 6_000
-"""Characters of a turn that a page shows."""
+"""Most characters of a turn that a page shows."""
 _FACTS = ("outcome", "task_id", "group_id", "sample_index", "attempt", "num_tokens", "lag", "purpose")
 Media = tuple[Mapping[str, Any], ...]
-"""Each with its `type`, and where known its `source` and its `key` in the media store."""
+"""Media parts of a message, with `type`, and if known `source` and the `key` in the media store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,13 @@ class Transcript:
     facts: str
     turns: tuple[tuple[str, str], ...]
     media: tuple[Media, ...] = ()
-    """By turn, what it shows."""
+    """Media of each turn."""
 
 
 def transcript(sample: Mapping[str, Any]) -> Transcript:
-    """Choose the parts of a record of `samples/step-*.jsonl.zst`."""
+    """Return the transcript of a record of `samples/step-*.jsonl.zst`."""
     reward = sample.get("reward")
-    # Only a judged sample has a reward; the outcome says why there is none.
+    # Only a judged sample has a reward; else the outcome is the reason.
     shown = f"{reward:.3g}" if isinstance(reward, (int, float)) else str(sample.get("outcome") or "no reward")
     parts = [f"{name} {value:.3g}" for name, value in (sample.get("rewards") or {}).items() if value is not None]
     facts = [f"{key} {sample[key]}" for key in _FACTS if sample.get(key) not in (None, "")]
@@ -59,7 +60,7 @@ def _turns(sample: Mapping[str, Any]) -> Iterator[tuple[str, str, Media]]:
 
 
 def _said(sample: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[str]]]:
-    """The conversation where there is one, else the prompt: roles, contents and calls of tools."""
+    """Yield (role, content, tool calls) of each message, or of the prompt if the sample has only that."""
     prompt = sample.get("prompt")
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
     is_chat = several and all(isinstance(turn, Mapping) and "role" in turn for turn in prompt or ())
@@ -105,7 +106,7 @@ _ELEMENTS = {"image": _IMAGE, "audio": _SOUND, "video": _VIDEO}
 
 
 def medium_figure(kind: str, data: bytes | None, caption: str) -> Markup:
-    """Make a figure of a medium; without bytes that a browser knows it says what is missing."""
+    """Return the HTML figure of a medium; without data that a browser can show, the figure says so."""
     form = browser_type(data) if data else ""
     shown = Markup("<em>no copy of this {kind} was kept</em>").format(kind=kind)
     if data and form.startswith(kind) and kind in _ELEMENTS:
@@ -117,7 +118,7 @@ def medium_figure(kind: str, data: bytes | None, caption: str) -> Markup:
 
 
 def medium_facts(facts: Mapping[str, Any]) -> str:
-    """List what is known of a medium, in one line."""
+    """Return the known facts of a medium as one line."""
     units = {"size_bytes": "bytes", "tokens": "tokens", "seconds": "s", "rate": "Hz", "channels": "channels"}
     parts = [f"{facts[name]:g} {unit}" for name, unit in units.items() if facts.get(name) is not None]
     if facts.get("width"):
@@ -135,14 +136,14 @@ _PAGE = Markup("""<!doctype html>
 body {{ margin: 0 auto; padding: 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }}
 pre {{ white-space: pre-wrap; font: .88rem/1.6 ui-monospace, Menlo, monospace; }} pre i {{ font-style: normal; opacity: .35; }}
 {css}
-</style></head><body><h1>{title}</h1><p>{length} tokens of text and places</p>
+</style></head><body><h1>{title}</h1><p>{length} tokens of text and media placeholders</p>
 {media}<h2>Prompt</h2><pre>{tokens}</pre><h2>Answer</h2><pre>{answer}</pre><h2>Other columns</h2><pre>{metadata}</pre>
 </body></html>
 """)
 
 
 def task_page(shown: Mapping[str, Any], previews: Sequence[bytes | None]) -> str:
-    """Make the page from what `relax data show --json` tells and a copy of each medium."""
+    """Return the HTML page of a task from the document of `relax data show --json` and a preview of each medium."""
     media = Markup("").join(
         medium_figure(medium["kind"], preview, f"{medium['source']}: {medium.get('error') or medium_facts(medium)}")
         for medium, preview in zip(shown["media"], previews, strict=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax why`: the chain of waits, from the role that sets the pace to whoever makes everybody wait.
+"""The answer of `relax why`: the chain of waits, from the role that sets the pace to the cause of the wait.
 
-It is made from `status.json` alone, where each role says what it waits for and which role owes it (its debtor). Of a
-run that has ended or was lost it gives the state that was last known. A rollout's own parts (engines, environments,
-rewards) are followed by the oldest group under way; where the chain comes back to itself, nobody can move. Beside the
-waits it warns where engine and trainer disagree by more than their number formats explain.
+The chain is made from `status.json` alone, in which each wait has a reason and the roles that owe its end (`owed_by`).
+Within a rollout the chain follows the oldest group under way to engines, environments or rewards. A cycle of
+waiting roles is a deadlock. For an ended or lost run the answer shows the last written state. The module also warns if
+engine and trainer differ by more than their number formats explain.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from relax_core.views.run import RunHealth, RunView
 Roles = Mapping[str, Mapping[str, Any]]
 PACE = "actor"
 AVERAGED_STEPS = 10
-HELD_BY = {"engines": "the engines have no room", "steps ahead": "as many steps as are played ahead are under way"}
-"""What may hold a group back, said in words; other names are those of options."""
+HELD_BY = {"engines": "the engines have no room", "steps ahead": "all steps that may be played ahead are under way"}
+"""Text for each limit that keeps new groups from starting; a limit without a text is an option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One of those that are waited for, and what it is at itself."""
+    """One element of the chain of waits, and its present activity."""
 
     who: str
+    """Name of a role, engine, engine pool or reward."""
     says: str
+    """Activity as a verb phrase, such as `waits for rows`."""
     for_s: float | None = None
-    """Seconds that it has been at that."""
+    """Seconds since the activity began; None: unknown."""
     left_s: float | None = None
-    """Seconds until its deadline, where it has one."""
+    """Seconds until the wait's deadline; None: no deadline."""
 
 
 def chain(roles: Sequence[Mapping[str, Any]], now: float) -> tuple[Link, ...]:
-    """Follow the waits from the role that sets the pace to who owes them. `now` is on the clock of the waits."""
+    """Follow the waits from the role that sets the pace to their cause; `now` is on the clock of the waits."""
     known = {role["role"]: role for role in roles if role.get("state") not in ("stopped", "failed")}
     links: list[Link] = []
     at = PACE if PACE in known else next(iter(known), "")
@@ -50,12 +52,12 @@ def chain(roles: Sequence[Mapping[str, Any]], now: float) -> tuple[Link, ...]:
 
 
 def debtors(owed_by: str, roles: Roles) -> list[str]:
-    """Roles that a wait names, in its order."""
+    """Return the roles named in a wait's `owed_by`, in that order."""
     return [name for name in re.findall(r"[\w-]+", owed_by) if name in roles]
 
 
 def _follow(roles: Roles, name: str, now: float) -> tuple[list[Link], str]:
-    """Return what one role does now, and the role to look at next."""
+    """Return the links of a role, and the next role of the chain (empty: none)."""
     role = roles[name]
     age = now - float(role.get("at") or now)
     if parts := list(_parts(name, role, age)):
@@ -77,7 +79,7 @@ def oldest_wait(role: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
-    """A rollout with groups under way is waited for because of its oldest one. Nothing where its own wait is why."""
+    """Yield the links of a rollout's oldest group and its cause; nothing if the rollout's own wait is the cause."""
     facts = role.get("facts") or {}
     groups = facts.get("under_way") or ()
     engines = facts.get("engines") or {}
@@ -102,7 +104,7 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
 
 
 def _asked(pools: Mapping[str, Mapping[str, Any]], age: float) -> Iterator[Link]:
-    """The pool beside the policy's that has owed an answer for longest, and its engine."""
+    """Yield links of the auxiliary pool with the oldest open request, and of its slowest engine."""
     owing = [name for name in pools if pools[name].get("open")]
     if owing:
         name = max(owing, key=lambda name: float(pools[name]["for_s"]))
@@ -117,22 +119,22 @@ def _asked(pools: Mapping[str, Mapping[str, Any]], age: float) -> Iterator[Link]
 
 
 def _loading(name: str, role: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Link]:
-    """No leave to start groups while the engines have yet to load what was published."""
+    """Yield links of a rollout that may not start groups before its engines have loaded the published weights."""
     late = next((engine for engine in engines if engines[engine].get("loading")), "")
     if late and role.get("waits"):
-        yield Link(name, "has no group under way, as its engines have older weights")
+        yield Link(name, "has no group under way because its engines have older weights")
         yield Link(late, engine_says(engines[late]))
 
 
 def group_says(group: Mapping[str, Any]) -> str:
-    """Describe one group under way."""
+    """Return a phrase about one group under way."""
     missing, samples = group["missing"], group["samples"]
-    lacks = f"lacks {missing} of {samples} samples" if missing else f"waits with its {samples} samples"
+    lacks = f"lacks {missing} of {samples} samples" if missing else f"has all {samples} samples"
     return f"group {group['group']} under way, which {lacks}, at the {group['at']}"
 
 
 def engine_says(engine: Mapping[str, Any]) -> str:
-    """Describe one engine."""
+    """Return a phrase about one engine."""
     if engine.get("loading"):
         return f"(version {engine['version']}) loads {engine['loading']}"
     if engine.get("paused"):
@@ -147,7 +149,7 @@ def engine_says(engine: Mapping[str, Any]) -> str:
 
 
 def _slowest(engines: Mapping[str, Mapping[str, Any]]) -> str:
-    """The one that has said nothing for longest, of those that run something; else one that does not serve."""
+    """Return the running engine that has been silent for longest, else one that does not serve; empty: none."""
     running = [name for name in engines if engines[name].get("running")]
     if running:
         return max(running, key=lambda name: float(engines[name].get("silent_s", 0.0)))
@@ -156,7 +158,7 @@ def _slowest(engines: Mapping[str, Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One wait, in seconds before and after now."""
+    """One wait, with its age and remaining time in seconds."""
 
     role: str
     owner: str
@@ -165,7 +167,7 @@ class Waiting:
     for_s: float
     left_s: float
     polls: bool = False
-    """Set where it asks again and again, so that its deadline is none."""
+    """True if the waiting role asks repeatedly, so that the deadline of one request does not matter."""
 
     def sentence(self) -> str:
         who = self.owner if self.owner in ("", self.role) else f"{self.role} ({self.owner})"
@@ -175,28 +177,28 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class WhyAnswer:
-    """Why a run does not move, or that it does."""
+    """The answer of `relax why`: a run's state, its waits and their cause."""
 
     headline: str
     waits: tuple[Waiting, ...] = ()
     busy: tuple[str, ...] = ()
-    """Roles at work, with what they do."""
+    """A phrase for each role that does not wait."""
     ring: tuple[str, ...] = ()
-    """Roles that wait for each other."""
+    """Roles in a deadlock, each waiting for the next."""
     chain: tuple[Link, ...] = ()
-    """From the role that sets the pace to who owes it in the end."""
+    """Links from the role that sets the pace to the cause of the wait."""
     details: tuple[str, ...] = ()
-    """Oldest groups under way, and engines."""
+    """Lines on the oldest groups under way, the engines, and failures."""
 
     @property
     def culprit(self) -> str:
-        """Return the one who owes the wait in the end."""
+        """Return the name at the end of the chain, the cause of the wait; empty: none."""
         return self.chain[-1].who if self.chain else ""
 
     def lines(self) -> Iterator[str]:
         yield self.headline
         if self.ring:
-            yield f"nobody can move: {' waits for '.join((*self.ring, self.ring[0]))}"
+            yield f"deadlock: {' waits for '.join((*self.ring, self.ring[0]))}"
         for depth, link in enumerate(self.chain):
             yield f"  {'  ' * depth}{'→ ' * bool(depth)}{link_says(link)}"
         told = {link.who for link in self.chain}
@@ -206,10 +208,10 @@ class WhyAnswer:
 
 
 def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
-    """The answer at wall-clock time `wall`."""
+    """Return the answer at wall-clock time `wall`."""
     roles = status.get("roles", ())
     now = float(status.get("now", 0.0))
-    if not health.ended and health.state not in ("lost", "silent"):  # those are told as they were at their last word
+    if not health.ended and health.state not in ("lost", "silent"):  # these keep the time of their last status
         now += max(wall - float(status.get("written_at", wall)), 0.0)
     waits = tuple(_waits(roles, now))
     faults = tuple(_faults(status))
@@ -225,12 +227,12 @@ def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
 
 
 def link_says(link: Link) -> str:
-    """Describe one link of the chain, with its age."""
+    """Return a sentence about one link of the chain, with its age."""
     return f"{link.who} {link.says}" + (f": {so_far(link.for_s, link.left_s)}" if link.for_s is not None else "")
 
 
 def so_far(for_s: float, left_s: float | None) -> str:
-    """Say how long it has lasted, and until when it may."""
+    """Return the age of a wait, and the time until its deadline if it has one."""
     if left_s is None:
         return f"{seconds(for_s)} so far"
     left = f"{seconds(left_s)} left" if left_s >= 0 else f"its deadline passed {seconds(-left_s)} ago"
@@ -238,7 +240,7 @@ def so_far(for_s: float, left_s: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration for people."""
+    """Return a duration as text, such as `1 min 5 s`."""
     value = max(value, 0.0)
     if value < 60:
         return f"{value:.1f} s"
@@ -250,7 +252,7 @@ def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting
     at = f"step {status.get('step', 0)}" + (f" of {status['steps']}" if status.get("steps") else "")
     if health.state in ("lost", "silent"):
         age = seconds(health.said_s_ago or 0.0)
-        return f"this is stale: the run last spoke {age} ago at {at}; {health.detail}"
+        return f"stale: the run wrote its last status {age} ago at {at}; {health.detail}"
     if not status:
         return f"{health.state}: {health.detail}"
     if health.state == "paused":
@@ -266,7 +268,7 @@ def _waits(roles: Any, now: float) -> Iterator[Waiting]:
 
 
 def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
-    """Yield what a rollout has under way: its oldest groups, its engines, and those of other pools."""
+    """Yield lines on a rollout's oldest groups, its limits, its engines, and the engines of auxiliary pools."""
     facts, age = role.get("facts") or {}, now - float(role.get("at") or now)
     for group in facts.get("under_way") or ():
         yield f"{group_says(group)}: {seconds(group['for_s'] + age)} old"
@@ -279,26 +281,26 @@ def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
 
 
 def _scheduling_says(scheduling: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how many samples are in play, and what keeps others from being begun."""
+    """Yield a line on the samples in play, and on the limit that keeps new groups from starting."""
     if not (scheduling["in_play"] or scheduling["prelaunched"]):
         return
     line = f"{scheduling['in_play']} samples in play, {scheduling['at_engines']} of them at the engines"
     if scheduling["prelaunched"]:
         line += f"; environments of {scheduling['prelaunched']} more have started (placement.rollout.prelaunch)"
     if scheduling["held_by"]:
-        line += f"; no group is begun: {HELD_BY.get(scheduling['held_by'], 'bounded by ' + scheduling['held_by'])}"
+        line += f"; no new group starts: {HELD_BY.get(scheduling['held_by'], 'limited by ' + scheduling['held_by'])}"
     yield line
 
 
 def _faults(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the faults that the run went on after, and events that are missing."""
+    """Yield lines on restarts and retries of the run, and on dropped events."""
     if last := status.get("last_restart"):
-        yield f"the whole run restarted last after step {last['step']}: {last['reason']}"
+        yield f"the run last restarted after step {last['step']}: {last['reason']}"
     for name in ("restarts", "retries"):
         if counts := status.get(name):
             yield f"{name} so far: {', '.join(f'{role} {count}' for role, count in counts.items())}"
     if dropped := status.get("events_dropped"):
-        yield f"{dropped:,} events were dropped before they were written: files of the run lack them"
+        yield f"{dropped:,} events were dropped before they were written, so the run's files lack them"
 
 
 def _busy(role: Mapping[str, Any]) -> str:
@@ -307,7 +309,7 @@ def _busy(role: Mapping[str, Any]) -> str:
 
 
 def _ring(roles: Any, waits: tuple[Waiting, ...]) -> tuple[str, ...]:
-    """A circle of idle roles that owe each other; each role's oldest wait counts."""
+    """Return a cycle of idle roles, each of which waits for the next by its oldest wait; empty: none."""
     idle = {role["role"] for role in roles if role.get("state") == "waiting"}
     owed: dict[str, str] = {}
     for wait in waits:
@@ -325,13 +327,13 @@ def _ring(roles: Any, waits: tuple[Waiting, ...]) -> tuple[str, ...]:
 
 
 def log_prob_difference(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """Average the difference of engine and trainer over the last steps that have it."""
+    """Return the mean |log-prob difference| of engine and trainer over the last steps that have one; None: no step."""
     values = [float(step[MEAN]) for step in steps if step.get(MEAN) is not None][-AVERAGED_STEPS:]
     return sum(values) / len(values) if values else None
 
 
 def mismatch_warning(run: RunView) -> str:
-    """Say in a sentence that number formats do not explain the difference; empty where they do."""
+    """Return a warning if engine and trainer differ by more than their number formats explain; else empty."""
     found = log_prob_difference(run.metrics())
     if found is None:
         return ""
@@ -341,10 +343,10 @@ def mismatch_warning(run: RunView) -> str:
     limit = far_apart(run.config)
     if found <= limit:
         return ""
-    cause = "do they have the same weights, tokens and temperature?"
+    cause = "check that both have the same weights, tokens and temperature"
     if float(rollout.get("top_p") or 1.0) < 1.0:
-        cause = "rollout.top_p is below 1, which the trainer does not know"
+        cause = "rollout.top_p is below 1, which the trainer does not take into account"
     return (
-        f"engine and trainer are {found:.2g} apart (mean |log-prob difference| without lag), more than {limit:g}: "
-        f"{engine} and {own} alone do not do that; {cause}"
+        f"engine and trainer differ by {found:.2g} (mean |log-prob difference| without lag): more than the {limit:g} "
+        f"that the formats {engine} and {own} explain; {cause}"
     )

@@ -116,7 +116,7 @@ def test_the_first_step_says_what_it_shows_of_the_set_up(clock):
     assert lines == [
         "step 1: the gradient is finite and not 0 (norm 0.5)",
         (
-            "step 1: not so that engine and trainer agree: |log-prob difference| 2.0e-01; do they have the same weights, "
-            "tokens, temperature and top_p?"
+            "step 1: check failed: engine and trainer agree: |log-prob difference| 2.0e-01; check that both use the same "
+            "weights, tokens, temperature and top_p"
         ),
     ]

@@ -30,23 +30,23 @@ def test_a_sound_step_is_told_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ({"train/rollout_log_prob_diff_lag0": 0.2}, "engine and trainer agree: |log-prob difference| 2.0e-01; do they"),
-        ({"policy/ratio_max": 1.4}, "the ratio is 1: at most 1.4; a policy that has not moved"),
-        ({"policy/ref_kl": 0.3}, "policy and reference agree: KL 3.0e-01; at the start both"),
+        ({"train/rollout_log_prob_diff_lag0": 0.2}, "engine and trainer agree: |log-prob difference| 2.0e-01; check that both"),
+        ({"policy/ratio_max": 1.4}, "the ratio is 1: at most 1.4; before an update"),
+        ({"policy/ref_kl": 0.3}, "policy and reference agree: KL 3.0e-01; both must start"),
         ({"tokens/trained": 0.0}, "tokens are trained: 0; every token is masked"),
         ({"reward/std": 0.0}, "rewards differ: mean 0.6, spread 0; all samples earn the same"),
         (
             {"train/grad_norm": 0.0, "samples/no_gradient": 16.0},
-            "the gradient is finite and not 0: norm 0; 16 of 16 samples teach nothing",
+            "the gradient is finite and not 0: norm 0; 16 of 16 samples have no gradient",
         ),
         ({"train/grad_norm": math.inf}, "the gradient is finite and not 0: norm inf"),
         ({"train/skipped_updates": 1.0}, "the update was not finite and was skipped"),
-        ({"samples/dropped/failed": 20.0}, "samples are judged: 20 of 32 failed; their outcomes"),
+        ({"samples/dropped/failed": 20.0}, "samples are judged: 20 of 32 failed; see their outcomes"),
     ],
 )
 def test_what_is_not_so_is_named_with_its_number(broken: dict[str, float], said: str) -> None:
     well, odd = first_step_lines(first_step_checks(WELL | broken, CONFIG))
-    assert said in odd and odd.startswith("step 1: not so that ") and said.partition(":")[0] not in well
+    assert said in odd and odd.startswith("step 1: check failed: ") and said.partition(":")[0] not in well
 
 
 def test_formats_and_what_the_run_does_decide_what_is_looked_at() -> None:

@@ -83,13 +83,13 @@ def test_a_failed_run_shows_its_error(tmp_path, write_run):
 
 
 def test_a_run_that_goes_and_one_that_never_stepped_have_a_page(tmp_path, write_run):
-    assert "3 of 120 steps, last spoke" in page(write_run(tmp_path, steps=3, ending=None))
+    assert "3 of 120 steps, last status" in page(write_run(tmp_path, steps=3, ending=None))
     assert "No step has been trained." in page(write_run(tmp_path, steps=0, ending="failed"))
 
 
 def test_a_directory_with_only_a_configuration_has_a_page(tmp_path):
     (tmp_path / "config.toml").write_text("")
-    assert "it has said nothing yet" in page(tmp_path)
+    assert "no status written yet" in page(tmp_path)
 
 
 def test_long_runs_make_light_pages(tmp_path, write_run):

@@ -62,7 +62,7 @@ def test_roles_that_wait_for_each_other_are_a_ring():
     )
     answer = why(said, RUNNING, 5000.0)
     assert set(answer.ring) == {"actor", "advantages", "rollout"}
-    assert "nobody can move: " in list(answer.lines())[1]
+    assert "deadlock: " in list(answer.lines())[1]
 
 
 def test_a_busy_role_breaks_the_ring():
@@ -99,7 +99,7 @@ def test_a_status_whose_process_is_gone_is_stale(tmp_path):
     gone.wait(timeout=30)
     state, headline = answer(tmp_path, status() | {"pid": gone.pid}, 5004.0)
     assert state == "lost"
-    assert headline.startswith("this is stale: the run last spoke 4.0 s ago at step 7 of 20; its process")
+    assert headline.startswith("stale: the run wrote its last status 4.0 s ago at step 7 of 20; its process")
     assert "relax resume run" in headline
 
 
@@ -114,7 +114,7 @@ def test_another_machines_process_id_means_nothing_here(tmp_path):
 
 
 def test_a_run_that_has_said_nothing_is_starting(tmp_path):
-    assert answer(tmp_path, None, 0.0) == ("starting", "starting: it has said nothing yet")
+    assert answer(tmp_path, None, 0.0) == ("starting", "starting: no status written yet")
 
 
 ENGINES = {
@@ -189,7 +189,7 @@ def test_an_engine_that_does_not_finish_loading_is_who_owes_it():
 def test_a_lost_run_is_told_as_it_was_at_its_last_word():
     facts = {"engines": ENGINES, "under_way": [GROUP | {"at": "engines"}]}
     answer = why(waiting_for_rollout(facts), RunHealth("lost", 400.0, "its process 7 is gone"), 5400.0)
-    assert answer.headline.startswith("this is stale: the run last spoke 6 min 40 s ago")
+    assert answer.headline.startswith("stale: the run wrote its last status 6 min 40 s ago")
     assert answer.culprit == "engine-1" and answer.chain[0].for_s == 40.0
 
 
@@ -200,12 +200,12 @@ def test_what_is_in_play_and_what_holds_back_more_is_told_with_the_caches():
     details = why(waiting_for_rollout(facts), RUNNING, 5000.0).details
     assert (
         "64 samples in play, 5 of them at the engines; environments of 8 more have started (placement.rollout.prelaunch); "
-        "no group is begun: the engines have no room"
+        "no new group starts: the engines have no room"
     ) in details
     assert any("which hold 8,100 of 9,000 cache tokens, 700 of sessions between turns" in line for line in details)
     bound = facts | {"scheduling": scheduling | {"held_by": "placement.rollout.sessions", "prelaunched": 0}}
     details = why(waiting_for_rollout(bound), RUNNING, 5000.0).details
-    assert any(line.endswith("no group is begun: bounded by placement.rollout.sessions") for line in details)
+    assert any(line.endswith("no new group starts: limited by placement.rollout.sessions") for line in details)
 
 
 def test_a_wait_that_asks_again_has_no_deadline():
@@ -254,6 +254,6 @@ def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):
     )
     run = run_saying(tmp_path, said)
     lines = list(why(run.status(), health(run, 5000.0), 5000.0).lines())
-    assert lines[0] == f"paused, step 7 of 20, for {reason}; go on with `relax continue {run.name}`, or stop the run"
+    assert lines[0] == f"paused, step 7 of 20, for {reason}; continue with `relax continue {run.name}`, or stop the run"
     assert lines[1].startswith(f"  actor waits for {reason}, owed by a person: 10.0 s so far")
     assert pause_reason(said) == reason and not pause_reason(status(Heartbeat("actor", "busy")))

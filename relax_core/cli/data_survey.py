@@ -165,7 +165,7 @@ def choices_for(names: Sequence[str], target: Any, wanted: Sequence[str]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A task file, opened as far as possible."""
+    """An opened task file with the objects that read it, some of which need a model."""
 
     path: str
     source: TaskSource

@@ -57,7 +57,7 @@ def start_detached(verb: str, as_json: bool) -> Path:
                 supervisor.send_signal(signal.SIGINT)
         if console is not None:
             console.pass_on()
-        supervisor.returncode = 0  # keeps Popen from waiting for the supervisor, which keeps running
+        supervisor.returncode = 0  # Popen then does not track the supervisor, which keeps running
     run_dir = Path(report["run_dir"])
     if as_json:
         print_json({key: report[key] for key in ("schema", "run_dir", "pid")})

@@ -342,7 +342,6 @@ def mismatch(
 
 
 def mismatch_document(report: MismatchReport) -> dict[str, Any]:
-    """Return the report of one setting as printed with `--json`."""
     setting = {"trainer": report.setting.trainer, "engine": report.setting.engine, "replay": report.setting.replay}
     if report.found is None:
         return {**setting, "refused": report.refused}

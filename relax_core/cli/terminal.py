@@ -62,7 +62,6 @@ def print_json(document: object) -> None:
 
 
 def print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table with aligned columns."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -185,7 +185,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
 
     @abstractmethod
     def renew(self, version: Version) -> None:
-        """Sample all later tokens under `version`, whose weights are loaded; drop KV caches unless kept by option."""
+        """Sample all later tokens under `version`, whose weights are loaded; drop or keep KV caches."""
 
     def flush(self) -> None:
         """`_hold` the sampled tokens not yet held; called before weights change and before the thread waits."""

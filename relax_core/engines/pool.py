@@ -166,7 +166,6 @@ class EnginePool:
         self._router.forget_sessions(sessions)
 
     async def close(self) -> None:
-        """Cancel the pool's tasks and stop all engines."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

@@ -72,14 +72,12 @@ class LiveDisplay:
             self._live.start()
 
     def event(self, event: Event) -> None:
-        """Update the display with an event."""
         with self._lock:
             line = printable(self._take(event))
         if line and self._mode == "plain":
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
-        """Update the display with the states of all roles."""
         with self._lock:
             self._beats = tuple(sorted(beats, key=lambda beat: beat.role))
 

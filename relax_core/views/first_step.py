@@ -27,7 +27,6 @@ class FirstStepCheck:
     name: str
     """Statement that must hold, such as `rewards differ`."""
     is_so: bool
-    """True if the check passed."""
     found: str
     """Measured value, as text."""
     advice: str = ""

@@ -47,7 +47,7 @@ class Metrics(list[dict[str, Any]]):
         return [(record["step"], record[key]) for record in self if record.get(key) is not None]
 
     def names(self) -> list[str]:
-        """Return the sorted keys of all steps."""
+        """Return the sorted names of all metrics that some step has."""
         return sorted({key for record in self for key in record if key != "step"})
 
 
@@ -233,7 +233,6 @@ def list_runs(wall: float, root: Path | None = None) -> list[Listed]:
 
 
 def listed(run: RunView, wall: float) -> Listed:
-    """Return the list entry of a run."""
     state, summary, status = health(run, wall), run.summary(), run.status()
     # A resumed run still has the summary of its last end.
     final = summary if state.ended else {}

@@ -127,14 +127,12 @@ def _loading(name: str, role: Mapping[str, Any], engines: Mapping[str, Mapping[s
 
 
 def group_says(group: Mapping[str, Any]) -> str:
-    """Return a phrase about one group under way."""
     missing, samples = group["missing"], group["samples"]
     lacks = f"lacks {missing} of {samples} samples" if missing else f"has all {samples} samples"
     return f"group {group['group']} under way, which {lacks}, at the {group['at']}"
 
 
 def engine_says(engine: Mapping[str, Any]) -> str:
-    """Return a phrase about one engine."""
     if engine.get("loading"):
         return f"(version {engine['version']}) loads {engine['loading']}"
     if engine.get("paused"):
@@ -158,7 +156,7 @@ def _slowest(engines: Mapping[str, Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One wait, with its age and remaining time in seconds."""
+    """One wait of a role, with its age and remaining time in seconds."""
 
     role: str
     owner: str

@@ -92,8 +92,8 @@ def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
         (ROUTING, 0, b"\0" * 5, "5 bytes of routes"),
         (ROUTING, 2, b"\0" * 8, "from position 2"),
         (ROUTING, -1, b"\0" * 4, "from position -1"),
-        (ROUTING, 0, b"\0\0\0\xc8", "expert 200, of 200"),
-        (WIDE, 0, b"\0\0\x2c\1", "expert 300, of 300"),
+        (ROUTING, 0, b"\0\0\0\xc8", "expert 200 of 200"),
+        (WIDE, 0, b"\0\0\x2c\1", "expert 300 of 300"),
     ],
 )
 def test_an_engine_that_tells_impossible_routes_is_not_trusted(

@@ -109,7 +109,7 @@ def test_all_media_are_decoded_on_demand_and_bad_ones_told_by_row(folder):
         6: "1 places for image",
     }
     assert {row: reason in told[row]["reason"] for row, reason in reasons.items()} == dict.fromkeys(reasons, True)
-    assert told[2]["field"] == "medium 1 of the prompt" and "leave the row out" in told[2]["fix"]
+    assert told[2]["field"] == "medium 1 of the prompt" and "remove the row" in told[2]["fix"]
     assert report["media"]["image"]["count"] == report["media"]["audio"]["count"] == 1
     assert report["tokens"]["max"] == 1 + sum(sums["tokens"] for sums in report["media"].values())
 

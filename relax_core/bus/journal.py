@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ledger.db`: the ledger's facts on disk, by one writer, durable when `commit` returns.
+"""`ledger.db`: the records of the ledger on disk, from one writer, durable when `commit` returns.
 
-A record is one small tuple for each fact that must outlive the process; `step` is the version that was completed: what
-trained version 3 has step 3. sqlite syncs its log once a commit, and on a local disk others may read meanwhile. Groups that
-are over for good are folded into counts and ranges of numbers, so the file's size is that of what may still change.
+A record is a small tuple for each fact that must outlive the process. Its `step` is the completed version: the update
+that completes version 3 has step 3. sqlite syncs its log once per commit; on a local disk, readers may read meanwhile.
+Groups that can no longer change are folded into counts and ranges of numbers, so the file stays small.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relax_core.observe.documents import sync_to_disk
 
 
 class IssuedRecord(NamedTuple):
-    """A group was issued; the data cursor is behind it."""
+    """A group was issued; the next new group gets a larger number."""
 
     group: int
     issue: int
@@ -36,7 +36,7 @@ class IssuedRecord(NamedTuple):
 
 
 class EndedRecord(NamedTuple):
-    """An attempt was trained (no reason) or dropped."""
+    """An attempt was trained (empty reason) or dropped."""
 
     attempt: AttemptId
     reason: str
@@ -46,55 +46,55 @@ class EndedRecord(NamedTuple):
 
 
 class TrainedRecord(NamedTuple):
-    """A group was trained; the `EndedRecord` of its members follow."""
+    """A group was trained; an `EndedRecord` follows for each valid member."""
 
     group: int
     step: int
 
 
 class PendingRecord(NamedTuple):
-    """A group is to be issued again."""
+    """A group must be issued again."""
 
     group: int
     retry: int
 
 
 class StepRecord(NamedTuple):
-    """The actor has completed this version."""
+    """The actor completed this version."""
 
     step: int
     incarnation: int
 
 
 class RollbackRecord(NamedTuple):
-    """Versions after this one are undone; what becomes of their samples follows."""
+    """Versions after this one are undone; records follow for the samples that are dropped."""
 
     step: int
     incarnation: int
 
 
 class RegisteredRecord(NamedTuple):
-    """A role's newest incarnation."""
+    """A role registered with this incarnation."""
 
     role: str
     incarnation: int
 
 
 class CheckpointRecord(NamedTuple):
-    """A checkpoint of this version exists."""
+    """A checkpoint of this version was begun; the ledger's copy in the checkpoint contains this record."""
 
     step: int
     incarnation: int
 
 
 class FinalRecord(NamedTuple):
-    """The checkpoint of this version is complete: only what came after the one before it can still be undone."""
+    """The checkpoint of this version is complete: only versions after the previous such checkpoint can be undone."""
 
     step: int
 
 
 class NoteRecord(NamedTuple):
-    """A producer's own state at a version."""
+    """A producer's own state at a version, as JSON."""
 
     name: str
     step: int
@@ -108,11 +108,11 @@ Record = (
 
 
 class RememberedRecord(NamedTuple):
-    """State that a journal gives to a bus that opens it."""
+    """State that a bus restores from the journal on opening."""
 
     next_group: int = 0
     pending: tuple[tuple[int, int, int], ...] = ()
-    """(group, issues so far, retry) to be issued again."""
+    """Groups to be issued again: (group, issues so far, retry)."""
     issued: int = 0
     trained: int = 0
     trained_without_gradient: int = 0
@@ -123,7 +123,7 @@ class RememberedRecord(NamedTuple):
 
 SCHEMA = 2
 FORMER_SCHEMA = 1
-"""It had no folded groups; a ledger of it is continued as one of this schema."""
+"""The schema before folded groups; a ledger with it is upgraded when it is opened."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -142,11 +142,11 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT, step INTEGER, value TEXT NOT NULL, 
 
 OVER = """(g.pending = 0 AND g.step IS NULL AND (SELECT count(*) FROM ended e
     WHERE e.number = g.number AND e.issue = g.issue AND e.reason != ?1) >= g.size)"""
-"""Groups that were not trained, all of whose members have ended, and nobody stopped (?1) or put them off."""
+"""SQL condition: the group is neither trained nor pending, and all its members ended, none for reason ?1 (stopped)."""
 LARGER = "ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
 
 STATEMENTS: dict[type, tuple[str, ...]] = {
-    # Each statement names all values of its record, as sqlite demands: hence `?2 IS NOT NULL`.
+    # sqlite demands that each statement uses all values of its record: hence `?2 IS NOT NULL`.
     IssuedRecord: ("INSERT OR REPLACE INTO groups VALUES (?1, ?2, ?3, ?4, 0, NULL)",),
     EndedRecord: ("INSERT OR REPLACE INTO ended VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",),
     TrainedRecord: ("UPDATE groups SET step = ?2, pending = 0 WHERE number = ?1",),
@@ -169,15 +169,15 @@ STATEMENTS: dict[type, tuple[str, ...]] = {
 
 
 class LedgerJournal:
-    """The one writer of a run's `ledger.db`; calls may come from any one thread at a time.
+    """The only writer of a run's `ledger.db`; calls may come from any thread, one at a time.
 
     Invariants:
-    - Records reach the disk in the order they were added; those of a commit all together, or none.
-    - A commit that fails loses nothing: its records stay in memory and go with the next one.
-    - An incarnation is noted beside the ledger before the commit with which it begins (`note_incarnation`).
-    - Once another process has taken the ledger over (`remember`), this one writes nothing more.
+    - Records reach the disk in the order they were added; the records of a commit reach it together or not at all.
+    - A commit that fails loses nothing: its records stay in memory and are written by the next commit.
+    - An incarnation is written to the note file before the commit with which it begins (`note_incarnation`).
+    - After another process has taken the ledger over (`remember`), this journal writes nothing more.
     - Each number below the next group's is in `groups` or in one range of `folded_groups`, never in both.
-    - What is folded can't be undone: it was dropped, or trained up to the version `folded`, before which none is restored.
+    - Folded groups can't be undone: they were dropped, or trained up to the version `folded`. No run resumes before it.
     """
 
     def __init__(self, directory: str) -> None:
@@ -186,7 +186,7 @@ class LedgerJournal:
         self._waiting: list[Record] = []
         self._lock = threading.Lock()
         self._takeover = 0
-        """Count of the times that the ledger was taken over, this one included; 0: not yet by this journal."""
+        """Number of takeovers of the ledger when this journal took it over, its own included; 0: not taken over yet."""
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
@@ -204,16 +204,16 @@ class LedgerJournal:
             raise self._error("open", error) from error
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take facts for the next commit without waiting."""
+        """Queue records for the next commit without waiting."""
         self._added.extend(records)
 
     @property
     def behind(self) -> bool:
-        """True while facts wait for a commit, new ones or those of one that failed."""
+        """True while records wait for a commit, including those of a failed commit."""
         return bool(self._added or self._waiting)
 
     def commit(self) -> None:
-        """Make all that was added durable together."""
+        """Write all queued records in one transaction. Raises InfrastructureError, or DiskFull if no space is left."""
         with self._lock:
             while self._added:
                 self._waiting.append(self._added.popleft())
@@ -235,9 +235,9 @@ class LedgerJournal:
             self._waiting = []
 
     def _fold(self, final: int) -> None:
-        """Fold what nobody can undo once the checkpoint of version `final` is complete.
+        """Fold the groups that can't be undone once the checkpoint of version `final` is complete.
 
-        It may yet turn out to be unreadable, so what the complete one before it needs stays as it is.
+        That checkpoint may turn out to be unreadable, so the state that the previous complete one needs is kept.
         """
         run = self._db.execute
         (before,) = run("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'final'").fetchone()
@@ -253,7 +253,7 @@ class LedgerJournal:
             ranges.append((first, last))
         run("DELETE FROM folded_groups")
         self._db.executemany("INSERT INTO folded_groups VALUES (?, ?)", ranges)
-        # Ends of the present issue of a group tell which of its members have ended; those of earlier ones only count.
+        # Ends of a group's present issue show which members have ended; ends of earlier issues are only counted.
         present = (
             "EXISTS (SELECT 1 FROM groups g WHERE g.number = ended.number AND g.issue = ended.issue AND pending = 0)"
         )
@@ -279,7 +279,7 @@ class LedgerJournal:
             raise
 
     def copy(self, directory: str) -> None:
-        """Copy the whole file into a checkpoint: complete under its name, or not there."""
+        """Copy the ledger into a checkpoint; the file gets its final name only when complete."""
         target = Path(directory) / FILE
         partial = target.with_suffix(".partial")
         with self._lock:
@@ -295,14 +295,15 @@ class LedgerJournal:
                 os.replace(partial, target)
                 sync_to_disk(target.parent)
             except (sqlite3.Error, OSError) as error:
-                fix = "free space or point the run elsewhere, then `relax resume` it"
+                fix = "free space, or move the run to another disk, then `relax resume` it"
                 raise _kind(error)(f"{target}: {error}; {fix}") from error
 
     def remember(self, version: Version) -> RememberedRecord:
-        """Return what was known as of the trainer's restored version: later steps undone, all that was in flight ended.
+        """Take the ledger over at the trainer's restored version: undo later steps, end all attempts in flight.
 
-        Nothing in memory survived, so every sample that may still be trained is issued again, as the same work.
-        InfrastructureError where it does not know the version's step, or has folded what came after it.
+        Nothing in memory survived, so every sample that may still be trained is issued again, as the same work. Returns
+        the state as of this version. Raises InfrastructureError if the ledger does not contain the version's step, or
+        has folded later steps.
         """
         with self._lock:
             try:
@@ -319,7 +320,7 @@ class LedgerJournal:
                     note_incarnation(self.path.parent, version.incarnation)
                 self._takeover = takeover
                 return self._read()
-            except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # also of values that no ledger has
+            except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # also for values of a wrong type
                 raise self._error("restore", error) from error
 
     def _taken_over(self) -> int:
@@ -329,7 +330,7 @@ class LedgerJournal:
         if self._takeover and self._takeover != (newest := self._taken_over()):
             raise InfrastructureError(
                 f"{self.path}: the run was started again (start {newest} of its ledger); this process belongs to start "
-                f"{self._takeover} and writes nothing of it any more"
+                f"{self._takeover} and must not write the ledger any more; end this process"
             )
 
     def _check_reaches(self, step: int) -> None:
@@ -337,12 +338,15 @@ class LedgerJournal:
         (folded,) = self._db.execute("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'folded'").fetchone()
         if step < folded or (step and self._db.execute(known, (step,)).fetchone() is None):
             raise InfrastructureError(
-                f"{self.path}: the ledger does not know step {step}, from which the run goes on; is this the run's own "
-                "directory, and the same one on every machine? then `relax resume` the run"
+                f"{self.path}: the ledger does not know step {step}, from which the run resumes; make sure that this "
+                "is the run's own directory, and the same one on every machine, then `relax resume` the run"
             )
 
     def _undo_steps(self, version: Version) -> None:
-        """Undo later steps. A trainer that keeps its incarnation replays them bit for bit: their weights are not lost."""
+        """Undo the steps after a version, and mark their groups for another issue.
+
+        A trainer that keeps its incarnation replays these steps bit for bit, so their samples count as resumed.
+        """
         step, run = version.step, self._db.execute
         (incarnation,) = run("SELECT max(incarnation) FROM steps WHERE step > ?", (step,)).fetchone()
         replays = incarnation is None or incarnation == version.incarnation
@@ -357,9 +361,9 @@ class LedgerJournal:
         run("DELETE FROM notes WHERE step >= ?", (step,))
 
     def _end_in_flight(self) -> None:
-        """End and issue again the groups that are not over.
+        """End the groups that are not over, and mark them for another issue.
 
-        A group is over when it was trained, or all its members have ended and nobody stopped it or put it off.
+        A group is over when it was trained, or when all its members ended, none of these because the run stopped.
         """
         open_groups = self._db.execute(
             "SELECT g.number, g.issue, g.size, "
@@ -397,12 +401,12 @@ class LedgerJournal:
         self._db.close()
 
     def _error(self, what: str, error: Exception) -> InfrastructureError:
-        fix = "free space or permissions there, then `relax resume` the run"
+        fix = "free space or fix permissions there, then `relax resume` the run"
         return _kind(error)(f"{self.path}: can't {what} the ledger ({error}); {fix}")
 
 
 def _kind(error: Exception) -> type[InfrastructureError]:
-    """Return the type of our error for one of SQLite or the disk."""
+    """Return the Relax error class for an error of sqlite or the disk."""
     no_room = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return DiskFull if no_room or (isinstance(error, OSError) and error.errno in NO_ROOM) else InfrastructureError
 

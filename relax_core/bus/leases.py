@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that somebody outside has of the bus: leases on groups, attempts under way, and credit for rows and bytes."""
+"""Resources of the bus that its clients hold: leases on groups, attempts in progress, and credit for rows and bytes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from relax_core.api.bus import Claim, Issue
 from relax_core.api.errors import StaleFence
 
 MAX_REMEMBERED = 256
-"""Finished leases that are remembered."""
+"""Number of finished leases that are remembered."""
 
 
 def belongs(name: str, role: str) -> bool:
-    """Tell whether a task or holder is a role's: `actor`, `actor.fit` and `actor/rank-0` are the actor's."""
+    """Return True if a task or holder belongs to a role: `actor`, `actor.fit` and `actor/rank-0` belong to `actor`."""
     return name == role or name.startswith((role + ".", role + "/"))
 
 
 @dataclass(slots=True)
 class Lease:
-    """One claim that is out."""
+    """A lease in force: the rows of whole groups, held by one task until `expires`."""
 
     number: int
     fence: int
@@ -34,23 +34,25 @@ class Lease:
 
 
 class Leases:
-    """All leases that are out, and which groups each task has taken or finished.
+    """The leases in force, and the groups that each task has taken or finished.
 
-    Life cycle: `granted -> finished | revoked`. Any use renews a lease. It is revoked by its holder, at its expiry,
-    when its role registers again, or when a group in it ends.
+    Life cycle: `granted -> finished | revoked`. Every use renews a lease. A lease is revoked when its holder releases
+    it, when it expires, when its role registers again, when one of its groups ends or loses a member, and when the
+    queue commits or undoes a step without it.
 
     Invariants:
-    - Every use of a lease that is not out, or with another's fencing token, raises StaleFence: a late holder is harmless.
-    - A task never gets a group that is in `done` for it; revoking a lease takes its groups out of there.
+    - Use of a lease that has ended, or with a wrong fencing token, raises StaleFence: a late holder changes nothing.
+    - A task never gets a group that is in `done` for it, unless the task follows the actor. Revoking a lease removes
+      its groups from `done`.
     """
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.out: dict[int, Lease] = {}
         self.done: dict[str, set[int]] = {}
-        """Groups that a task holds or has acknowledged, by task."""
+        """By task: the groups that it holds or has acknowledged."""
         self.finished: deque[int] = deque(maxlen=MAX_REMEMBERED)
-        """Leases that ended by an acknowledgement or a commit, by which a repeated one is recognised."""
+        """Leases that were acknowledged or committed, so that a repeated acknowledgement is recognised."""
         self._next = 1
 
     def grant(self, task: str, groups: tuple[int, ...], rows: tuple[RowId, ...], trains: bool, now: float) -> Lease:
@@ -61,7 +63,7 @@ class Leases:
         return lease
 
     def check(self, claim: Claim, now: float) -> Lease:
-        """Renew and return the lease of a claim; StaleFence when it is over or another's."""
+        """Renew and return the lease of a claim. Raises StaleFence if the lease has ended or its fence differs."""
         lease = self.out.get(claim.lease)
         if lease is None or lease.fence != claim.fence or lease.expires <= now:
             held = "ended" if lease is None else "expired"
@@ -70,31 +72,33 @@ class Leases:
         return lease
 
     def finish(self, lease: Lease) -> None:
-        """End a lease whose groups its task is done with."""
+        """End a lease whose task has finished with the groups."""
         del self.out[lease.number]
         self.finished.append(lease.number)
 
     def revoke(self, lease: Lease) -> None:
-        """End a lease whose groups go to the next claim of its task."""
+        """End a lease and return its groups to the next claim of its task."""
         self.out.pop(lease.number, None)
         self.done[lease.task].difference_update(lease.groups)
 
 
 @dataclass(slots=True)
 class Holder:
-    """One producer's newest report, and the attempts that were admitted to it since."""
+    """A producer's newest report, and the attempts admitted to the producer since."""
 
     reported: frozenset[AttemptId] = frozenset()
     seen: int = 0
-    """Attempts that had been admitted to it when it made the report."""
+    """Number of attempts that had been admitted to the producer when it made the report."""
     admitted: int = 0
     since: deque[AttemptId] = field(default_factory=deque)
 
 
 class Holders:
-    """Attempts that producers say they work on, by producer. The balance counts from here, so that a lost one is seen.
+    """Attempts that producers report as theirs, by producer.
 
-    Invariant: a report covers the attempts that its holder had been admitted by then; later ones count as on their way.
+    The ledger's balance is checked against these reports, so that a lost attempt is noticed.
+
+    Invariant: a report covers the attempts admitted to its producer by then; later ones count as on their way.
     """
 
     def __init__(self) -> None:
@@ -106,7 +110,7 @@ class Holders:
         holder.since.extend(issue.attempts)
 
     def report(self, name: str, attempts: frozenset[AttemptId], admitted: int) -> None:
-        """Take a report unless a later one was here before it."""
+        """Store a report, unless a later report has already arrived."""
         holder = self.by_name.setdefault(name, Holder())
         if admitted < holder.seen:
             return
@@ -115,17 +119,17 @@ class Holders:
         holder.seen, holder.reported = min(admitted, holder.admitted), attempts
 
     def forget(self, role: str) -> None:
-        """Forget the producers of a role: its new incarnation holds nothing yet."""
+        """Forget the producers of a role, because its new incarnation holds nothing yet."""
         self.by_name = {name: holder for name, holder in self.by_name.items() if not belongs(name, role)}
 
     def attempts(self) -> set[AttemptId]:
-        """Return all that producers hold or are about to get."""
+        """Return all attempts that producers hold or are about to receive."""
         return set().union(*((*holder.reported, *holder.since) for holder in self.by_name.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Credit of a put on its way."""
+    """Credit reserved for a put or write in progress."""
 
     rows: int
     bytes: int
@@ -135,12 +139,14 @@ class Reservation:
 
 @dataclass(slots=True)
 class Credits:
-    """Rows and bytes that producers have on the bus, against what the run allows. They wait; nothing is ever refused.
+    """Rows and bytes that producers have on the bus, and the run's limits.
+
+    A put that finds no room waits; no put is refused for its size.
 
     Invariants:
-    - `rows` and `bytes` are those of stored rows that are not yet trained, and of every reservation.
-    - `kept_bytes` are those of blocks that are only kept for a rollback; they have a budget of their own.
-    - A reservation ends with its put, when its producer starts anew, or after the time of a lease.
+    - `rows` and `bytes` count the stored rows that are not yet trained, and every reservation.
+    - `kept_bytes` counts the blocks that are kept only for a rollback; `max_bytes` limits these separately.
+    - A reservation ends with its put, when its producer registers again, or after the length of a lease.
     """
 
     max_rows: int
@@ -149,10 +155,10 @@ class Credits:
     bytes: int = 0
     kept_bytes: int = 0
     reserved: dict[int, Reservation] = field(default_factory=dict)
-    """Puts on their way, by the key of their block."""
+    """Puts and writes in progress, by the key of their block."""
 
     def has_room(self, rows: int, size_bytes: int) -> bool:
-        """Tell whether a put may come now; an empty bus takes anything, or a large row could never pass."""
+        """Return True if a put fits now. An empty bus accepts any put, or a large row could never pass."""
         fits = self.rows + rows <= self.max_rows and self.bytes + size_bytes <= self.max_bytes
         return not rows or not self.rows or fits
 
@@ -162,7 +168,7 @@ class Credits:
         self.bytes += size_bytes
 
     def unreserve(self, key: int) -> None:
-        """End a reservation: its rows have come, or never will."""
+        """End a reservation, because its rows have arrived or never will."""
         found = self.reserved.pop(key, None)
         if found is not None:
             self.rows -= found.rows

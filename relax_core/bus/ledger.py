@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sample ledger: every attempt from its issue to its one end, by id, and the lineage of trained steps.
+"""The sample ledger: every attempt by id from its issue to its end, and the lineage of trained steps.
 
-It has no IO and no time, and decides nothing: the queue says what happens, and the journal keeps the `records` left here.
+The ledger has no IO and no clock, and decides nothing: the queue calls it, and the journal stores its `records`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from relax_core.bus.journal import (
 )
 
 MAX_UNFINISHED = 1 << 16
-"""Dropped attempts whose length is awaited: a holder that died never tells it."""
+"""Largest number of dropped attempts whose length is still awaited; a producer that died never reports it."""
 
 
 class AttemptState(StrEnum):
-    """State of an attempt; the last two are its end."""
+    """State of an attempt; an attempt ends as `trained` or `dropped`."""
 
     ISSUED = "issued"
     RUNNING = "running"
@@ -45,7 +45,7 @@ class AttemptState(StrEnum):
 
 @dataclass(slots=True)
 class Attempt:
-    """One sample attempt."""
+    """One attempt at a sample, from its issue to its end."""
 
     id: AttemptId
     state: AttemptState = AttemptState.ISSUED
@@ -56,32 +56,33 @@ class Attempt:
 
 @dataclass(slots=True)
 class Group:
-    """All attempts of one issue of a group, and which columns their rows have."""
+    """All attempts of one issue of a group, and the columns that their rows have."""
 
     number: int
     issue: int
-    """Counts the issues of this group; it is the attempt number of its members."""
+    """Number of earlier issues of this group; the attempt number of its members."""
     retry: int
     holder: str
     granted: int
-    """Step of the engine's version when it was issued: no token of it is older."""
+    """Step of the engine's version at issue: no token of the group is older."""
     members: dict[AttemptId, Attempt]
     running: int
-    """Members neither sealed nor dropped."""
+    """Number of members that are neither sealed nor dropped."""
     rows: dict[RowId, None] = field(default_factory=dict)
-    """Rows that are sealed, in the order they came."""
+    """Rows of sealed members, in order of arrival."""
     first_columns: dict[str, int] = field(default_factory=dict)
-    """Number of rows that were put with a column."""
+    """By column: the number of rows that were put with it."""
     derived: dict[str, tuple[Version | None, str]] = field(default_factory=dict)
-    """Columns written under a claim: the version that made them, and the task."""
+    """By column written under a claim: the version that computed it (None: fixed weights), and the writing task."""
     floor: int = 0
-    """Oldest version among its trained tokens, as far as known."""
+    """Oldest version among the trained tokens; while members run, `granted` counts as well."""
     sealed_at: int = 0
     """The actor's version when the last member was sealed."""
     claimed: bool = False
     trained_to: int | None = None
-    """The version that its training completed; a rolled-back group keeps its place in `recorded`."""
+    """Version completed by the step that trained the group; None: not trained."""
     recorded: int | None = None
+    """`trained_to` before a rollback gave the group back; such groups are claimed first, in this order."""
 
     @property
     def complete(self) -> bool:
@@ -89,14 +90,14 @@ class Group:
 
     @property
     def valid(self) -> list[Attempt]:
-        """Members that were scored and not dropped, in their order."""
+        """Members that were scored and not dropped, in order."""
         return [
             member for member in self.members.values() if member.sealed and member.state is not AttemptState.DROPPED
         ]
 
     @property
     def newest(self) -> int:
-        """Newest step among its trained tokens, which are of one lineage; the granted one where it has none."""
+        """Newest step among the trained tokens, which are all of one lineage; `granted` if no token is trained."""
         seals = [member.sealed for member in self.valid if member.sealed and member.sealed.trained_tokens]
         return max(
             (step for seal in seals for step in (seal.newest.values() or (self.sealed_at,))), default=self.granted
@@ -104,54 +105,54 @@ class Group:
 
     @property
     def rows_kept(self) -> bool:
-        """True where its rows are still stored, or it never had any."""
+        """True if the rows are still stored, or the group never had rows."""
         return bool(self.rows) or not any(m.sealed and m.sealed.num_rows for m in self.valid)
 
     def has(self, columns: frozenset[str]) -> bool:
-        """Tell whether every row has all of these columns."""
+        """Return True if every row has all of these columns."""
         count = len(self.rows)
         return all(name in self.derived or self.first_columns.get(name, 0) == count for name in columns)
 
     def claim_order(self) -> tuple[float, int, int]:
-        """Sort as recorded for what a rollback gave back; then by earliest expiry, then by number."""
+        """Return a sort key: groups given back by a rollback first, as recorded; then by expiry, then by number."""
         return (math.inf if self.recorded is None else self.recorded, self.floor, self.number)
 
     def update_floor(self) -> None:
-        """Recompute the floor: the granted version counts while members run, then only what is trained."""
+        """Recompute the floor. While members run, `granted` counts as well as the trained tokens."""
         floors = [seal.floor for member in self.valid if (seal := member.sealed) and seal.trained_tokens]
         self.floor = min(floors) if floors and not self.running else min([self.granted, *floors])
 
 
 class Lineage:
-    """Weights that the actor's present ones descend from, over any number of rollbacks.
+    """The versions that the actor's present weights descend from, across any number of rollbacks.
 
-    A rollback to step c begins another incarnation, and of those before it only the versions up to c survive. Within a
-    lineage a step names one version, so that floors, lags and the `weight_versions` of rows are steps. Two incarnations
-    give the same number to different weights, so that steps must never meet across a rollback. Three places see to it:
-    an engine of an earlier incarnation is given nothing (`Router`), no request runs on while its engine takes weights of
-    another one (`EngineSupervisor`), and the queue takes no sample of weights that do not survive. The last needs one step
-    for each incarnation that sampled (`Sealed.newest`), and none for each token.
+    A rollback to step c begins a new incarnation; of earlier incarnations only the versions up to c survive. Within a
+    lineage a step names one version, so floors, lags and the `weight_versions` of rows are plain steps. Different
+    incarnations give the same step to different weights, so steps must never be compared across a rollback. Three
+    places ensure this: `Router` gives no request to an engine of an earlier incarnation, `EngineSupervisor` lets no
+    request run while its engine loads weights of another incarnation, and the queue accepts no sample of weights that
+    did not survive. The queue needs one step for each incarnation that sampled (`Sealed.newest`), not one per token.
 
     Invariants:
     - Tokens of all live and provisional groups are of versions in the lineage.
-    - What was once given up stays so.
+    - A version that was given up never returns.
     """
 
     def __init__(self, version: Version) -> None:
         self.incarnation = version.incarnation
         self._restored = version.step
-        """Last step that survives of incarnations that are not known one by one."""
+        """Last surviving step of the earlier incarnations that are not in `_last`."""
         self._last: dict[int, int] = {}
-        """Last step that survives of each earlier incarnation of this process."""
+        """By earlier incarnation in this process: its last surviving step."""
 
     def has(self, incarnation: int, step: int) -> bool:
-        """Tell whether a version is in the lineage; one of a later incarnation is none of this actor's."""
+        """Return True if a version is in the lineage; a version of a later incarnation than the actor's is not."""
         if incarnation == self.incarnation:
             return True
         return incarnation < self.incarnation and step <= self._last.get(incarnation, self._restored)
 
     def rollback(self, step: int, incarnation: int) -> None:
-        """Give up what came after this step."""
+        """Give up the versions after this step, and begin a new incarnation."""
         self._last = {known: min(last, step) for known, last in {**self._last, self.incarnation: step}.items()}
         self.incarnation, self._restored = incarnation, min(self._restored, step)
 
@@ -163,10 +164,10 @@ class Ledger:
     claim is given back, `trained -> scored | dropped` when a rollback undoes the step.
 
     Invariants:
-    - A group is in at most one of `live`, `provisional` and `pending`; in `pending` it has lost its members.
+    - A group is in at most one of `live`, `provisional` and `pending`; a pending group has no members.
     - An attempt ends once: `issued` is `trained` + all of `dropped` + the attempts of live groups that are not dropped.
-    - A group leaves the ledger when each of its members is trained for good or dropped; `faults` names those that did not.
-    - Every change that must outlive the process is in `records` in the order it happened.
+    - A group leaves the ledger when each member is trained for good or dropped; `faults` names groups that left before.
+    - `records` holds every change that must outlive the process, in order.
     """
 
     def __init__(self, group_size: int, remembered: RememberedRecord) -> None:
@@ -185,7 +186,7 @@ class Ledger:
     # -- from issue to score -------------------------------------------------------------------------------------
 
     def issue(self, holder: str, granted: int) -> Group:
-        """Issue the next group: one that is pending, else a new one."""
+        """Issue the first pending group, or a new group if none is pending."""
         if self.pending:
             number, issue, retry = self.pending.pop(0)
         else:
@@ -200,13 +201,13 @@ class Ledger:
         return group
 
     def member(self, attempt: AttemptId) -> tuple[Group, Attempt] | None:
-        """Return a live attempt with its group; None where it has ended or never was."""
+        """Return a live attempt with its group; None if the attempt has ended or never existed."""
         group = self.live.get(attempt.group)
         member = group.members.get(attempt) if group else None
         return None if group is None or member is None or member.state is AttemptState.DROPPED else (group, member)
 
     def has_left_producer(self, attempt: AttemptId) -> bool:
-        """Tell whether an attempt has ended, or is sealed and so to be found in the table; producers may notice late."""
+        """Return True if an attempt is sealed or has ended, although its producer may still report it."""
         group = self.live.get(attempt.group)
         if group is None:
             return attempt.group < self.next_group
@@ -216,25 +217,28 @@ class Ledger:
         return member.sealed is not None or member.reason is not None
 
     def seal(self, group: Group, member: Attempt, sealed: Sealed, rows: Iterable[RowId], version: int) -> None:
-        """Note that a sample was scored and its rows are stored."""
+        """Record that a sample was scored and its rows are stored."""
         member.state, member.sealed = AttemptState.SCORED, sealed
         group.running -= 1
         group.sealed_at = max(group.sealed_at, version)
         group.rows.update(dict.fromkeys(rows))
         if group.complete:
             group.update_floor()
-        elif sealed.trained_tokens:  # as `update_floor` would find it, without a look at every member for each of them
+        elif sealed.trained_tokens:  # the result of `update_floor`, without its loop over all members
             group.floor = min(group.floor, sealed.floor)
 
     def drop(self, group: Group, member: Attempt, reason: DropReason) -> None:
-        """End one attempt of a live group."""
+        """Drop one attempt of a live group."""
         group.running -= member.sealed is None
         group.rows = {row: None for row in group.rows if row.attempt_id != member.id}
         self._drop(member, reason)
         group.update_floor()
 
     def end(self, group: Group, reason: DropReason, again: bool = False, retry: int = 0) -> None:
-        """End all that is left of a live group; `again` lets admission issue it before any new one, as another `retry`."""
+        """Drop the remaining attempts of a live group.
+
+        With `again`, admission issues the group again before any new one; `retry` is added to its retry count.
+        """
         for member in group.members.values():
             if member.state is not AttemptState.DROPPED:
                 self._drop(member, reason)
@@ -250,25 +254,25 @@ class Ledger:
         self.records.append(EndedRecord(member.id, reason.value, None, -1, True))
 
     def _close(self, group: Group) -> None:
-        """Forget a group whose members have all ended: only counts remain."""
+        """Remove a group whose members have all ended; only counts remain."""
         ends = (AttemptState.DROPPED, AttemptState.TRAINED)
         left = [attempt for attempt, member in group.members.items() if member.state not in ends]
         if left or len(group.members) != self.group_size:
-            self.faults.append(f"group {group.number} closed with {left or len(group.members)} open")
+            self.faults.append(f"group {group.number} left the ledger with open members: {left or len(group.members)}")
         self.live.pop(group.number, None)
 
     # -- training ------------------------------------------------------------------------------------------------
 
     def claim(self, group: Group, claimed: bool) -> None:
-        """Note that the actor has taken the group, or gives it back."""
+        """Record that the actor has claimed the group, or has given it back."""
         group.claimed = claimed
         for member in group.valid:
             member.state = AttemptState.CLAIMED if claimed else AttemptState.SCORED
 
     def train(self, group: Group, step: int, without_gradient: frozenset[RowId]) -> None:
-        """Note that the update which completes version `step` was applied: the members are trained, provisionally."""
+        """Record that the update which completes version `step` was applied: the members are trained, provisionally."""
         if group.number in self.provisional or self.live.get(group.number) is not group:
-            fix = "this is a fault of Relax: report it with `ledger.db` and `logs/` of the run directory"
+            fix = "this is a bug in Relax: report it with `ledger.db` and `logs/` of the run directory"
             raise RelaxError(f"ledger: group {group.number} would be trained twice; {fix}")
         moving = {row.attempt_id for row in group.rows if row not in without_gradient}
         self.records.append(TrainedRecord(group.number, step))
@@ -285,7 +289,7 @@ class Ledger:
         self.trained_without_gradient += 0 if member.with_gradient else sign
 
     def finalize(self, step: int, wanted: Set[int] = frozenset()) -> list[Group]:
-        """Forget and return the groups that a checkpoint of version `step` covers and nobody wants any more."""
+        """Remove and return the groups that a checkpoint of version `step` covers, except those in `wanted`."""
         found = self.provisional.values()
         final = [group for group in found if (group.trained_to or 0) <= step and group.number not in wanted]
         for group in final:
@@ -296,10 +300,10 @@ class Ledger:
     # -- lineage -------------------------------------------------------------------------------------------------
 
     def rollback(self, step: int, incarnation: int, moved: bool) -> tuple[list[Group], list[Group], list[Group]]:
-        """Undo what came after version `step`; return trained groups given back, trained ones ended, unfinished ones ended.
+        """Undo the steps after version `step`; return the groups (given back, ended after training, ended while live).
 
-        Ended are groups with a trained token of weights that are given up, and rows that are no longer kept; where
-        the version `moved` back, unfinished ones may hold such tokens too. All of them are issued again.
+        A group ends if it has a trained token of weights that are given up, or if its rows are no longer stored. If the
+        version `moved` back, incomplete groups end too, since they may hold such tokens. Ended groups are issued again.
         """
         self.records.append(RollbackRecord(step, incarnation))
         unfinished = [g for g in self.live.values() if g.newest > step or (moved and not g.complete)]
@@ -322,24 +326,24 @@ class Ledger:
 
 
 class SampleHistograms:
-    """Histograms that only grow: lag of what was trained, and lengths (by the next power of two) of all that ended."""
+    """Histograms of trained lag, and of lengths of ended samples by the next power of two; rollbacks undo nothing."""
 
     def __init__(self) -> None:
         self.lag: Counter[int] = Counter()
         self.dropped_lengths: dict[str, Counter[int]] = {}
         self.trained_lengths: Counter[int] = Counter()
         self._unfinished: dict[AttemptId, str] = {}
-        """Reasons of attempts that ended while they were generated: their holder tells how long they were."""
+        """By attempt dropped during generation: the reason. Its producer reports the length later."""
 
     def trained(self, group: Group, version: int) -> None:
-        """Count a group that the step which starts at `version` trains."""
+        """Count the samples of a group that is trained by the step which starts at `version`."""
         for member in group.valid:
             if member.sealed and member.sealed.trained_tokens:
                 self.lag[version - member.sealed.floor] += 1
                 self.trained_lengths[_bucket(member.sealed.trained_tokens)] += 1
 
     def dropped(self, attempt: AttemptId, sealed: Sealed | None, reason: DropReason) -> None:
-        """Count a sample that ended; an unfinished one under -1 until its holder has told its length."""
+        """Count a dropped sample; an unsealed one counts under -1 until its producer reports its length."""
         lengths = self.dropped_lengths.setdefault(reason.value, Counter())
         lengths[-1 if sealed is None else _bucket(sealed.trained_tokens)] += 1
         if sealed is None:
@@ -348,7 +352,7 @@ class SampleHistograms:
                 del self._unfinished[next(iter(self._unfinished))]
 
     def given_up(self, tokens: Mapping[AttemptId, int]) -> None:
-        """Count how long the dropped attempts were that a holder has aborted."""
+        """Count the lengths, in tokens, of dropped attempts that their producer has aborted."""
         for attempt, count in tokens.items():
             if (reason := self._unfinished.pop(attempt, None)) is not None:
                 lengths = self.dropped_lengths[reason]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a run's ledger, before it is opened: does it reach the checkpoint, what takes its place, how is it journalled.
+"""The file of a run's ledger before it is opened: check it against a checkpoint, replace it, choose its journal mode.
 
-Here nothing is added to a ledger: `bus.journal` does that, once this module has left a whole file for it.
+This module leaves a whole file for `bus.journal`, which alone adds records to a ledger.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from relax_core.observe.documents import sync_to_disk, write_text
 
 FILE = "ledger.db"
 INCARNATION = ".incarnation"
-"""The newest incarnation in a file of its own, so that a ledger that is lost takes no number along."""
+"""The note file: it holds the newest incarnation, so that the number survives the loss of the ledger."""
 BUSY_S = 5.0
-"""For another process to let go of the file."""
+"""Seconds to wait for another process to release the file."""
 MOUNTS = Path("/proc/self/mountinfo")
 LOCAL_FILE_SYSTEMS = frozenset((
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "tmpfs", "ramfs", "rootfs",
     "overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs", "vfat", "exfat", "ntfs3", "fuseblk",
 ))  # fmt: skip
-"""Types whose processes share memory with each other, as sqlite's write-ahead log needs; others are taken for networks."""
+"""File systems whose processes share memory, as sqlite's write-ahead log needs; unlisted types count as networks."""
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class PreparedLedger(NamedTuple):
-    """A ledger that may be continued from a checkpoint."""
+    """A ledger that can continue from a checkpoint."""
 
     newest_incarnation: int
-    """The largest one that it, the file that it replaces, the note beside it or a copy in any checkpoint tells."""
+    """The largest incarnation in the ledger (before a replacement), its note file and its copies in checkpoints."""
     notice: str
-    """What was wrong with the file that was replaced, in one sentence; empty where none was."""
+    """One sentence on the fault for which the ledger was replaced; empty if it was not replaced."""
 
 
 def prepare_ledger(run_dir: Path, checkpoint: Path, step: int, incarnation: int) -> PreparedLedger:
-    """Make sure that a run's ledger reaches a checkpoint, of this step and incarnation: else the checkpoint's copy replaces it.
+    """Replace a run's ledger by the checkpoint's copy, unless the ledger contains this checkpoint.
 
-    The file that is replaced stays beside it as `ledger.db.replaced`. Raises InfrastructureError where the copy is no
-    better; then nothing was touched.
+    `step` and `incarnation` are those of the checkpoint. The replaced file is kept as `ledger.db.replaced`. Raises
+    InfrastructureError if the copy is faulty too, with both files untouched, or if the copy cannot be put in place.
     """
     ledger, copy = run_dir / FILE, checkpoint / FILE
-    copies = (run_dir / "checkpoints").glob(f"*/{FILE}")  # those that were set aside too
+    copies = (run_dir / "checkpoints").glob(f"*/{FILE}")  # includes checkpoints that were set aside
     known = [newest_incarnation(ledger), *(newest_incarnation(path, at_rest=True) for path in {*copies, copy})]
     newest = max((*known, incarnation))
     fault = find_fault(ledger, step, incarnation)
@@ -55,21 +55,21 @@ def prepare_ledger(run_dir: Path, checkpoint: Path, step: int, incarnation: int)
         return PreparedLedger(newest, "")
     if of_copy := find_fault(copy, step, incarnation, at_rest=True):
         raise InfrastructureError(
-            f"{ledger} {fault}, and its copy {copy} {of_copy}; put a whole copy of either back from a backup, "
-            "or `relax resume RUN --step N` from an earlier checkpoint"
+            f"{ledger} {fault}, and its copy {copy} {of_copy}; restore either file from a backup, "
+            "or resume from an earlier checkpoint with `relax resume RUN --step N`"
         )
     try:
         _replace(ledger, copy)
     except OSError as error:
         raise InfrastructureError(f"{ledger} {fault}, and can't be replaced by {copy}: {error}; free space or "
-                                  "permissions there, then `relax resume` the run") from error  # fmt: skip
-    return PreparedLedger(newest, f"{ledger} {fault}: the run goes on with the copy of it in {checkpoint}")
+                                  "fix permissions there, then `relax resume` the run") from error  # fmt: skip
+    return PreparedLedger(newest, f"{ledger} {fault}: the run continues with the copy in {checkpoint}")
 
 
 def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False) -> str:
-    """Say why a ledger can't be continued from a checkpoint of this step and incarnation; empty where it can.
+    """Return why a ledger cannot continue from a checkpoint of this step and incarnation; empty if it can.
 
-    Nobody may write a file that is `at_rest`; it is read as it is, without a log beside it.
+    No process may write a file that is `at_rest`; it is read without a write-ahead log.
     """
     try:
         if not ledger.is_file():
@@ -89,42 +89,42 @@ def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False)
                 return ""
             last = db.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0]
             if step < meta.get("folded", 0):
-                return f"goes back to step {meta['folded']} at most, not to checkpoint {step}"
+                return f"can be rolled back to step {meta['folded']} at most, not to checkpoint {step}"
             if last < step:
                 return f"ends at step {last}, before checkpoint {step}"
             return f"has no checkpoint {step} of incarnation {incarnation}"
-    except UnicodeDecodeError as error:  # of a message of sqlite that quotes what it found
+    except UnicodeDecodeError as error:  # sqlite's error message quotes undecodable bytes of the file
         return f"is corrupted ({error})"
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in DAMAGED:
             return f"is corrupted ({error})"
         if "no such table" in str(error):
-            return f"is no ledger ({error})"
+            return f"is not a ledger ({error})"
         raise _unreadable(ledger, error) from error
     except OSError as error:
         raise _unreadable(ledger, error) from error
 
 
 def _strange_value(db: sqlite3.Connection) -> str:
-    """Name a column that holds other values than it was made for, which sqlite would keep; empty where none does."""
+    """Name a column with a value of another type than declared, which sqlite does not refuse; empty if all is well."""
     declared = """SELECT t.name, c.name, lower(c.type) FROM sqlite_master t, pragma_table_info(t.name) c
         WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'"""
     for table, column, kind in db.execute(declared).fetchall():
         table_name, column_name = (name.replace('"', '""') for name in (table, column))
         other = f'SELECT 1 FROM "{table_name}" WHERE typeof("{column_name}") NOT IN (?, \'null\') LIMIT 1'
         if db.execute(other, (kind,)).fetchone():
-            return f"column {column} of {table} holds what is no {kind}"
+            return f"column {column} of {table} holds a value that is not {kind}"
     return ""
 
 
 def note_incarnation(directory: Path, incarnation: int) -> None:
-    """Write down beside the ledger that an incarnation begins, durably; a smaller number changes nothing."""
+    """Write the number of a new incarnation to the note file, durably, unless the noted number is larger."""
     if incarnation > _noted_incarnation(directory):
         write_text(directory / INCARNATION, f"{incarnation}\n")
 
 
 def _noted_incarnation(directory: Path) -> int:
-    """Read the number beside the ledger; -1 where there is no number."""
+    """Read the incarnation in the note file; -1 without a readable number."""
     try:
         found = re.fullmatch(rb"([0-9]{1,18})\n", (directory / INCARNATION).read_bytes())
     except OSError:
@@ -133,12 +133,15 @@ def _noted_incarnation(directory: Path) -> int:
 
 
 def has_begun(directory: Path) -> bool:
-    """Tell whether a run has begun an incarnation in this directory, also where its ledger is lost."""
+    """Return True if a run has begun an incarnation in this directory, even if its ledger is lost."""
     return (directory / FILE).exists() or _noted_incarnation(directory) >= 0
 
 
 def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
-    """Return the largest incarnation that a ledger, or the note beside it, tells; 0 where neither can be read."""
+    """Return the largest incarnation in a ledger and its note file; 0 if neither holds a number.
+
+    Raises InfrastructureError if the ledger is intact but cannot be read now, for instance because it is locked.
+    """
     noted = max(0, _noted_incarnation(ledger.parent))
     try:
         if not ledger.is_file():
@@ -148,7 +151,7 @@ def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
             told += " UNION SELECT value FROM meta WHERE key = 'incarnation'"
             numbers = f"SELECT coalesce(max(incarnation), 0) FROM ({told}) WHERE typeof(incarnation) = 'integer'"
             return max(noted, int(db.execute(numbers).fetchone()[0]))
-    except UnicodeDecodeError:  # of a message of sqlite that quotes what it found
+    except UnicodeDecodeError:  # sqlite's error message quotes undecodable bytes of the file
         return noted
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (*DAMAGED, sqlite3.SQLITE_ERROR):
@@ -163,32 +166,35 @@ def _connect(ledger: Path, at_rest: bool) -> sqlite3.Connection:
 
 def _unreadable(ledger: Path, error: Exception) -> InfrastructureError:
     return InfrastructureError(
-        f"{ledger}: can't read the ledger ({error}); see that the disk is well and that no other process holds the file, "
+        f"{ledger}: can't read the ledger ({error}); check the disk, and that no second process holds the file, "
         "then `relax resume` the run"
     )
 
 
 def _replace(ledger: Path, copy: Path) -> None:
-    """Put the copy in the ledger's place; a crash half-way leaves none, which the next resume finds missing."""
+    """Put the copy in the ledger's place; after a crash half-way the next resume finds the ledger missing."""
     draft = ledger.with_name(f"{FILE}.partial")
     shutil.copyfile(copy, draft)
     sync_to_disk(draft)
     if ledger.exists():
         os.replace(ledger, ledger.with_name(f"{FILE}.replaced"))
-    for left in ("-wal", "-shm", "-journal"):  # sqlite would apply a log of the former file to the copy
+    for left in ("-wal", "-shm", "-journal"):  # sqlite would apply the former file's log to the copy
         ledger.with_name(f"{FILE}{left}").unlink(missing_ok=True)
     os.replace(draft, ledger)
     sync_to_disk(ledger.parent)
 
 
 def journal_mode(directory: Path, mounts: Path = MOUNTS) -> str:
-    """Return the journal mode for a database in this folder: a write-ahead log needs memory that a network does not share."""
+    """Return the journal mode for a database in this folder: WAL, or TRUNCATE on a network file system.
+
+    A write-ahead log needs memory that all processes share, which a network file system does not provide.
+    """
     kind = file_system_type(directory, mounts)
     return "WAL" if not kind or kind in LOCAL_FILE_SYSTEMS else "TRUNCATE"
 
 
 def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
-    """Return the type of the file system that a path is on, as the kernel names it; empty where it tells none."""
+    """Return the kernel's name for the type of a path's file system; empty if unknown."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -200,6 +206,6 @@ def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
         if not separator or len(fields) < 5:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
-        if place.is_relative_to(point) and len(point.parts) >= depth:  # the later of two at one place hides the other
+        if place.is_relative_to(point) and len(point.parts) >= depth:  # a later mount hides an earlier one
             found, depth = source.split()[0], len(point.parts)
     return found

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TransferQueue: the bus of one run as a single state machine, without IO, clock or payloads.
 
-Every method that needs the time takes `now`. Facts that must become durable are left for `take_records`, and blocks of
-payloads that nobody needs for `take_freed`; `bus.service` takes both, and does the waiting.
+Methods that need the time take `now`. Records that must become durable are left for `take_records`, and keys of
+unneeded payload blocks for `take_freed`. `bus.service` takes both, and does the waiting.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from relax_core.bus.ledger import AttemptState, Group, Ledger, Lineage, SampleHi
 from relax_core.bus.store import Place, RowTable, Samples, check_seals
 
 MAX_RETRIES = 3
-"""`regenerate`: times that a late group is issued again before it is dropped."""
+"""Number of times that `late = "regenerate"` issues a late group again before dropping it."""
 MAX_NAMED = 5
-"""Ids named in a problem; the rest are counted."""
+"""Largest number of ids named in a problem of the account; the rest are counted."""
 
 
 class TransferQueue:
     """Admission, rows, claims, training and lineage of one run, at one version of the actor.
 
-    Life cycle of an attempt: `issued -> running -> scored -> claimed -> trained | dropped`. Admission issues it, its
-    holder's report says that it runs, a put with its seal makes it scored, the actor's claim claims it (and an expired
-    or released lease gives it back), a committed step trains it. Training is provisional until a checkpoint covers the
-    step: a rollback makes the attempt scored again, or drops it and issues its group once more.
+    Life cycle of an attempt: `issued -> running -> scored -> claimed -> trained | dropped`. Admission issues the
+    attempt, its producer's report makes it running, a put with its seal makes it scored, the actor's claim makes it
+    claimed (and a lease that expires or is released makes it scored again), and a committed step makes it trained.
+    Training is provisional until a checkpoint covers the step: a rollback makes the attempt scored again, or drops it
+    and issues its group once more.
 
     Invariants:
     - Every issued attempt is trained, dropped, or found with a holder: a producer, the table of rows, or a lease.
     - A group is claimed exactly while it is in one lease that trains; a lease holds whole groups.
-    - Unless `late = "mask"`, the unclaimed groups that are left after every change can be trained before they expire
-      (see `bus.gate`), all but the spare ones. While a claim is overdue, this is deferred to the commit of its step.
-    - No token of a live group is of weights outside the `lineage`: a put that has one ends its group, and a rollback ends
-      what it leaves outside.
-    - `credits` counts the rows and bytes that are stored and not yet trained, and those of puts on their way.
+    - Unless `late = "mask"`, the unclaimed groups after every change, except spare ones, can be trained before they
+      expire (see `bus.gate`). While a claim is overdue, this is deferred to the commit of its step.
+    - No token of a live group is of weights outside the `lineage`. A put with such a token ends its group, and a
+      rollback ends the groups whose tokens fall outside.
+    - `credits` counts the rows and bytes that are stored and not yet trained, and those of puts in progress.
     """
 
     def __init__(self, settings: BusSettings, version: Version, remembered: RememberedRecord | None = None) -> None:
@@ -59,7 +60,7 @@ class TransferQueue:
             if getattr(settings, name) < 1:
                 raise ConfigError(f"bus.{name}", getattr(settings, name), "give at least 1")
         if settings.max_staleness is not None and settings.max_staleness < 0:
-            raise ConfigError("max_staleness", settings.max_staleness, "give 0 or more, or ask for `unbounded` by name")
+            raise ConfigError("max_staleness", settings.max_staleness, 'give 0 or more, or "unbounded"')
         if settings.min_valid > settings.group_size:
             raise ConfigError("min_valid", settings.min_valid, f"a group has only {settings.group_size} samples")
         remembered = remembered or RememberedRecord()
@@ -76,17 +77,17 @@ class TransferQueue:
         self.paused = False
         self._roles = dict(remembered.roles)
         self._committed: frozenset[int] = frozenset()
-        """Leases of the last step, by which a repeated commit is recognised."""
+        """Leases of the last committed step, so that a repeated commit is recognised."""
         self._overdue = False
-        """The coming step was claimed after its deadline."""
+        """True if groups of the coming step were claimed after its deadline."""
         self._late = False
-        """The coming step was asked for after its deadline: any claim is content with what is ready then."""
+        """True if the coming step was requested after its deadline; claims then ignore their `min_groups`."""
         self._last_key = 0
 
     # -- roles, holders and admission ----------------------------------------------------------------------------
 
     def register(self, role: str, now: float) -> Registration:
-        """Start a role anew: its leases end, and what it was generating is issued again as the same work."""
+        """Begin a new incarnation of a role: revoke its leases, and issue its unfinished groups again, unchanged."""
         self._roles[role] = incarnation = self._roles.get(role, 0) + 1
         self.ledger.records.append(RegisteredRecord(role, incarnation))
         for lease in [lease for lease in self.leases.out.values() if belongs(lease.task, role)]:
@@ -99,11 +100,11 @@ class TransferQueue:
         return Registration(incarnation, len(lost))
 
     def incarnation(self, name: str) -> int:
-        """Return how often the role of this task or holder has registered."""
+        """Return the number of times that the role of this task or holder has registered."""
         return next((number for role, number in self._roles.items() if belongs(name, role)), 0)
 
     def admit(self, holder: str, version: Version, limit: int) -> tuple[Issue, ...]:
-        """Issue whole groups that an engine at this version may start; none while paused or from abandoned weights."""
+        """Issue whole groups that an engine at this version may start; none while paused or for an old incarnation."""
         if self.paused or version.incarnation != self.version.incarnation:
             return ()
         live = len(self.held_groups())
@@ -115,7 +116,7 @@ class TransferQueue:
         return tuple(issues)
 
     def held_groups(self) -> set[int]:
-        """Return the live groups as counted from their holders: producers, rows and leases."""
+        """Return the live groups that a holder has: a producer, the table of rows, or a lease that trains."""
         held = self.holders.attempts()
         leased = {number for lease in self.leases.out.values() if lease.trains for number in lease.groups}
         stored = self.table.samples
@@ -123,7 +124,7 @@ class TransferQueue:
         return {n for n, group in live if n in leased or any(i in stored or i in held for i in group.members)}
 
     def withdraw(self, issues: Sequence[Issue]) -> None:
-        """Take back issues that nobody learnt of: the same work goes to the next admission."""
+        """Take back issues that no producer received; the next admission gets the same work."""
         for issue in issues:
             if (group := self.ledger.live.get(issue.group)) is not None:
                 self._end(group, DropReason.REGENERATED, again=True)
@@ -135,9 +136,9 @@ class TransferQueue:
         admitted: int,
         given_up: Mapping[AttemptId, int] | None = None,
     ) -> frozenset[AttemptId]:
-        """Take a holder's own count; return those of its attempts that have ended, which it should abort.
+        """Store the attempts that a producer reports as held; return the ended ones, which the producer should abort.
 
-        `given_up` has the numbers of tokens of those that it has aborted.
+        `given_up` maps each attempt that the producer has aborted to its number of tokens.
         """
         self.holders.report(holder, attempts, admitted)
         self.histograms.given_up(given_up or {})
@@ -153,10 +154,10 @@ class TransferQueue:
     # -- puts ----------------------------------------------------------------------------------------------------
 
     def reserve(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, now: float = 0.0) -> int | None:
-        """Reserve credit for a put and return the key of its block; None when there is no credit now.
+        """Reserve credit for a put and return the key of its block; None if the credit does not suffice now.
 
-        Groups that the next step needs always get it: a bus full of unfinished groups would never empty otherwise. Where all
-        of the attempts have ended it is none: their put will be ignored, if it comes.
+        Groups that the next step needs always get credit, or a bus full of unfinished groups would never empty. If all
+        of the attempts have ended, the put needs no credit, because it will be ignored when it arrives.
         """
         self._cancel_puts([key for key, put in self.credits.reserved.items() if put.expires <= now])
         if all(attempt.group not in self.ledger.live for attempt in attempts):
@@ -171,19 +172,21 @@ class TransferQueue:
         return key
 
     def new_key(self) -> int:
-        """Name a block of payloads before it is stored."""
+        """Return a new key for a block of payloads."""
         self._last_key += 1
         return self._last_key
 
     def check_reserved(self, key: int) -> None:
-        """Raise StaleFence when the credit of a put has been taken back, and with it what it had stored."""
+        """Raise StaleFence if the credit of a put was taken back; its stored block is then freed."""
         if key not in self.credits.reserved:
-            raise StaleFence(f"bus: put of block {key}: its producer was given up meanwhile; put the samples again")
+            raise StaleFence(
+                f"bus: block {key}: its reservation has expired, or its role has registered again; put the rows again"
+            )
 
     def put(
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
     ) -> None:
-        """Take a stored block of rows and the seals of their samples; ignore what has ended meanwhile or came before."""
+        """Accept a stored block of rows with their samples' seals; ignore samples that have ended or are sealed."""
         rows: dict[AttemptId, list[RowId]] = {}
         for row in ids:
             rows.setdefault(row.attempt_id, []).append(row)
@@ -217,7 +220,7 @@ class TransferQueue:
             self._drop_overflow(DropReason.EXPIRED)
 
     def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
-        """End attempts; with `regenerate`, end the rest of their groups too and issue these as another try."""
+        """Drop attempts; with `regenerate`, end their groups too and issue these groups again as another retry."""
         touched: dict[int, Group] = {}
         for attempt in attempts:
             if (found := self.ledger.member(attempt)) is None:
@@ -242,7 +245,7 @@ class TransferQueue:
     # -- claims --------------------------------------------------------------------------------------------------
 
     def claim(self, request: ClaimRequest, now: float) -> Claim | None:
-        """Lease whole groups whose columns are ready; None when fewer than asked for may be had now."""
+        """Lease whole groups whose columns are ready; None if fewer than `min_groups` are available now."""
         self.expire(now)
         if request.follows and request.step >= self.version.step:
             return None
@@ -281,23 +284,24 @@ class TransferQueue:
         return Claim(lease.number, lease.fence, request.task, rows, samples, numbers, mask_before, versions)
 
     def _trained_by_step(self, request: ClaimRequest) -> list[Group]:
-        """Return all groups that a step trained; RelaxError when they are gone, or the task was not announced."""
+        """Return all groups that a step trained. Raises RelaxError if rows are gone or `followers` lacks the task."""
         task, step = request.task, request.step
         if task not in self.settings.followers:
-            raise RelaxError(f"bus: claim of task {task}: it follows the actor; name it in BusSettings.followers")
+            raise RelaxError(f"bus: claim of task {task}: the task is not in BusSettings.followers; add it there")
         found = [group for group in self.ledger.provisional.values() if group.trained_to == step + 1]
         if not found or not all(group.rows_kept for group in found):
-            raise RelaxError(f"bus: rows of step {step} are no longer kept; go on from the newest checkpoint")
+            raise RelaxError(f"bus: rows of step {step} are no longer kept; resume from the newest checkpoint")
         return found
 
     def _ready_for_step(self, request: ClaimRequest) -> list[Group]:
         """Return ready groups that may join the coming step, in claim order.
 
-        `late = "wait"` waits for groups that expire sooner until the deadline; `mask` trains the old with less of it.
+        With `late = "wait"`, a group must wait for groups that expire sooner, until the step's deadline. With "mask",
+        groups never expire, since their stale tokens are masked.
         """
         version, rule, late = self.version.step, self.rule, self.settings.late
         if request.step != version:
-            raise StaleFence(f"claim: got step {request.step}, the next is {version}; ask for the version")
+            raise StaleFence(f"bus: claim: got step {request.step}, the next is {version}; call version() first")
         self._late |= request.overdue
         columns = frozenset((*request.columns, *self.settings.columns))
         claimed = self._num_claimed
@@ -322,7 +326,7 @@ class TransferQueue:
         return picked
 
     def locate(self, claim: Claim, columns: Sequence[str], now: float) -> Mapping[str, list[Place]]:
-        """Return where the columns of the claimed rows lie, in claim order."""
+        """Return the places of the columns of the claimed rows, in claim order."""
         lease = self.leases.check(claim, now)
         try:
             return self.table.places(lease.rows, columns)
@@ -332,7 +336,7 @@ class TransferQueue:
             ) from None
 
     def begin_write(self, claim: Claim, now: float) -> int:
-        """Return the key of a block of derived columns; it is freed if the writer does not end its write."""
+        """Return the key for a block of derived columns; the block is freed if the write is not ended in time."""
         self._writable_rows(claim, now)
         key = self.new_key()
         self.credits.reserve(key, 0, 0, claim.task, now + self.settings.lease_s)
@@ -341,7 +345,7 @@ class TransferQueue:
     def write(
         self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None, now: float
     ) -> None:
-        """Take a stored block of derived columns of the claimed rows."""
+        """Accept a stored block of derived columns of the claimed rows."""
         rows = self._writable_rows(claim, now)
         self.credits.unreserve(key)
         self.table.add(key, rows, columns, size_bytes)
@@ -350,14 +354,16 @@ class TransferQueue:
                 self.ledger.live[number].derived[name] = (version, claim.task)
 
     def _writable_rows(self, claim: Claim, now: float) -> tuple[RowId, ...]:
-        """Return the rows that a claim may fill; StaleFence when one of its groups has ended or was trained."""
+        """Return the rows that a claim may fill. Raises StaleFence if one of its groups has ended or was trained."""
         lease = self.leases.check(claim, now)
         if ended := [number for number in lease.groups if number not in self.ledger.live]:
-            raise StaleFence(f"lease {claim.lease} of task {claim.task}: group {ended[0]} is over; drop the claim")
+            raise StaleFence(
+                f"lease {claim.lease} of task {claim.task}: group {ended[0]} has ended or was trained; drop the claim"
+            )
         return lease.rows
 
     def acknowledge(self, claim: Claim, now: float) -> None:
-        """End a lease whose consumer is done; a second time is harmless."""
+        """End a lease whose consumer has finished; a repeated call changes nothing."""
         if claim.lease in self.leases.finished:
             return
         lease = self.leases.check(claim, now)
@@ -368,31 +374,31 @@ class TransferQueue:
             self.finalize(self.final_step)
 
     def release(self, claim: Claim) -> None:
-        """Give rows back; nothing happens when the lease is over."""
+        """Give the rows of a claim back; do nothing if its lease has ended."""
         lease = self.leases.out.get(claim.lease)
         if lease is not None and lease.fence == claim.fence:
             self._revoke(lease)
 
     def expire(self, now: float) -> None:
-        """Take back the leases and credits whose time has passed."""
+        """Revoke the leases and cancel the reservations that have expired."""
         for lease in [lease for lease in self.leases.out.values() if lease.expires <= now]:
             self._revoke(lease)
         self._cancel_puts([key for key, put in self.credits.reserved.items() if put.expires <= now])
 
     def next_expiry(self) -> float | None:
-        """Return when a lease or a credit is taken back next."""
+        """Return the time at which the next lease or reservation expires; None without leases and reservations."""
         leases = [lease.expires for lease in self.leases.out.values()]
         return min((*leases, *(put.expires for put in self.credits.reserved.values())), default=None)
 
     # -- steps: commit, deadline ---------------------------------------------------------------------------------
 
     def trained(self, claims: Sequence[Claim], step: int, without_gradient: Iterable[RowId], now: float) -> Version:
-        """Commit a step: its samples are trained, the version advances, and what no longer fits ends."""
+        """Commit a step: mark its samples trained, advance the version, and end the groups that no longer fit."""
         numbers = frozenset(claim.lease for claim in claims)
         if step == self.version.step - 1 and numbers == self._committed:
             return self.version
         if step != self.version.step:
-            raise StaleFence(f"trained: got step {step}, the next is {self.version.step}; ask for the version")
+            raise StaleFence(f"bus: trained: got step {step}, the next is {self.version.step}; call version()")
         leases = [self.leases.check(claim, now) for claim in claims]
         if other := [lease.task for lease in leases if not lease.trains]:
             raise RelaxError(
@@ -413,7 +419,7 @@ class TransferQueue:
         self.version = self.version.next()
         self.ledger.records.append(StepRecord(self.version.step, self.version.incarnation))
         self._forget_stale_columns()
-        if late and self.settings.late == "mask":  # the next step shall not wait for the same slow groups again
+        if late and self.settings.late == "mask":  # so that the next step does not wait for the same slow groups
             k = self.rule.max_staleness
             for group in [] if k is None else list(self.ledger.live.values()):
                 if not group.complete and group.floor + (k or 0) < self.version.step:
@@ -423,7 +429,7 @@ class TransferQueue:
         else:
             self._drop_overflow(DropReason.SPARE if self.rule.spare_groups else DropReason.EXPIRED)
         wanted = self._unacknowledged()
-        for group in self.ledger.provisional.values():  # a rollback issues again what is no longer kept for it
+        for group in self.ledger.provisional.values():  # a rollback issues groups again whose rows are removed here
             if self.credits.kept_bytes <= self.credits.max_bytes:
                 break
             if group.number not in wanted:
@@ -432,7 +438,7 @@ class TransferQueue:
         return self.version
 
     def _forget_stale_columns(self) -> None:
-        """Forget columns that earlier weights of the actor gave: they belong to that step, and others make them again."""
+        """Forget columns computed with earlier weights of the actor, so that their tasks compute them again."""
         for group in self.ledger.live.values():
             for name, (version, task) in list(group.derived.items()):
                 if version is not None and version.model == self.version.model and version != self.version:
@@ -440,9 +446,12 @@ class TransferQueue:
                     self.leases.done.get(task, set()).discard(group.number)
 
     def let_go(self, step: int) -> tuple[int, ...]:
-        """End the groups that keep this step waiting past its deadline: the incomplete ones of those that come first."""
+        """End the incomplete groups that keep this step waiting past its deadline; return their numbers.
+
+        Only the `groups_per_step` unclaimed groups that come first in claim order are considered.
+        """
         if step != self.version.step:
-            raise StaleFence(f"let_go: got step {step}, the next is {self.version.step}; ask for the version")
+            raise StaleFence(f"bus: let_go: got step {step}, the next is {self.version.step}; call version()")
         unclaimed = sorted((g for g in self.ledger.live.values() if not g.claimed), key=Group.claim_order)
         slow = tuple(g.number for g in unclaimed[: self.settings.groups_per_step] if not g.complete)
         for number in slow:
@@ -453,7 +462,7 @@ class TransferQueue:
     # -- checkpoints and rollbacks -------------------------------------------------------------------------------
 
     def cover(self, step: int) -> None:
-        """Record that a checkpoint of version `step` is being made, so that its copy of the ledger knows."""
+        """Record that a checkpoint of version `step` is being made, so that its copy of the ledger contains it."""
         if step > self.version.step:
             raise RelaxError(
                 f"bus: checkpoint: got step {step}, the actor is at {self.version.step}; commit the step first"
@@ -461,7 +470,7 @@ class TransferQueue:
         self.ledger.records.append(CheckpointRecord(step, self.version.incarnation))
 
     def finalize(self, step: int) -> None:
-        """Free the payloads of samples trained up to version `step`: its checkpoint exists, nothing brings them back."""
+        """Free the payloads of samples trained up to version `step`, which its checkpoint makes final."""
         if step > self.final_step:
             self.final_step = step
             self.ledger.records.append(FinalRecord(step))
@@ -469,7 +478,7 @@ class TransferQueue:
             self._remove(group, kept=True)
 
     def _unacknowledged(self) -> set[int]:
-        """Return the trained groups that some follower has not acknowledged."""
+        """Return the trained groups that a follower has not acknowledged."""
         held = {number for lease in self.leases.out.values() for number in lease.groups}
         return {
             number
@@ -479,10 +488,10 @@ class TransferQueue:
         }
 
     def rollback(self, step: int, incarnation: int) -> Version:
-        """Undo what came after version `step`, at which the trainer was restored."""
+        """Undo the steps after version `step`, at which the trainer was restored."""
         if step > self.version.step:
             raise RelaxError(
-                f"bus: rollback: got step {step}, the actor is at {self.version.step}; restore an earlier one"
+                f"bus: rollback: got step {step}, the actor is at {self.version.step}; restore an earlier checkpoint"
             )
         followers = self.settings.followers
         for lease in [lease for lease in self.leases.out.values() if lease.trains or lease.task in followers]:
@@ -505,7 +514,7 @@ class TransferQueue:
     # -- ends of groups, leases and puts -------------------------------------------------------------------------
 
     def _end(self, group: Group, reason: DropReason, again: bool = False, retry: int = 0) -> None:
-        """End a live group with its leases and rows; `again` issues it once more, `retry` counts that as another try."""
+        """End a live group with its leases and rows; `again` issues it once more, with `retry` added to its retries."""
         for attempt, member in group.members.items():
             if member.state is not AttemptState.DROPPED:
                 self.histograms.dropped(attempt, member.sealed, reason)
@@ -513,13 +522,13 @@ class TransferQueue:
         self._remove(group)
 
     def _end_if_too_few_valid(self, number: int) -> None:
-        """End a group whose members have all come in when too few of them are valid."""
+        """End a complete group with fewer valid members than `min_valid`, or with none."""
         group = self.ledger.live.get(number)
         if group is not None and group.complete and len(group.valid) < max(1, self.settings.min_valid):
             self._end(group, DropReason.TOO_FEW_VALID)
 
     def _drop_overflow(self, reason: DropReason) -> None:
-        """End the fewest groups so that the others can be trained in time, as the `late` rule says."""
+        """End the fewest groups so that the rest can be trained in time; with `late = "mask"` no group expires."""
         rule = self.rule
         if rule.max_staleness is None or self.settings.late == "mask":
             return
@@ -529,13 +538,17 @@ class TransferQueue:
             self._end_late(number, reason)
 
     def _end_late(self, number: int, reason: DropReason, max_retries: int = MAX_RETRIES) -> None:
-        """End a late group; `regenerate` issues it again, but not for ever: a slow task would take others' places."""
+        """End a late group.
+
+        With `late = "regenerate"` the group is issued again, at most `max_retries` times, so that a slow task does not
+        take a place for ever.
+        """
         group = self.ledger.live[number]
         again = self.settings.late == "regenerate" and group.retry < max_retries
         self._end(group, DropReason.REGENERATED if again else reason, again, retry=int(again))
 
     def _remove(self, group: Group, kept: bool = False) -> None:
-        """Remove the rows and leases of a group, and forget that any task has seen it."""
+        """Remove the rows and leases of a group, and forget which tasks have claimed it."""
         self._revoke_all(group)
         self.table.remove(group.members, group.rows, kept)
         for done in self.leases.done.values():
@@ -552,7 +565,7 @@ class TransferQueue:
                 self.ledger.claim(group, False)
 
     def _cancel_puts(self, keys: Iterable[int]) -> None:
-        """Take back the credit of puts that nobody will end, and free what they have stored."""
+        """Take back the credit of puts that will not end, and free the blocks that they have stored."""
         for key in keys:
             self.credits.unreserve(key)
             self.table.freed.append(key)
@@ -564,9 +577,9 @@ class TransferQueue:
         return sum(group.claimed for group in self.ledger.live.values())
 
     def account(self) -> Account:
-        """Return the ledger's balance, compared id by id with what producers, rows and leases show.
+        """Return the ledger's balance, compared id by id with the attempts of producers, rows and leases.
 
-        A number that happens to fit proves nothing, so a difference names the attempts that are missing or too many.
+        Equal totals prove nothing, so a difference names the attempts that are missing or unexpected.
         """
         ledger = self.ledger
         members = (item for group in ledger.live.values() for item in group.members.items())
@@ -578,21 +591,21 @@ class TransferQueue:
         ended = ledger.trained + sum(ledger.dropped.values())
         problems = []
         if lost := believed - held:
-            problems.append(f"the ledger has in flight but no holder does: {_names(lost)}")
+            problems.append(f"attempts in flight in the ledger without a holder: {_names(lost)}")
         if unknown := held - believed:
-            problems.append(f"a holder has but the ledger does not: {_names(unknown)}")
+            problems.append(f"attempts of a holder that are not in flight in the ledger: {_names(unknown)}")
         if leased != claimed:
-            problems.append(f"claimed groups {claimed} are not the leased ones {leased}")
+            problems.append(f"claimed groups {claimed} differ from leased groups {leased}")
         problems += ledger.faults
         if ledger.issued != ended + len(held):
-            problems.append(f"issued {ledger.issued} is not trained and dropped {ended} + in flight {len(held)}")
+            problems.append(f"issued {ledger.issued} differs from trained and dropped {ended} + in flight {len(held)}")
         return Account(
-            ledger.issued, ledger.trained, ledger.trained_without_gradient, dict(ledger.dropped), len(held), not problems,
-            "; ".join(problems),
+            ledger.issued, ledger.trained, ledger.trained_without_gradient, dict(ledger.dropped), len(held),
+            not problems, "; ".join(problems),
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Any]:
-        """Return plain data for metrics and `relax why`; lengths are by the next power of two."""
+        """Return statistics as plain data for metrics and `relax why`; lengths are counted by the next power of two."""
         ledger, told, live = self.ledger, self.histograms, self.ledger.live
         states = Counter("claimed" if g.claimed else "ready" if g.complete else "running" for g in live.values())
         pending = [number for number, _, _ in ledger.pending]
@@ -614,12 +627,12 @@ class TransferQueue:
         }
 
     def take_records(self) -> list[Record]:
-        """Hand over the facts that are not yet durable, in order."""
+        """Return the records that are not yet durable, in order, and clear them here."""
         taken, self.ledger.records = self.ledger.records, []
         return taken
 
     def take_freed(self) -> list[int]:
-        """Hand over the keys of blocks whose payloads nobody needs."""
+        """Return the keys of blocks whose payloads can be freed, and clear them here."""
         taken, self.table.freed = self.table.freed, []
         return taken
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bus as a service: the queue's state machine with waiting, durability and payloads around it.
 
-One event loop, one writer, no process-local state beyond what it is given, so it may be hosted anywhere. A host whose
-clients reach the payload store themselves calls the metadata halves (`begin_put`, `end_put`, `locate`, `begin_write`,
-`end_write`) and never sees a payload.
+The service has one event loop and one writer thread, and no process-local state beyond its arguments, so any process
+may host it. A host whose clients access the payload store directly calls the metadata halves (`begin_put`, `end_put`,
+`locate`, `begin_write`, `end_write`) and never handles a payload.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from relax_core.rpc.waiting import TimedCondition
 async def open_bus(
     component: BusComponent, settings: BusSettings, directory: str, version: Version, clock: Clock | None = None
 ) -> BusService:
-    """Open the whole bus of a run in this process; a directory with a ledger is continued from the restored version."""
+    """Open the bus of a run in this process; a ledger in the directory continues from the restored `version`."""
     journal = await asyncio.to_thread(LedgerJournal, directory)
     try:
         remembered = await asyncio.to_thread(journal.remember, version)
@@ -52,14 +52,14 @@ async def open_bus(
 
 
 class BusService:
-    """`api.bus.Bus`, whole.
+    """The implementation of `api.bus.Bus`.
 
     Invariants:
-    - An answer that promises something durable (a registration, an admission, a commit, a rollback) is given after its
-      facts are on disk; facts reach the disk in order.
-    - Whoever waits tries again after every change and every expiry, until its own deadline.
-    - A call that waits gets nothing once its role has registered again: its caller has gone, and nobody would have what it
-      was granted. What was granted before, whether or not the answer arrived, is taken back by the registration.
+    - A call that promises something durable (`register`, `admit`, `trained`, `rollback`, `checkpoint`) returns after
+      its records are on disk; records reach the disk in order.
+    - A waiting call tries again after every change and every expiry, until its own deadline.
+    - A waiting call is granted nothing once its role has registered again, because its caller is gone. The registration
+      takes back earlier grants, including those whose answer was lost.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class BusService:
         self._journal, self._clock = journal, clock
         self._writer = ThreadPoolExecutor(1, "relax-ledger")
         self._committing = asyncio.Lock()
-        """Held across the commit so that facts reach the disk in order; whoever waits finds its own written."""
+        """Held during a commit, so that records reach the disk in order; a waiting caller finds its records written."""
         self._changes = TimedCondition(clock, queue.next_expiry)
         self._serving: dict[str, Version] = {}
         self._closed = False
@@ -102,7 +102,7 @@ class BusService:
             return ()
         try:
             await self._durable()
-        except BaseException:  # the caller will never hold them, whatever kept the answer from it
+        except BaseException:  # the caller never receives these issues
             self.queue.withdraw(issues)
             raise
         return issues
@@ -112,7 +112,7 @@ class BusService:
         self._changes.notify()
 
     def pause(self) -> None:
-        """Admit nothing more; what runs goes on."""
+        """Stop admitting groups; groups that were admitted continue."""
         self.queue.paused = True
 
     def resume(self) -> None:
@@ -144,13 +144,13 @@ class BusService:
         return True
 
     async def begin_put(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, wait_s: float) -> int | None:
-        """Get credit for a put of these samples, as the key to store its payloads under; None after `wait_s` without."""
+        """Reserve credit for a put; return the key to store its payloads under, or None after `wait_s`."""
         return await self._changes.wait_for(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
 
     async def end_put(
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
     ) -> None:
-        """Take the rows of payloads that are stored."""
+        """Accept the rows of a put whose payloads are stored."""
         self.queue.check_reserved(key)
         self.queue.put(key, ids, columns, size_bytes, sealed)
         await self._changed()
@@ -190,7 +190,7 @@ class BusService:
         return await read(self.store, claim, self.queue.locate(claim, columns, self._clock.now()), columns, part)
 
     async def locate(self, claim: Claim, columns: Sequence[str]) -> Mapping[str, Sequence[Place]]:
-        """Return block and index of every claimed row, by column, for `assemble`."""
+        """Return the block key and index of every claimed row, by column, for `assemble`."""
         return self.queue.locate(claim, columns, self._clock.now())
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
@@ -204,13 +204,13 @@ class BusService:
             raise
 
     async def begin_write(self, claim: Claim) -> int:
-        """Return the key to store derived columns under; StaleFence when the claim is over."""
+        """Return the key to store derived columns under. Raises StaleFence if the claim's lease has ended."""
         return self.queue.begin_write(claim, self._clock.now())
 
     async def end_write(
         self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None
     ) -> None:
-        """Take derived columns that are stored: others may claim rows by them."""
+        """Accept derived columns that are stored, so that further tasks can claim rows by them."""
         self.queue.check_reserved(key)
         self.queue.write(claim, key, columns, size_bytes, version, self._clock.now())
         await self._changed()
@@ -237,7 +237,7 @@ class BusService:
         return self.queue.version
 
     async def rollback(self, step: int) -> Version:
-        """Undo what came after version `step`, at which the trainer was restored, under a new incarnation."""
+        """Undo the steps after version `step`, at which the trainer was restored, and begin a new incarnation."""
         version = self.queue.rollback(step, self.queue.version.incarnation + 1)
         await self._changed()
         await self._durable()
@@ -272,7 +272,7 @@ class BusService:
         return self.queue.statistics()
 
     async def close(self) -> None:
-        """Make durable what is not, and answer whoever waits with nothing."""
+        """Commit the remaining records, and end waiting calls with an empty answer."""
         if self._closed:
             return
         self._closed = True
@@ -287,13 +287,13 @@ class BusService:
     # -- changes and durability -----------------------------------------------------------------------------------
 
     async def _changed(self) -> None:
-        """Wake whoever waits, and free payloads that nobody needs any more."""
+        """Wake the waiting calls, and free unneeded payloads."""
         self._changes.notify()
         if freed := self.queue.take_freed():
             await self.store.free(freed)
 
     async def _durable(self) -> None:
-        """Bring all facts so far to the disk; concurrent callers share a commit."""
+        """Commit all records so far; concurrent callers share a commit."""
         async with self._committing:
             self._journal.add(self.queue.take_records())
             if self._journal.behind:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of payloads: which rows lie where, a store that keeps them in this process, and the checks of what is put and read.
+"""Blocks of payloads: the table of row places, a payload store in this process, and the checks of puts and reads.
 
-A block is what one put or one write brought; it stays one set of ragged numpy columns, and is freed when its last row is
-gone. `api.bus.PayloadStore` is what varies between buses; the table holds places, never payloads.
+A block holds the columns of one put or one write, as ragged numpy arrays; it is freed when its last row is removed.
+`api.bus.PayloadStore` differs between buses; the table is the same for all and holds places, never payloads.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Blocks = Mapping[int, Mapping[str, Ragged]]
 
 @dataclass(slots=True)
 class Block:
-    """One put or write."""
+    """The stored columns of one put or write."""
 
     columns: frozenset[str]
     size_bytes: int
     rows: int
-    """Rows that still need it."""
+    """Number of rows that still need the block."""
     working: int
-    """Rows among them that are not trained yet; without any, the block is only kept for a rollback."""
+    """Number of these rows that are not trained yet; at 0, the block is kept only for a rollback."""
 
 
 class RowTable:
-    """Rows by id, blocks by key, and the samples that are sealed with their number of rows.
+    """Rows by id, blocks by key, and the number of rows of each sealed sample.
 
     Invariants:
-    - A block is in `blocks` exactly while some row needs it; then its key goes to `freed`.
-    - `samples` are those scored and not yet trained; rows of trained samples stay until `remove` takes them.
+    - A block is in `blocks` exactly while a row needs it; afterwards its key is in `freed`.
+    - `samples` holds samples that are scored and not yet trained; rows of trained samples stay until `remove`.
     - Credits are charged for each row that is not trained, and for each block with such a row.
     """
 
@@ -53,7 +53,7 @@ class RowTable:
         self._credits = credit
 
     def add(self, key: int, ids: Sequence[RowId | None], columns: Iterable[str], size_bytes: int) -> None:
-        """Add a block of rows, new ones or more columns of known ones; None where nobody wants the row any more."""
+        """Add a block of new rows, or of more columns of stored rows; None stands for a row that is not wanted."""
         wanted = len(ids) - ids.count(None)
         if not wanted:
             self.freed.append(key)
@@ -71,14 +71,14 @@ class RowTable:
                 places.append((key, index))
 
     def complete(self, attempt: AttemptId) -> bool:
-        """Tell whether every row of a sealed sample is here."""
+        """Return True if every row of a sealed sample is stored."""
         count = self.samples.get(attempt)
         return count is not None and all(RowId(*attempt, row) in self.rows for row in range(count))
 
     def places(self, ids: Sequence[RowId], columns: Sequence[str]) -> Mapping[str, list[Place]]:
-        """Return where each column of each row lies, in the newest block that has it.
+        """Return the place of each column of each row, in the newest block that has the column.
 
-        Columns that lie side by side have one list. KeyError names a row or column that is missing.
+        Columns that lie in the same blocks share one list. Raises KeyError with a missing row or column.
         """
         rows = [self.rows[row] for row in ids]
         patterns = [tuple([key for key, _ in places]) for places in rows]
@@ -98,11 +98,11 @@ class RowTable:
         return found
 
     def first_columns(self, row: RowId) -> frozenset[str]:
-        """Return the columns that a row was put with."""
+        """Return the columns that a row was put with, without derived columns."""
         return self.blocks[self.rows[row][0][0]].columns
 
     def retire(self, attempts: Iterable[AttemptId], ids: Iterable[RowId]) -> None:
-        """Keep the rows of samples that were trained only for a rollback."""
+        """Mark the rows of trained samples as kept only for a rollback."""
         for attempt in attempts:
             self.samples.pop(attempt, None)
         self._change_working(ids, -1)
@@ -114,7 +114,7 @@ class RowTable:
         self._change_working(ids, 1)
 
     def remove(self, attempts: Iterable[AttemptId], ids: Iterable[RowId], kept: bool = False) -> None:
-        """Forget samples and their rows; `kept` says that they had been retired."""
+        """Remove samples and their rows; `kept`: they were retired before."""
         for attempt in attempts:
             self.samples.pop(attempt, None)
         found = [row for row in ids if row in self.rows]
@@ -128,7 +128,7 @@ class RowTable:
                     self.freed.append(key)
 
     def _change_working(self, ids: Iterable[RowId], sign: int) -> None:
-        """Move rows, and blocks with their last or first of them, between what is used (1) and what is kept (-1)."""
+        """Count rows as in use (`sign` 1) or as kept for a rollback (-1); a block moves with its first or last row."""
         for row in ids:
             self._credits.rows += sign
             for key, _ in self.rows[row]:
@@ -140,14 +140,14 @@ class RowTable:
 
 
 class InProcessBus(BusComponent):
-    """Keeps a run's payloads in the memory of the process that hosts the bus: enough on one machine."""
+    """A bus that keeps payloads in the memory of its host process, which is enough on one machine."""
 
     async def open_store(self) -> PayloadStore:
         return MemoryStore()
 
 
 class MemoryStore:
-    """Payloads in this process."""
+    """A payload store in this process."""
 
     shared = False
 
@@ -177,7 +177,7 @@ class MemoryStore:
 
 
 def cut(block: Mapping[str, Ragged], part: Cut) -> dict[str, Ragged]:
-    """Cut every row of a block to a part."""
+    """Cut every row of a block to these tokens and layers."""
     return {name: column.cut(part) for name, column in block.items()}
 
 
@@ -188,13 +188,13 @@ async def read(
     columns: Sequence[str],
     part: Cut | None = None,
 ) -> RowBatch:
-    """Read columns of a claim from where they lie, or only a part of every row."""
+    """Read columns of the claimed rows from their places; with `part`, only this part of every row."""
     keys = list(dict.fromkeys(key for at in places.values() for key, _ in at))
     return RowBatch(claim.rows, assemble(places, await store.get(keys, columns, part)))
 
 
 def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str, Ragged]:
-    """Make the columns of rows at these places, in their order; runs of rows are copied, a whole block is only viewed."""
+    """Build the columns of the rows at these places, in order; runs of rows are copied, a whole block is viewed."""
     columns: dict[str, Ragged] = {}
     last: Sequence[Place] | None = None
     runs: list[list[int]] = []
@@ -228,7 +228,7 @@ def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str,
 
 @messages.register
 class Samples(dict[AttemptId, Sealed]):
-    """Samples of a claim by attempt, which travel as their seals alone."""
+    """The seals of a claim's samples by attempt; only the seals are sent between processes."""
 
     @classmethod
     def of(cls, seals: Iterable[Sealed]) -> Samples:
@@ -243,28 +243,30 @@ class Samples(dict[AttemptId, Sealed]):
 
 
 def check_seals(ids: Iterable[RowId], sealed: Sequence[Sealed]) -> None:
-    """Raise unless every sample of a put comes whole: with one seal, and as many rows as it says."""
+    """Raise RelaxError unless every sample of a put comes with its seal and as many rows as the seal says."""
     rows = Counter(row.attempt_id for row in set(ids))
     counts = {seal.attempt: seal.num_rows for seal in sealed}
     for attempt in rows.keys() | counts.keys():
         if counts.get(attempt) != rows[attempt]:
             raise RelaxError(
-                f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, sealed with {counts.get(attempt)}; "
-                "put a sample's rows together with its seal"
+                f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, but the seal says {counts.get(attempt)}; "
+                "put all rows of a sample together with its seal"
             )
 
 
 def check_columns(claim: Claim, columns: Mapping[str, Ragged]) -> None:
-    """Raise unless a write fills its columns for every claimed row."""
+    """Raise RelaxError unless a write fills its columns for every claimed row."""
     for name, column in columns.items():
         if len(column) != len(claim.rows):
-            raise RelaxError(f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; give all")
+            raise RelaxError(
+                f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; write all claimed rows"
+            )
 
 
 def check_cut(part: Cut) -> None:
-    """Raise unless both ends of a span are counted from the front."""
+    """Raise RelaxError unless a cut's start and stop count from the front, and start is not after stop."""
     for name, span in (("tokens", part.tokens), ("layers", part.layers)):
         if span is not None and not 0 <= span[0] <= span[1]:
             raise RelaxError(
-                f"bus: read_slice of {name}: got {list(span)}; give a start of 0 or more and a stop after it"
+                f"bus: read_slice of {name}: got {list(span)}; give a start of 0 or more and a stop not below it"
             )

@@ -66,7 +66,7 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
     resumed = start(path, "resume", path, "--json")
     assert resumed.end() == 0, resumed.err
     fault = re.escape(f"{path}/ledger.db is corrupted (file is not a database)")
-    assert re.search(rf"{fault}: .* the copy of it in .*/checkpoints/step-0000\d\d\n", resumed.err)
+    assert re.search(rf"{fault}: .* the copy in .*/checkpoints/step-0000\d\d\n", resumed.err)
     assert_ends_like(whole, path, resumed.summary())
     # Any run that starts sweeps what dead ones left: maybe this one, maybe a neighbour before it was looked at.
     assert not [folder for folder in left if folder.exists()]

@@ -43,14 +43,14 @@ def test_a_removed_row_is_named(queue):
     del queue.table.rows[RowId(0, 1, 0, 1)]
     account = queue.account()
     assert not account.balanced
-    assert "no holder does: 0/1/0" in account.problem
+    assert "without a holder: 0/1/0" in account.problem
     assert account.in_flight == 5
 
 
 def test_an_attempt_that_its_holder_lost_is_named(queue):
     queue.report_held("rollout", frozenset([AttemptId(1, 0, 0)]), 4)
     account = queue.account()
-    assert not account.balanced and "no holder does: 1/1/0" in account.problem
+    assert not account.balanced and "without a holder: 1/1/0" in account.problem
 
 
 def test_a_report_made_before_an_admission_does_not_miss_it(queue):
@@ -70,14 +70,14 @@ def test_a_report_that_was_overtaken_is_ignored(queue):
 def test_an_attempt_that_nobody_issued_is_named(queue):
     held = frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0), AttemptId(99, 0, 0)])
     queue.report_held("rollout", held, 4)
-    assert "the ledger does not: 99/0/0" in queue.account().problem
+    assert "not in flight in the ledger: 99/0/0" in queue.account().problem
 
 
 def test_a_lost_lease_is_seen(queue):
     claim = queue.claim(ClaimRequest("actor", ("tokens",), 1, trains=True), now=0.0)
     assert queue.account().balanced
     del queue.leases.out[claim.lease]
-    assert "claimed groups [0] are not the leased ones []" in queue.account().problem
+    assert "claimed groups [0] differ from leased groups []" in queue.account().problem
 
 
 def test_a_sample_that_left_the_ledger_is_seen(queue):

@@ -149,7 +149,7 @@ def test_an_older_checkpoint_brings_its_own_ledger_where_the_newer_one_has_folde
     with pytest.raises(InfrastructureError, match="does not know step 2"):
         LedgerJournal(str(run)).remember(Version("actor", 1, 2))
     notice = prepare_ledger(run, checkpoint_of(run, 2), 2, 0).notice
-    assert "goes back to step 4 at most" in notice
+    assert "can be rolled back to step 4 at most" in notice
     found = LedgerJournal(str(run)).remember(Version("actor", 1, 2))
     assert (found.trained, found.next_group) == (4, 2)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a plan needs, beside what the host and each device have; a run that surely can't fit is refused.
+"""The memory that a plan needs, compared with the memory of the host and each device; a run that can't fit is refused.
 
-Trainers and engines estimate their own processes; those that can't are named, and nothing is guessed in their place.
-Bytes are those of tensors and of a process's libraries. Only this machine is known: a cluster of several is not checked.
+Trainers and engines estimate their own processes. A backend without an estimate is named, its memory is not guessed.
+Bytes cover tensors and a process's libraries. Only this machine is checked, not a cluster of several machines.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from relax_core.roles.rank_group import trainer_spec
 from relax_core.sampling.evaluation import open_tasks
 
 SMALL = 0.5
-"""Share of the free memory below which the bound of a run makes the exact figures needless."""
+"""Share of the free memory; a run whose upper bound (`_bound`) stays below it passes without exact figures."""
 STATE = 32
-"""Times a model's weights that a process may hold: with gradients, moments, and copies to write and to send."""
+"""Most memory of a process, as a multiple of its model's weights: gradients, moments, copies to write and to send."""
 COMPUTED, CACHED = 4, 1
-"""Times the weights over the model's width, at most, that a token costs while it is trained and while it is generated: a
-layer has some 12 weights of width^2, and a token some 20 numbers of width in it."""
+"""Most memory of a token, in training and in generation, as a multiple of the model's weights / width: a layer has
+about 12 * width^2 weights, and a token about 20 * width numbers in each layer."""
 UNBOUNDED = 1 << 30
 AT_ONCE = 8192
-"""Tokens that a trainer trains at once where nothing is said."""
+"""Tokens that a trainer trains at once if `batch.tokens_per_micro_batch` is not set."""
 PROMPTS = 256
-"""Prompts whose length is taken; the longest may be among others."""
+"""Number of prompts that are measured to find the longest; a later prompt may be longer."""
 LIBRARIES = 1 << 29
-"""Bytes taken for a process with torch and transformers; a rank that trained a tiny model holds 0.35 GiB on a CPU."""
+"""Bytes assumed for the libraries of a process with torch and transformers; a rank with a tiny model holds 0.35 GiB."""
 KEPT = {"weights": "parameters", "optimizer": "optimizer", "kv": "kv cache"}
-"""Parts, as estimates name them, that stay in memory while others use the devices, unless they are offloaded."""
+"""By offload part: the name in estimates of the part that stays in memory unless it is offloaded."""
 IN_SHARED_MEMORY = "published"
-"""The part that lies in the host's memory, whatever device the process uses."""
+"""The part that is always in the host's memory, even if the process uses a GPU."""
 FIXES = {
     "activations": ("batch.tokens_per_micro_batch", "set fewer, or shorten rows with rollout.max_new_tokens"),
     "logits": ("trainer.logits_mb", "set less: logits are computed in more slices"),
@@ -67,7 +67,7 @@ FIXES = {
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """As much of a role's context as specifications and opening tasks take, before there is a run."""
+    """The part of a role's context that specifications and the opening of tasks need, before a run exists."""
 
     config: RunConfig
     plan: Plan
@@ -77,19 +77,19 @@ class PlanContext:
 
 @dataclass(frozen=True, slots=True)
 class ProcessNeed:
-    """Estimates of the processes of one worker group."""
+    """The estimates for the processes of one worker group."""
 
     group: WorkerGroup
     first: Estimate | None
-    """Estimate of its first process, which writes and publishes too."""
+    """Estimate of the first process, which also writes checkpoints and publishes weights."""
     others: Estimate | None
-    """Estimate of each of the others."""
+    """Estimate of each further process."""
     unknown: str = ""
-    """Why there is no estimate."""
+    """Why the backend gave no estimate; empty with estimates."""
 
     @property
     def processes(self) -> tuple[Estimate, ...]:
-        """An estimate for each."""
+        """One estimate per process of the group; empty without estimates."""
         if self.first is None or self.others is None:
             return ()
         return (self.first, *[self.others] * (self.group.size - 1))
@@ -97,34 +97,33 @@ class ProcessNeed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """One memory and what is to lie in it."""
+    """The bytes needed and available in one memory: the host's or a GPU's."""
 
     name: str
     needed: int
     available: int
-    """0: unknown."""
+    """Bytes that a run may use; 0: unknown."""
     largest: str = ""
-    """The part that needs most of it."""
+    """Name of the part that needs the most bytes."""
 
     @property
     def fits(self) -> bool:
         return not self.available or self.needed <= self.available
 
     def check(self) -> None:
-        """Raise ConfigError where it can't fit."""
+        """Raise ConfigError if the needed bytes exceed the available ones."""
         if self.fits:
             return
         field, fix = FIXES.get(self.largest, FIXES["optimizer"])
         got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)} to give"
-        go_on = "with --anyway (placement.check_memory=false) this is no error"
-        raise ConfigError(field, got, f"most of it is {self.largest}: {fix}; {go_on}")
+        go_on = "--anyway (placement.check_memory=false) skips this check"
+        raise ConfigError(field, got, f"the largest part is {self.largest}: {fix}; {go_on}")
 
 
 def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
-    """Raise ConfigError where the plan can't fit and `placement.check_memory` is not off.
+    """Raise ConfigError if the plan can't fit, unless `placement.check_memory` is false.
 
-    Exact figures cost seconds and load torch here, so models that are small beside the free memory are passed by a
-    generous bound.
+    Exact figures take seconds and import torch, so models that are small for the free memory pass by a generous bound.
     """
     elsewhere = config.run.runner == "ray" and bool(os.environ.get("RAY_ADDRESS"))
     if not config.placement.check_memory or elsewhere:
@@ -134,15 +133,15 @@ def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
         if _bound(config, plan) <= SMALL * free and not any(_on_gpu(group) for group in plan.groups.values()):
             return
         needs = process_needs(config, catalogue, plan, longest_prompt(config, catalogue, plan))
-    except (MemoryError, OverflowError) as error:  # not even the estimate of so many rows fits
+    except (MemoryError, OverflowError) as error:  # even the estimate of that many rows does not fit
         got = f"steps of {config.rollout.prompts_per_step} times {config.rollout.group_size} samples"
-        raise ConfigError("rollout", got, "no machine holds so many: lower prompts_per_step or group_size") from error
+        raise ConfigError("rollout", got, "too many for any memory: lower prompts_per_step or group_size") from error
     for budget in memory_budgets(needs, free, device_memory()):
         budget.check()
 
 
 def _bound(config: RunConfig, plan: Plan) -> float:
-    """Bound the bytes that a run can take from above, by its largest model."""
+    """Return an upper bound of the bytes that a run can take, derived from its largest model."""
     rollout, prompt = config.rollout, config.data.max_prompt_tokens or UNBOUNDED
     row = min(model_context(config.model.path) or UNBOUNDED, prompt + rollout.max_new_tokens)
     tokens = rollout.prompts_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
@@ -162,7 +161,7 @@ def _bound(config: RunConfig, plan: Plan) -> float:
 
 
 def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
-    """Count the tokens of the longest prompt among the first tasks, or rows of a dataset."""
+    """Return the tokens of the longest prompt among the first tasks, or of the longest of a dataset's first rows."""
     if plan.source is not Source.ROLLOUT:
         rows, _ = open_training(config, catalogue.build, plan.source)
         return max(len(one.tokens) for index in range(min(PROMPTS, len(rows))) for one in rows.examples(index))
@@ -174,7 +173,7 @@ def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
 
 
 def process_needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: int) -> tuple[ProcessNeed, ...]:
-    """Ask the trainer or engine of each worker group for its estimate; `prompt_tokens` are those of the longest prompt."""
+    """Ask the trainer or engine of each worker group for its estimate, with a longest prompt of `prompt_tokens`."""
     context = PlanContext(config, plan, catalogue.build)
     rollout = config.rollout
     step = Workload(rollout.prompts_per_step, plan.group_size, prompt_tokens, rollout.max_new_tokens)
@@ -191,7 +190,7 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
     backend = context.build(choice.chosen)
     backend.build = context.build
     try:
-        if pool is not None:  # one request for each sample of a step, as long as a sample: more is not known before
+        if pool is not None:  # assumed: one request for each sample of a step, as long as a sample
             share = replace(step, prompts=ceil(step.prompts / group.size))
             first = last = cast(Engine, backend).estimate(auxiliary_spec(config, pool), share)
         elif group.name == "rollout":
@@ -204,7 +203,7 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
 
 
 def _engine_estimate(engine: Engine, context: PlanContext, step: Workload, size: int) -> Estimate:
-    """Estimate an engine with its share of all groups that may be in flight at once; the work is that of one step."""
+    """Estimate an engine: memory for its share of all groups that may be in flight at once, work for one step."""
     config = context.config
     ahead = 1 + (context.plan.max_staleness or 0)
     evaluated = ceil(config.eval.size * config.eval.samples / step.group_size) if config.eval.every else 0
@@ -227,9 +226,9 @@ def _rank_estimate(trainer: Trainer, context: PlanContext, group: WorkerGroup, r
 def memory_budgets(
     needs: Iterable[ProcessNeed], host_bytes: int, device_bytes: Mapping[str, int]
 ) -> tuple[MemoryBudget, ...]:
-    """Add up what processes need together: of the host's memory, then of each device's.
+    """Add up the bytes that processes need of the host's memory and of each device's memory.
 
-    Groups that share devices are counted one at work at a time, beside what the others keep in memory meanwhile.
+    Groups that share devices work one at a time. Each is counted at its peak, plus the parts that its neighbours keep.
     """
     known = [need for need in needs if need.processes]
     on_host = [need for need in known if not _on_gpu(need.group)]
@@ -244,7 +243,10 @@ def memory_budgets(
 
 
 def _most_at_once(sharing: list[ProcessNeed], gather: Callable[[Iterable[int]], int]) -> int:
-    """Find the most bytes alive at once; `gather` is sum over all processes of a group, or max where each has a device."""
+    """Return the most bytes in use at once.
+
+    `gather` is `sum` for a memory that all processes of a group share, or `max` if each process has its own device.
+    """
     awake, resting = {}, {}
     for need in sharing:
         kept = [name for part, name in KEPT.items() if part not in need.group.offloads]
@@ -259,11 +261,11 @@ def _most_at_once(sharing: list[ProcessNeed], gather: Callable[[Iterable[int]], 
 
 
 def _sharing_devices(needs: list[ProcessNeed]) -> Iterator[list[ProcessNeed]]:
-    """Split groups into those that share devices, directly or through others."""
+    """Split groups into sets that share devices, directly or through a third group."""
     left = list(needs)
     while left:
         sharing = [left.pop(0)]
-        for need in sharing:  # grows while it is walked
+        for need in sharing:  # the list grows during the loop
             neighbours = [other for other in left if other.group.devices & need.group.devices]
             sharing += neighbours
             left = [other for other in left if other not in neighbours]
@@ -271,7 +273,7 @@ def _sharing_devices(needs: list[ProcessNeed]) -> Iterator[list[ProcessNeed]]:
 
 
 def _largest_part(needs: list[ProcessNeed]) -> str:
-    """Name the part with the most bytes in the fullest phases; the allocator's reserve follows the others."""
+    """Name the part with the most bytes at the peak phases, without the allocator's reserve."""
     parts: dict[str, int] = {}
     for need in needs:
         for estimate in need.processes:
@@ -287,19 +289,19 @@ def _on_gpu(group: WorkerGroup) -> bool:
 
 
 def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Count the bytes that further processes of this machine, or container, may have; those that cache files count too."""
+    """Return the bytes that new processes of this machine or container may use, including the file cache."""
     available: int = psutil.virtual_memory().available
     try:
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no container, or one without a limit
+    except (OSError, ValueError):  # not in a container, or without a limit
         return available
     cached = sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file"))
     return max(0, min(available, limit - used + cached))
 
 
 def device_memory() -> dict[str, int]:
-    """Give the bytes of each GPU that torch sees, by its name in a plan; empty where there is no torch or no GPU."""
+    """Return the bytes of each GPU that torch sees, by its name in a plan; empty without torch or a GPU."""
     try:
         import torch
     except ImportError:
@@ -313,5 +315,5 @@ def device_memory() -> dict[str, int]:
 
 
 def gib(size: float) -> str:
-    """Write a size for people."""
+    """Format a size in bytes as GiB or MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.0f} MiB"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The placement of a plan: worker groups with the names of their devices, and what each offloads for its neighbours.
+"""The placement of a plan: worker groups, the names of their devices, and the parts that each group offloads.
 
-A device is a name here, `gpu:0` or `cpu:0`: groups that have one in common use it one after another. Engine pools and
-teachers are placed here too. Nothing is started.
+A device is only a name here, `gpu:0` or `cpu:0`. Groups with a device in common use it one after another. Engine pools
+and teachers are placed here too. Nothing is started.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from relax_core.registry.catalogue import Catalogue
 ROLLOUT, TEACHER = "rollout", "teacher"
 TABLES = {"actor": "actor", ROLLOUT: "rollout", "reference": "reference", "actor-fwd": "actor_fwd", TEACHER: "teacher",
           "critic": "critic"}  # fmt: skip
-"""The core's roles that work on devices, and their tables in `[placement]`; those of plugins are in `placement.roles`."""
+"""By role of the core that works on devices: its table in `[placement]`. Roles of plugins are in `placement.roles`."""
 SCORED = "teacher_log_probs"
-"""The only column that an engine gives as a teacher: log-probs of given tokens."""
+"""The only column that an engine can produce as a teacher: log-probs of given tokens."""
 THREADS = 1
-"""Threads of a process that was given none: several share the cores, and spinning threads would fight for them."""
+"""Default number of threads of a process: processes share the cores, and spinning threads would slow them down."""
 
 PoolUsers: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
-"""By engine pool: the role that opens it, and the reward, environment or teacher that asks it."""
+"""By engine pool: (role that opens the pool, reward or environment or teacher that sends it requests)."""
 
 
 def pool_users(config: RunConfig, catalogue: Catalogue) -> PoolUsers:
-    """Find who asks each engine pool; rewards and environments are built, since an option may name a pool.
+    """Find the users of each engine pool; rewards and environments are built, since an option may name a pool.
 
-    The rollout opens a pool for rewards and environments, the teacher for teachers; so one that both want is refused.
-    Raises ConfigError for that, for a pool that is named and not there, or there and not named, and for a teacher whose
-    pool can't score.
+    The rollout opens pools for rewards and environments, the teacher role opens pools for teachers. Raises ConfigError
+    for a pool that both would open, a pool that is used but not configured or the reverse, and a teacher whose pool
+    can't score.
     """
     users: dict[str, list[tuple[str, str]]] = {}
     choices: list[tuple[Choice, str]] = [(choice, "reward") for choice in config.rewards]
@@ -58,55 +58,55 @@ def pool_users(config: RunConfig, catalogue: Catalogue) -> PoolUsers:
             users.setdefault(teacher.engine, []).append((TEACHER, f"teachers.{at}"))
     for name, asking in users.items():
         if config.pool(name) is None:
-            raise ConfigError("engines", f"none named {name!r}, which {asking[0][1]} asks", no_pool(config))
+            raise ConfigError("engines", f"no pool {name!r}, which {asking[0][1]} uses", no_pool(config))
         if len({role for role, _ in asking}) > 1:
-            fix = "give each a pool of its own; both may have the same path"
-            raise ConfigError("engines", f"{name}, which {' and '.join(user for _, user in asking)} ask", fix)
+            fix = "a pool can't serve a teacher and rewards or environments: configure two pools with the same path"
+            raise ConfigError("engines", f"{name}, which {' and '.join(user for _, user in asking)} use", fix)
     for at, pool in enumerate(config.engines):
         if pool.name not in users:
-            fix = "leave it out, or name it in a reward, an environment or a teacher"
-            raise ConfigError(f"engines.{at}.name", f"{pool.name}, which nobody asks", fix)
+            fix = "remove the pool, or name it in a reward, an environment or a teacher"
+            raise ConfigError(f"engines.{at}.name", f"{pool.name}, a pool without users", fix)
     for at, teacher in enumerate(config.teachers):
         scoring = config.pool(teacher.engine) if teacher.engine else None
         if scoring is None:
             continue
         field, engine = f"teachers.{at}.engine", config.backend_of(scoring).name
         if not engine_class(catalogue, engine).capabilities.score:
-            fix = "choose another engine for the pool, or write path, which a trainer runs forward"
-            raise ConfigError(field, f"{scoring.name}: engine {engine} scores no given tokens", fix)
+            fix = "choose another engine for the pool, or write path instead, so that a trainer computes the log-probs"
+            raise ConfigError(field, f"{scoring.name}: engine {engine} can't score given tokens", fix)
         if config.media:
-            fix = "engines score text only: write path, which a trainer runs forward"
+            fix = "engines score text only: write path instead, so that a trainer computes the log-probs"
             raise ConfigError(field, f"{scoring.name}, in a run with media", fix)
     return users
 
 
 def teacher_operations(operations: Sequence[Operation], config: RunConfig) -> tuple[Operation, ...]:
-    """Give each teacher operations of its own, for rows that no other teacher has; tasks say later which those are.
+    """Give each teacher its own operations, with a filter for its rows.
 
-    Raises ConfigError where there is no teacher, where two have the same filter (whether different filters overlap, the
-    tasks show), and where one behind engines is asked for more than they can score.
+    Raises ConfigError if no teacher is configured, if two have the same filter, and if a teacher on engines must
+    produce a column that engines can't compute. Different filters that overlap are only found when tasks are read.
     """
     columns = {column for operation in operations if operation.role == TEACHER for column in operation.produces}
     if not any(operation.role == TEACHER for operation in operations):
         return tuple(operations)
     if not config.teachers:
-        fix = 'it learns from a teacher: write teachers = "FOLDER", or [[teachers]] with path and only'
+        fix = 'the algorithm needs a teacher: write teachers = "FOLDER", or [[teachers]] with path and only'
         raise ConfigError("teachers", f"nothing, with algorithm {config.algorithm.name}", fix)
     seen: dict[str, int] = {}
     for number, teacher in enumerate(config.teachers):
         only = "=".join(part.strip() for part in teacher.only.split("=", 1))
         if only in seen:
             got = f"{teacher.only or 'nothing'}, as teachers.{seen[only]} has"
-            raise ConfigError(f"teachers.{number}.only", got, 'give each its own tasks: only = "domain=maths"')
+            raise ConfigError(f"teachers.{number}.only", got, 'give each teacher its own tasks: only = "domain=maths"')
         seen[only] = number
     if "" in seen and len(config.teachers) > 1:
-        fix = 'the others teach some of them: name its own, such as only = "domain=code"'
-        raise ConfigError(f"teachers.{seen['']}.only", "nothing, which is every task", fix)
+        fix = 'each of several teachers needs a filter, such as only = "domain=code"'
+        raise ConfigError(f"teachers.{seen['']}.only", "nothing, which matches every task", fix)
     more = sorted(columns - {SCORED})
     for number, teacher in enumerate(config.teachers):
         if teacher.engine and more:
-            fix = "an engine scores the tokens that it is given and no others: write path instead of engine"
-            raise ConfigError(f"teachers.{number}.engine", f"{teacher.engine}, asked for {' and '.join(more)}", fix)
+            fix = "an engine computes only log-probs of given tokens: write path instead of engine"
+            raise ConfigError(f"teachers.{number}.engine", f"{teacher.engine}, to produce {' and '.join(more)}", fix)
     if len(config.teachers) == 1:
         return tuple(operations)
     found: list[Operation] = []
@@ -125,16 +125,16 @@ def teacher_operations(operations: Sequence[Operation], config: RunConfig) -> tu
 def worker_groups(
     config: RunConfig, catalogue: Catalogue, roles: Collection[str], on_gpus: bool, users: PoolUsers
 ) -> dict[str, WorkerGroup]:
-    """Make the worker groups of a run by role, and those of its engine pools.
+    """Make the worker groups of a run, by role, including those of its engine pools.
 
-    `on_gpus`: a process has a GPU where its table does not say. Raises ConfigError for a table of an unknown role, and
-    for what can't share devices.
+    `on_gpus`: processes get a GPU unless their table says otherwise. Raises ConfigError for a table of an unknown role,
+    and for groups that can't share their devices.
     """
     placement = config.placement
     for role in placement.roles:
         if role in TABLES or role not in catalogue.names("role"):
             known = ", ".join(sorted(set(catalogue.names("role")) - TABLES.keys()))
-            fix = f"it is no role that a plugin brings; there are {known or 'none'}"
+            fix = f"the name must be a role of a plugin; installed: {known or 'none'}"
             raise ConfigError("placement.roles", role, fix)
     by_ranks = not config.teachers or any(teacher.path for teacher in config.teachers)
     placed = [role for role in TABLES if (role in roles and (role != TEACHER or by_ranks)) or role == "actor"]
@@ -152,7 +152,7 @@ def worker_groups(
     first = 0
     for number, home in enumerate(
         dict.fromkeys(homes.values())
-    ):  # a block of devices each; who shares has its first ones
+    ):  # each home gets a block of devices; roles that share it use the first ones of the block
         sharing = [role for role in placed if homes[role] == home]
         for role in sharing:
             own = {f"gpu:{first + index}" for index in range(num_gpus[role])}
@@ -163,7 +163,7 @@ def worker_groups(
         size = table.ranks if isinstance(table, RankPlacement) else table.engines
         parts = _offloaded_parts(config, catalogue, role, num_gpus[role] > 0)
         groups[role] = WorkerGroup(role, size, table.threads or THREADS, devices[role], parts)
-    if (group := groups.pop(TEACHER, None)) is not None:  # several use the same devices one after another
+    if (group := groups.pop(TEACHER, None)) is not None:  # several teachers use the same devices in turn
         names = [f"{TEACHER}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
         groups |= {name: replace(group, name=name) for name in (names if len(config.teachers) > 1 else [TEACHER])}
     groups |= dict(_pool_groups(config, catalogue, users, roles, on_gpus, groups))
@@ -172,21 +172,21 @@ def worker_groups(
 
 
 def _gpus_per_engine(config: RunConfig, catalogue: Catalogue, on_gpus: bool) -> float:
-    """Count the GPUs that the engine's options spread it over. Raises ConfigError where it is given other ones."""
+    """Return the GPUs of one engine by its parallel options. Raises ConfigError if `gpus_per_engine` differs."""
     engine, name = catalogue.build(config.engine.chosen), config.engine.chosen.name
     spread, given = engine.devices() if isinstance(engine, Engine) else 0, config.placement.rollout.gpus_per_engine
     each = ((spread or 1) if on_gpus else 0) if given is None else given
     if spread > 1 and each == 0:
-        fix = "there is no GPU here, and a CPU shares nothing with others: set its parallel options to 1"
+        fix = "a CPU can't run a parallel engine and this run has no GPU for it: set its parallel options to 1"
         raise ConfigError("engine.name", f"{name} spread over {spread} GPUs", fix)
     if (each > 1 and spread not in (0, each)) or (0 < each < spread and spread > 1):
-        fix = f"engine {name}, as it is set, works on {spread}: set {spread} or leave it out, or change its parallel options"
+        fix = f"engine {name}, as configured, uses {spread}: set {spread}, leave it out, or change its parallel options"
         raise ConfigError("placement.rollout.gpus_per_engine", each, fix)
     return each
 
 
 def _offloaded_parts(config: RunConfig, catalogue: Catalogue, role: str, on_gpu: bool) -> tuple[OffloadPart, ...]:
-    """Name what is offloaded. A CPU has no lower tier but the disk: only what need not be kept is freed there."""
+    """Name the parts that a role offloads; on a CPU these are only parts that need not be kept."""
     if role in ("actor", "critic"):
         return ("weights", "optimizer", "gradients") if on_gpu else ("gradients",)
     if role != ROLLOUT:
@@ -195,7 +195,7 @@ def _offloaded_parts(config: RunConfig, catalogue: Catalogue, role: str, on_gpu:
 
 
 def _engine_parts(catalogue: Catalogue, engine: str, on_gpu: bool) -> tuple[OffloadPart, ...]:
-    """Name the parts of an engine's memory that it gives back."""
+    """Name the parts of an engine's memory that the engine can offload."""
     able = engine_class(catalogue, engine).capabilities
     if not on_gpu and not able.sleeps_on_cpu:
         return ()
@@ -203,20 +203,23 @@ def _engine_parts(catalogue: Catalogue, engine: str, on_gpu: bool) -> tuple[Offl
 
 
 def _check_sharing(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, WorkerGroup]) -> None:
-    """Refuse weights from memory to memory where one side is offloaded for the other, since both must be there at once;
-    and an engine beside others on a GPU that gives no memory back, since they would lack it."""
+    """Refuse groups that can't share their devices.
+
+    A live weight transport copies from memory to memory, so the trainer and the engines must be loaded together. An
+    engine that can't offload its memory must not share a GPU.
+    """
     rollout = groups.get(ROLLOUT)
     if rollout is None:
         return
     chosen = config.weights.chosen
     live = cast(type[WeightTransport], catalogue.target(chosen.kind, chosen.name)).live
     if live and "weights" in rollout.offloads and rollout.devices & groups["actor"].devices:
-        fix = "engines and trainer take turns on the same GPUs: choose one that keeps a copy, shared-memory or disk"
+        fix = "engines and trainer share GPUs and are never loaded together: choose shared-memory or disk"
         raise ConfigError("weights.name", chosen.name, fix)
     neighbours = sorted(name for name, group in groups.items() if name != ROLLOUT and group.devices & rollout.devices)
     if neighbours and not rollout.offloads and any(name.startswith("gpu:") for name in rollout.devices):
         able = [name for name in catalogue.names("engine") if engine_class(catalogue, name).capabilities.sleep]
-        got = f"{config.engine.chosen.name}, which gives no memory back, beside {_listed(neighbours)}"
+        got = f"{config.engine.chosen.name}, which can't offload memory, on GPUs shared with {_listed(neighbours)}"
         use = " or ".join(able) or "another"
         fix = f'use {use}, or give it GPUs of its own: placement = "hybrid" or placement.rollout.share = "own"'
         if all(name.startswith(AUXILIARY_GROUP) for name in neighbours):
@@ -228,8 +231,10 @@ def _pool_groups(
     config: RunConfig, catalogue: Catalogue, users: PoolUsers, roles: Collection[str], on_gpus: bool,
     taken: Mapping[str, WorkerGroup],
 ) -> Iterator[tuple[str, WorkerGroup]]:  # fmt: skip
-    """Make a worker group for each pool whose user is in the plan, on devices that nobody else has, or on the first of those of
-    the policy's engines."""
+    """Make a worker group for each engine pool with a user in the plan.
+
+    A pool gets devices of its own, or shares the first devices of the policy's engines.
+    """
     devices = {name for group in taken.values() for name in group.devices}
     free = {kind: 1 + max((int(name[4:]) for name in devices if name.startswith(kind)), default=-1)
             for kind in ("gpu:", "cpu:")}  # fmt: skip
@@ -243,9 +248,9 @@ def _pool_groups(
             shared = _shared_devices(pool, engine, rollout, num_gpus)
             parts = _engine_parts(catalogue, engine, num_gpus > 0)
             if num_gpus and not parts:
-                fix = 'choose an engine that sleeps, or devices = "own"'
+                fix = 'choose an engine that can, or set devices = "own"'
                 raise ConfigError(
-                    f"engines.{pool.name}.devices", f"{pool.devices}, with {engine}, which gives no memory back", fix
+                    f"engines.{pool.name}.devices", f"{pool.devices}, with {engine}, which can't offload memory", fix
                 )
             threads = pool.threads or THREADS
             yield name, WorkerGroup(name, pool.count, threads, shared, parts)
@@ -257,15 +262,15 @@ def _pool_groups(
 
 
 def _shared_devices(pool: EngineTable, engine: str, rollout: WorkerGroup | None, num_gpus: int) -> frozenset[str]:
-    """Name the devices of the policy's engines that a pool lives on. Raises ConfigError where it needs others."""
+    """Return the devices that a pool shares with the policy's engines. Raises ConfigError if these do not suffice."""
     field = f"engines.{pool.name}.devices"
     if rollout is None:
         raise ConfigError(field, f"{pool.devices}, in a run without engines of the policy", 'set devices = "own"')
     theirs = sorted(rollout.devices, key=lambda name: (len(name), name))
     if not num_gpus:
         if theirs[0].startswith("gpu:"):
-            fix = 'a pool without GPUs takes turns with nobody: set devices = "own"'
-            raise ConfigError(field, f"{pool.devices}, with gpus_per_engine = 0 beside engines on GPUs", fix)
+            fix = 'a pool on the CPU can\'t share GPUs: set devices = "own"'
+            raise ConfigError(field, f"{pool.devices}, with gpus_per_engine = 0, while the policy has GPUs", fix)
         return frozenset(theirs)
     gpus = [name for name in theirs if name.startswith("gpu:")]
     if num_gpus > len(gpus):
@@ -276,7 +281,7 @@ def _shared_devices(pool: EngineTable, engine: str, rollout: WorkerGroup | None,
 
 
 def has_own_devices(config: RunConfig, role: str) -> bool:
-    """Tell whether a role's devices are none of the actor's."""
+    """Return True if a role shares no device with the actor."""
     return config.placement.home(TABLES[role]) != config.placement.home("actor")
 
 
@@ -286,7 +291,7 @@ def engine_class(catalogue: Catalogue, name: str) -> type[Engine]:
 
 
 def has_gpus(devices: Path = Path("/dev")) -> bool:
-    """Tell whether this process may use an NVIDIA GPU, by its device files: no driver is loaded for it."""
+    """Return True if this process may use an NVIDIA GPU, judged by device files, without loading a driver."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not hidden and any(devices.glob("nvidia[0-9]*"))
 
@@ -294,16 +299,18 @@ def has_gpus(devices: Path = Path("/dev")) -> bool:
 def placement_notes(
     config: RunConfig, users: PoolUsers, groups: Mapping[str, WorkerGroup], num_gpus: int
 ) -> Iterator[str]:
-    """Say which pools there are and for whom, who shares devices with whom, and what stays in memory meanwhile.
+    """Describe the engine pools and their users, the groups that share devices, and the parts that these offload.
 
-    `num_gpus`: those that this machine shows.
+    `num_gpus` is the number of GPUs visible on this machine.
     """
     for name, asking in users.items():
         pool = config.pool(name)
         if pool is not None and AUXILIARY_GROUP + name in groups:
             engines = f"{pool.count} {config.backend_of(pool).name} engine{'s' * (pool.count > 1)}"
             where = "" if pool.devices == "own" else f"; {_turns(pool, {role for role, _ in asking})}"
-            yield f"engine pool {name}: {engines} with {pool.path}, for {' and '.join(user for _, user in asking)}{where}"
+            yield (
+                f"engine pool {name}: {engines} with {pool.path}, for {' and '.join(user for _, user in asking)}{where}"
+            )
     said: set[frozenset[str]] = set()
     for group in groups.values():
         sharing = [other for other in groups.values() if other.devices & group.devices]
@@ -313,7 +320,7 @@ def placement_notes(
             where = ", ".join(sorted(frozenset[str]().union(*(other.devices for other in sharing))))
             yield f"{_listed(sorted(names))} take turns on {where}"
             for other in sharing:
-                yield f"{other.name}: {_listed(other.offloads) or 'nothing'} sleeps while others have the devices"
+                yield f"{other.name} offloads {_listed(other.offloads) or 'nothing'} while a neighbour has the devices"
     planned = {name for group in groups.values() for name in group.devices if name.startswith("gpu:")}
     if 0 < num_gpus < len(planned):
         fix = "placement = colocate takes turns"
@@ -321,7 +328,7 @@ def placement_notes(
 
 
 def _turns(pool: EngineTable, roles: Collection[str]) -> str:
-    """Say when a pool takes its turn on the devices of the policy's engines."""
+    """Describe when a pool takes its turn on the devices of the policy's engines."""
     if TEACHER in roles:
         return "its turn on the rollout's devices comes when a whole step waits for it"
     enough = f"{pool.turn_requests} requests wait or " if pool.devices == "shared" else ""

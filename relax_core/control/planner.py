@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: from a configuration to a plan, with operations by the algorithm's needs and workers by placement.
+"""The planner: turn a configuration into a plan, with operations by the algorithm's needs and workers by placement.
 
 The graph of operations is acyclic within a step; weights cross steps. Combinations of algorithm, trainer, engine and
-transport that can't work are refused here. What a device lacks (a GPU without bfloat16) only its trainer or engine
-knows, at its start. Nothing here starts anything, or looks at the placement mode, which is a preset of who shares devices.
+transport that can't work are refused here. A missing feature of a device (a GPU without bfloat16) is found only when
+its trainer or engine starts. The planner starts nothing, and decides nothing by the placement mode, which is only a
+preset of shared devices.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import visible_gpus
 
 MEMBERS = {Source.DATASET: 1, Source.PAIRS: 2}
-"""Samples of a group that nobody generates."""
+"""By source of rows that are not generated: the samples of a group."""
 ROWS_AHEAD = 1
-"""Steps by which rows of a dataset are ready before they are trained: nothing grows old, so it is only a buffer."""
+"""Steps by which rows of a dataset are ready before their training; only a buffer, since these rows never get stale."""
 UNUSED_PRODUCERS = {Source.ROLLOUT: "source", Source.DATASET: "rollout", Source.PAIRS: "rollout"}
-"""By where rows come from, the role that would bring them from elsewhere."""
+"""By source of rows: the role that produces rows from another source, which the run does not use."""
 
 
 def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -> Plan:
-    """Plan a run. Raises ConfigError for what can't run, before anything starts. `on_gpus`: None looks at this machine."""
+    """Plan a run. Raises ConfigError if the configuration can't run. `on_gpus`: None checks this machine for GPUs."""
     algorithm = catalogue.build(config.learner)
     if not isinstance(algorithm, Algorithm):
-        raise ConfigError("algorithm.name", config.algorithm.chosen.name, "it is no algorithm")
+        raise ConfigError("algorithm.name", config.algorithm.chosen.name, "choose an installed algorithm")
     samples = algorithm.source is Source.ROLLOUT
 
-    # The old policy's log-probs need a pass of their own only with several updates a step: with one the ratio is exactly 1.
+    # Log-probs of the old policy need a pass only with several updates per step: with one, the ratio is exactly 1.
     read = {column.name for column in algorithm.columns()}
     recomputes_routes = config.model.routing_replay == "recompute"
     own_pass = bool(algorithm.prepared()) or (
@@ -59,7 +60,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     )
     columns = {"tokens", "loss_mask", *(("media",) if config.media else ())} | read - {"old_log_probs"}
     columns |= set(_replayed_columns(config, catalogue, algorithm.source))
-    if samples:  # every run measures how far the engine's log-probs are from the trainer's
+    if samples:  # every run measures the difference of the engine's and the trainer's log-probs
         columns |= {"weight_versions", "advantages", "rollout_log_probs"}
     if own_pass and has_own_devices(config, "actor-fwd") and not recomputes_routes:
         columns.add("old_log_probs")
@@ -69,14 +70,14 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         for fit in algorithm.fits
     }
     goals: dict[str, Collection[str]] = {"actor.fit": columns}
-    if samples:  # rows that were written beforehand are not credited
+    if samples:  # rows of a dataset get no advantages
         goals |= {"advantages.compute": credited, **{f"{fit}.fit": names for fit, names in fit_columns.items()}}
 
-    if samples and algorithm.reads_rewards and not config.rewards:  # as it is set: its class alone does not tell
+    if samples and algorithm.reads_rewards and not config.rewards:  # an instance's options count
         environments = [catalogue.target("environment", one.name) for one in (config.environment, *config.environments)]
         if not all(cast(type[Environment], one).gives_reward for one in environments):
             names = ", ".join(catalogue.names("reward")) or "none is installed"
-            fix = f'{config.algorithm.name}, as it is set, learns from them: write rewards = ["NAME"] ({names})'
+            fix = f'{config.algorithm.name}, as configured, learns from rewards: write rewards = ["NAME"] ({names})'
             raise ConfigError("rewards", "nothing", fix)
 
     users = pool_users(config, catalogue)
@@ -99,7 +100,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         notes.append(
             payload
             if folded
-            else "adapters are published alone; engines lay them over the model that they started with"
+            else "adapters are published alone; engines apply them to the model that they started with"
         )
     _check_formats(config, catalogue, operations, adapters_alone)
     if config.model.dtype != config.engine_dtype and any(one.name.startswith("rollout.") for one in operations):
@@ -129,28 +130,28 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
 
 def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -> tuple[str, ...]:
-    """Return the columns that the actor reads for routing replay. Raises ConfigError where routes can't be replayed."""
+    """Return the columns that the actor reads for routing replay. Raises ConfigError if routes can't be replayed."""
     replay, field = config.model.routing_replay, "model.routing_replay"
     if replay == "off":
         return ()
     trainer = config.trainer.chosen.name
     if not cast(type[Trainer], catalogue.target("trainer", trainer)).replays_routes:
-        raise ConfigError(field, replay, f"trainer {trainer} replays no routes: use torch, or leave it out")
+        raise ConfigError(field, replay, f"trainer {trainer} can't replay routes: use torch, or leave it out")
     if (config.model.path / "config.json").is_file() and routing(config.model.path) is None:
         raise ConfigError(field, replay, f"{config.model.path} has no experts to route to: leave it out")
     if replay == "recompute":
         if config.batch.updates_per_step == 1:
-            fix = "routes of one update are those of the step's start: leave it out, or raise batch.updates_per_step"
+            fix = "with one update per step this changes nothing: leave it out, or raise batch.updates_per_step"
             raise ConfigError(field, replay, fix)
         return ()
     if source is not Source.ROLLOUT:
-        fix = "rows of a dataset were not sampled here, so nobody knows their routes: leave it out"
+        fix = "rows of a dataset were not sampled here, so their routes are unknown: leave it out"
         raise ConfigError(field, replay, fix)
     engine = config.engine.chosen.name
     if not engine_class(catalogue, engine).capabilities.routed_experts:
         able = [name for name in catalogue.names("engine") if engine_class(catalogue, name).capabilities.routed_experts]
         use = " or ".join(able) or "another"
-        fix = f"engine {engine} does not tell which experts its tokens visited: use {use}, or leave it out"
+        fix = f"engine {engine} does not report the experts that its tokens visited: use {use}, or leave it out"
         raise ConfigError(field, replay, fix)
     return ROUTES
 
@@ -158,16 +159,17 @@ def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -
 def _why_whole_steps(
     config: RunConfig, catalogue: Catalogue, algorithm: Algorithm, groups: Mapping[str, WorkerGroup]
 ) -> str:
-    """Say why the actor can't begin before all rows of a step are there; empty where it can.
+    """Return why the actor can't begin before all rows of a step are ready; empty if it can.
 
-    Every count is late while rows still come, also that of groups (a step may be closed short), and only one may be.
+    While rows still arrive, every divisor of the loss is unknown, even the number of groups, as a step may be closed
+    with fewer. A trainer can divide by one count afterwards, but not by several.
     """
     trainer = config.trainer.chosen.name
     name = " and ".join(one.name for one in config.algorithms)
     counts = sorted(algorithm.denominators)
     own = groups["actor"].devices
     reasons = {
-        "rows of a dataset are there at once": algorithm.source is not Source.ROLLOUT,
+        "rows of a dataset are all ready at once": algorithm.source is not Source.ROLLOUT,
         "batch.stream is false": not config.batch.stream,
         "the run is deterministic": config.deterministic,
         f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH
@@ -177,8 +179,8 @@ def _why_whole_steps(
             type[Trainer], catalogue.target("trainer", trainer)
         ).streams,
         f"{name} does not say what its loss is divided by (Algorithm.denominators)": not counts,
-        f"the loss of {name} is divided by {' and '.join(counts)}, of which only one may be late": len(counts) > 1,
-        "the actor shares its devices with those that it would wait for": any(
+        f"the loss of {name} is divided by {' and '.join(counts)}, and streaming allows one divisor": len(counts) > 1,
+        "the actor shares its devices with another worker group": any(
             group.devices & own for role, group in groups.items() if role != "actor"
         ),
     }
@@ -186,7 +188,7 @@ def _why_whole_steps(
 
 
 def _why_folded(config: RunConfig, catalogue: Catalogue) -> str:
-    """Say why adapters are folded into whole versions; empty where they are published alone, a thousandth of the model."""
+    """Return why adapters are folded into whole weights; empty if they are published alone, at 1/1000 of the size."""
     lora, engine, transport = config.model.lora, config.engine.name, config.weights.name
     payloads = cast(type[WeightTransport], catalogue.target("weight-transport", transport)).payloads
     reasons = {
@@ -201,7 +203,7 @@ def _why_folded(config: RunConfig, catalogue: Catalogue) -> str:
 def _check_formats(
     config: RunConfig, catalogue: Catalogue, operations: Iterable[Operation], adapters_alone: bool
 ) -> None:
-    """Refuse number formats that trainer or engine do not compute in, and an actor-fwd that would get rounded weights."""
+    """Refuse number formats that trainer or engine can't compute in, and rounded weights for an actor-fwd."""
     names = {operation.name for operation in operations}
     trainer, engine, field = config.trainer.chosen.name, config.engine.chosen.name, "rollout.dtype"
     trained, served = config.model.dtype, config.engine_dtype
@@ -217,15 +219,15 @@ def _check_formats(
     rounds = has_own_devices(config, "actor-fwd") and not adapters_alone and served not in (trained, "float32")
     if rounds and "actor_fwd.log_probs" in names:
         fix = f"set it to {trained} or float32, or keep actor-fwd on the actor's workers (placement.mode)"
-        why = f"gets the weights as engines do, rounded, while the actor computes in {trained}"
+        why = f"gets rounded weights, as engines do, while the actor computes in {trained}"
         raise ConfigError(field, served, f"actor-fwd has devices of its own and {why}: {fix}")
 
 
 def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) -> tuple[Operation, ...]:
-    """Choose the goals and whatever produces columns for them, and put producers before consumers.
+    """Choose the goals and the operations that produce their columns; return producers before consumers.
 
-    `goals` names operations, each with the columns that it needs beyond its own. Raises ConfigError for a column that
-    nothing produces, one that two produce alike, and a cycle.
+    `goals` maps each goal, an operation, to the columns that it needs beyond its own. Raises ConfigError for a column
+    without a producer, for two producers without disjoint row filters, and for a cycle.
     """
     by_name = {operation.name: operation for operation in operations}
     chosen: dict[str, Operation] = {}
@@ -233,7 +235,7 @@ def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) 
     open_columns: list[str] = []
     for goal, more in goals.items():
         if goal not in by_name:
-            raise ConfigError("roles", f"a need for {goal!r}", f"no role offers it, only {', '.join(sorted(by_name))}")
+            raise ConfigError("roles", f"a need for {goal!r}", f"roles only offer {', '.join(sorted(by_name))}")
         chosen[goal] = replace(by_name[goal], consumes=by_name[goal].consumes | frozenset(more))
         open_columns += sorted(chosen[goal].consumes)
     while open_columns:
@@ -243,7 +245,7 @@ def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) 
         found = [operation for operation in operations if column in operation.produces]
         producers[column] = [operation.name for operation in found]
         if not found:
-            fix = "no installed role produces it; choose another"
+            fix = "no installed role produces it; choose another algorithm"
             raise ConfigError("algorithm", f"a need for the column {column!r}", fix)
         filters = [operation.row_filter for operation in found]
         if len(found) > 1 and (len(set(filters)) < len(filters) or "" in filters):
@@ -261,11 +263,11 @@ def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) 
         return tuple(chosen[name] for name in TopologicalSorter(needs).static_order())
     except CycleError as error:
         path = " -> ".join(map(str, error.args[1]))
-        raise ConfigError("roles", f"the cycle {path}", "operations of one step must not wait for each other") from None
+        raise ConfigError("roles", f"the cycle {path}", "no operation may wait for its own result") from None
 
 
 def draw(operations: Sequence[Operation]) -> str:
-    """Write the graph in words: one operation a line, with what it reads, waits for and gives."""
+    """Return the graph as text: per operation a line with its consumed and produced columns and the weights read."""
     lines = []
     for operation in operations:
         consumes = ", ".join(sorted(operation.consumes)) or "tasks"
@@ -276,7 +278,7 @@ def draw(operations: Sequence[Operation]) -> str:
 
 
 def mermaid(operations: Sequence[Operation]) -> str:
-    """Write the graph as a Mermaid flowchart: edges carry the columns."""
+    """Return the graph as a Mermaid flowchart, with columns on its edges."""
     lines = ["flowchart LR"]
     for consumer in operations:
         for producer in operations:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of a run: its configuration composed, planned and checked, its directory made, each stage ready to start.
+"""Preparation of a run: compose, plan and check its configuration, make its directory and make each stage ready.
 
-No role is started here; `control.run` starts what `prepare` or `prepare_resume` returns. `relax train quickstart` names
-a recipe: a package with `recipe.toml` and a `build` module, registered under the entry-point group `relax.recipes`, that
-makes its own model and data. One with `[[teachers]]` has a `teacher` module too, run only where a run learns from one.
+No role is started here: `control.run` starts the result of `prepare` or `prepare_resume`. `relax train quickstart`
+names a recipe: a package with `recipe.toml` and a `build` module that makes the model and data, registered under the
+entry-point group `relax.recipes`. A recipe with `[[teachers]]` also has a `teacher` module, used if a run needs one.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from relax_core.tensor_files.whole_folder import finish_replacement
 MAY_CHANGE = frozenset(
     {"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "recovery", "guards", "data.media"}
 )
-"""Tables that a resumed run may set anew; anything else would make it another experiment."""
+"""Tables that may change on resume; any further change would make the run another experiment."""
 RECIPES = "relax.recipes"
-"""Entry-point group."""
+"""Entry-point group in which recipes are registered."""
 BUILD_S = 1800.0
-"""For each module of a recipe to end."""
+"""Most seconds that a module of a recipe may run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A configuration that makes its own model and data."""
+    """A named configuration with a package that builds its model and data."""
 
     name: str
     package: str
@@ -72,9 +72,10 @@ class Recipe:
         return resources.files(self.package).joinpath("recipe.toml").read_text()
 
     def build(self, folder: Path, seed: int, teacher: bool = False) -> Path:
-        """Make model and data in `folder`, and the teacher; return the configuration beside them.
+        """Build model and data in `folder`, and the teacher if asked for; return the path of the configuration there.
 
-        Each module runs in a process that ends with this one; its output goes to stderr.
+        Each module runs in a child process, which ends with this process; its output goes to stderr. Raises RelaxError
+        if a module fails.
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.toml").write_text(self.toml())
@@ -91,7 +92,7 @@ class Recipe:
                     raise
             if status:
                 shutil.rmtree(folder, ignore_errors=True)
-                raise RelaxError(f"recipe {self.name}: its {module} ended with status {status}; see the lines above")
+                raise RelaxError(f"recipe {self.name}: {module} ended with status {status}; see its output above")
         return folder / "recipe.toml"
 
 
@@ -100,7 +101,7 @@ def known_recipes() -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Find a recipe by its name. Raises ConfigError that lists what there is."""
+    """Find a recipe by its name. Raises ConfigError with the installed recipes if the name is unknown."""
     known = known_recipes()
     if name not in known:
         fix = f"name a .toml file that exists, or a recipe: {', '.join(sorted(known))}"
@@ -110,7 +111,7 @@ def find_recipe(name: str) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage of a configuration with its plan; a run without stages is one stage without a name."""
+    """One stage of a configuration with its plan; a run without stages has one stage with an empty name."""
 
     name: str
     config: RunConfig
@@ -119,16 +120,16 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A configuration that was checked and planned; nothing is written for it."""
+    """A configuration that was checked and planned, without writing anything."""
 
     composed: Composed
     catalogue: Catalogue
     stages: tuple[PlannedStage, ...]
     recipe: Recipe | None
-    """A recipe that was named and whose files are not built yet."""
+    """The named recipe while its files are not built; None otherwise."""
 
     def build_recipe(self, folder: Path, sources: Sequence[Source], overrides: Sequence[str]) -> PlannedRun:
-        """Build the files of the recipe in `folder`, where one is named, and plan the run with them."""
+        """Build the files of a named recipe in `folder`, and plan the run with these files."""
         if self.recipe is None:
             return self
         teacher = any("teacher" in stage.plan.roles for stage in self.stages)
@@ -139,14 +140,14 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStage:
-    """One stage, ready to start once the one before it has finished."""
+    """One stage, ready to start once the previous stage has finished."""
 
     config: RunConfig
     launch: Launch
     directory: StageDirectory | None = None
     """Directory of the stage; None in a run without stages."""
     first_step: int = 0
-    """Steps of the stages before it."""
+    """Number of steps of the earlier stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,12 @@ class Prepared:
     catalogue: Catalogue
     directory: RunDirectory
     stages: tuple[PreparedStage, ...]
-    """Stages that are still to be run, the present one first; at least one."""
+    """Stages that remain to be run, the present one first; at least one."""
     notices: tuple[str, ...] = ()
     runner: Future[Runner] | None = None
-    """The runner of the first stage, where it was begun early."""
+    """The runner of the first stage, if it was started early."""
     death: DriverDeath | None = None
-    """The end of the process that ran it before, which this one was started to replace."""
+    """Death of the former driver process, which this process replaces; None if the supervisor replaced no driver."""
 
     @property
     def config(self) -> RunConfig:
@@ -173,21 +174,21 @@ class Prepared:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the whole run."""
         return self.stages[-1].first_step + self.stages[-1].config.steps
 
     @property
     def first_step(self) -> int:
-        """Steps that were done before."""
+        """Number of steps that were completed before this start."""
         return self.stages[0].first_step + (self.launch.resume.step if self.launch.resume else 0)
 
 
 def plan_run(
     sources: Sequence[Source], overrides: Sequence[str], functions: Mapping[str, bytes] | None = None
 ) -> PlannedRun:
-    """Compose, check and plan a configuration, with nothing written. Raises ConfigError.
+    """Compose, check and plan a configuration without writing anything. Raises ConfigError.
 
-    The first source may be the name of a recipe; as its files are not there yet, only its keys are checked.
+    The first source may be the name of a recipe; its files are not built yet, so only the keys are checked.
     """
     first, recipe = sources[0] if sources else "quickstart", None
     if not (isinstance(first, Mapping) or Path(first).suffix or Path(first).exists()):
@@ -196,7 +197,7 @@ def plan_run(
     composed = compose(layers, overrides, on_disk=recipe is None, passed=partial(announce, functions or {}))
     for number, url in enumerate(composed.config.notify.urls):
         if not is_understood(url.reveal()):
-            fix = "the address that it holds is none that Apprise understands; write it as Apprise's documentation does"
+            fix = "Apprise does not understand the address in it; write the address as Apprise's documentation shows"
             raise ConfigError(f"notify.urls.{number}", url.reference, fix)
     return PlannedRun(composed, composed.catalogue, _plan_stages(composed, composed.catalogue), recipe)
 
@@ -217,7 +218,7 @@ def prepare(
     run_dir: Path | None = None,
     functions: Mapping[str, bytes] | None = None,
 ) -> Prepared:
-    """Compose, check, build a recipe if one is named, make the run directory. Raises ConfigError."""
+    """Compose, check and plan a configuration, make the run directory, build a named recipe. Raises ConfigError."""
     planned = plan_run(sources, overrides, functions)
     composed, catalogue = planned.composed, planned.catalogue
     first = sources[0] if sources else "run"
@@ -225,7 +226,7 @@ def prepare(
     redactor = Redactor(revealed(composed.config.dump()))
     directory = RunDirectory.create(run_dir, name, datetime.now(), Random(SystemRandom().random()), redactor=redactor)
     runner: Future[Runner] | None = None
-    if planned.recipe is not None:  # import the runner and begin its start meanwhile: seconds that the build hides
+    if planned.recipe is not None:  # import and start the runner during the build, to save seconds
         executor = ThreadPoolExecutor(1, "runner")
         runner = executor.submit(make_runner, composed.config, catalogue, begin=True)
         executor.shutdown(wait=False)
@@ -235,7 +236,7 @@ def prepare(
         directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config))
         directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved()]})
         directory.write("provenance", provenance(Path.cwd(), sys.argv))
-        for at, stage in enumerate(planned.stages):  # later ones train what the first exports: the shape is the same
+        for at, stage in enumerate(planned.stages):  # later stages train the first one's export, of the same shape
             with naming_stage(at if composed.stages else None):
                 check_tool_calls(stage.config, catalogue, stage.plan)
                 check_fits(stage.config, catalogue, stage.plan)
@@ -257,14 +258,14 @@ def prepare(
 
 
 def _unfinished_stages(run_dir: Path) -> tuple[list[StageDirectory | None], int]:
-    """List the stages of a run that are still to be run, a run without stages being one, and count the steps before."""
+    """Return the unfinished stages, None for a run without stages, and the number of steps of the finished stages."""
     known = stage_directories(run_dir)
     left: list[StageDirectory | None] = [own for own in known if own.account() is None] if known else [None]
     return left, sum(int(account["steps"]) for own in known if (account := own.account()))
 
 
 def _later_stages(left: Sequence[StageDirectory | None], catalogue: Catalogue, done: int) -> list[PreparedStage]:
-    """Prepare stages that follow another one, as their own directories say."""
+    """Prepare the stages after the present one, from the configurations in their directories."""
     stages = []
     for own in (own for own in left if own is not None):
         config = compose([own.path / "config.toml"], (), catalogue, on_disk=False).config
@@ -277,11 +278,11 @@ def _later_stages(left: Sequence[StageDirectory | None], catalogue: Catalogue, d
 def prepare_resume(
     run_dir: Path, overrides: Sequence[str], step: int | None = None, *, unfinished: bool = False
 ) -> Prepared:
-    """Continue a run from its newest whole checkpoint, or that of `step`; a stage that has none yet begins anew.
+    """Prepare to continue a run from its newest whole checkpoint, or that of `step`; later checkpoints are set aside.
 
-    Later checkpoints are set aside. `unfinished`: the process that ran it died just now, so that a run without a checkpoint
-    begins anew too. One that did not finish, and whose last step is saved, has its export still to come. Raises ConfigError
-    for a change that makes it another experiment, and where nothing is left to do.
+    A stage without a checkpoint begins anew. `unfinished`: the driver died just now, so a run without a checkpoint
+    begins anew too. A run that saved its last step but did not finish still has to write its export. Raises ConfigError
+    for a change that makes the run another experiment, and if nothing is left to do.
     """
     for override in overrides:
         key = override.partition("=")[0].strip()
@@ -291,7 +292,7 @@ def prepare_resume(
     refuse_while_written(run_dir)
     left, done = _unfinished_stages(run_dir)
     if not left:
-        raise ConfigError("run", str(run_dir), "every stage of it is finished; begin another run with its export")
+        raise ConfigError("run", str(run_dir), "every stage of the run is finished; start a new run from its export")
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
@@ -299,7 +300,7 @@ def prepare_resume(
     point = choose(paths[0], step, done) if begun else None
     resume = point.resume if point is not None else None
     reached = present is None and not unfinished and resume is not None and resume.step >= config.steps
-    # Its own end may be still to come, the export above all; steps=N that it has reached asks for nothing.
+    # A run that did not finish may still have to write its export; a steps=N that is reached adds nothing to do.
     if reached and (overrides or (read_document(run_dir / "summary.json") or {}).get("status") == "finished"):
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
@@ -319,7 +320,7 @@ def prepare_resume(
 
 
 def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
-    """Begin the next start of a run: its epoch, and its first stage at a checkpoint, or as before its first step."""
+    """Begin the next start of a run: a new epoch, and its first stage at a checkpoint, or at step 0 without one."""
     epoch, notices = RunEpoch.begin(prepared.directory.path), prepared.notices
     stages = [
         replace(stage, launch=replace(stage.launch, epoch=epoch, run_id=_run_id(Path(stage.launch.run_dir), epoch),
@@ -336,10 +337,10 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
         resume, notices = point.resume, (*notices, *point.notices)
         place = Path(resume.directory)
         ledger = prepare_ledger(directory, place, resume.step, int(resume.state["incarnation"]))
-        point.set_aside()  # only where the run can go on: a refusal leaves every checkpoint as it was
+        point.set_aside()  # only now: an error above leaves every checkpoint as it was
         incarnation, notices = ledger.newest_incarnation + 1, (*notices, *((ledger.notice,) if ledger.notice else ()))
     else:
-        if has_begun(directory):  # its ledger takes its steps back when it is opened, as in any rollback
+        if has_begun(directory):  # its ledger undoes its steps on opening, as in any rollback
             incarnation = newest_incarnation(directory / LEDGER) + 1
         if first.directory is not None:
             first.directory.discard_work()
@@ -351,7 +352,7 @@ def make_launch(
     config: RunConfig, plan: Plan, catalogue: Catalogue, directory: Path, functions: Mapping[str, bytes] | None = None,
     epoch: RunEpoch | None = None,
 ) -> Launch:  # fmt: skip
-    """Put a run into plain data."""
+    """Return the launch data of a run, as plain data for every process."""
     return Launch(
         run_id=_run_id(directory, epoch),
         run_dir=str(directory),
@@ -365,13 +366,13 @@ def make_launch(
 
 
 def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
-    """Name what a run owns outside its directory: another name at each start."""
+    """Return the name under which a run owns resources outside its directory; it is different at each start."""
     place = f"{platform.node()}:{directory.resolve()}"
     return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}"
 
 
 def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False) -> Runner:
-    """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already."""
+    """Make the runner that `[run] runner` names; ray is imported only for its runner. `begin`: start to connect."""
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running what was prepared, for the command line and for Python: start the roles, record their events, stop them, sum up.
+"""The execution of a prepared run: start its roles, record their events, stop the roles, return the summary.
 
-The order at the end is fixed: roles stop, their last events are recorded, processes are gone, the summary is read.
+The command line and the Python API both use it. The order at the end is fixed: roles stop, their last events are
+recorded, processes are gone, the summary is read.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_p
 
 WATCH_S = 0.25
 HISTOGRAMS = ("dropped_lengths", "trained_lengths")
-"""Statistics of the bus that the summary keeps. They begin anew with a resumed run."""
+"""Statistics of the bus that the summary keeps; a resumed run counts them anew."""
 STATELESS_GRACE_S = 8.0
-"""Seconds to stop for roles that lose nothing when they are ended; those with state have `[checkpoint] grace_s`."""
+"""Seconds that stateless roles get to stop; roles with state get `[checkpoint] grace_s`."""
 ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "continue")
-"""Requests that are passed on to the roles with state."""
+"""Requests that are sent to the roles with state."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
-"""A machine that is taken back, and a terminal that is closed: nobody is there any more to repeat Ctrl-C."""
+"""Signals of a machine that is taken back and of a terminal that is closed: no user remains to repeat Ctrl-C."""
 
 
 def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
-    """Run what was prepared to its end in a new event loop; return the summary or raise what made it fail.
+    """Run a prepared run to its end in a new event loop; return the summary or raise the error that ended the run.
 
     A run that was ended by a second Ctrl-C has the status `interrupted`.
     """
@@ -58,11 +59,10 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
 
 @contextlib.contextmanager
 def _obey_signals(controller: RunController) -> Iterator[None]:
-    """Save at SIGUSR1, stop at Ctrl-C, stop with the longer grace at SIGTERM and SIGHUP; end at once when Ctrl-C follows a
-    stop.
+    """Save a checkpoint at SIGUSR1, stop at Ctrl-C, SIGTERM and SIGHUP, and end at once if Ctrl-C follows a stop.
 
-    Schedulers repeat SIGTERM as they please, so a second one ends nothing. A SIGHUP that is ignored, as below `nohup`,
-    stays so.
+    SIGTERM and SIGHUP stop with the longer grace of a preemption. Schedulers may repeat SIGTERM, so a second one ends
+    nothing. A SIGHUP that is ignored, as under `nohup`, stays ignored.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -89,27 +89,27 @@ def _obey_signals(controller: RunController) -> Iterator[None]:
 
 
 class RunController:
-    """One run from the start of its roles to its summary: one stage, or several one after another.
+    """One run from the start of its roles to its summary, in one stage or several in sequence.
 
     Each stage goes through
 
         preparing -> starting -> running -> stopping -> finished | stopped | preempted | diverged | failed | interrupted
 
-    where a stop leads from any of the first three to `stopped`, a preemption to `preempted`, an error to `failed`, that of
-    a guard to `diverged`, and roles with state that do not stop within their grace to `interrupted`.
+    where a stop leads from any of the first three to `stopped`, a preemption to `preempted`, an error to `failed`, a
+    guard's error to `diverged`, and roles with state that do not stop within their grace to `interrupted`.
 
     Invariants:
-    - A stage begins only when the one before it has finished.
+    - A stage begins only when the previous stage has finished.
     - One recorder is open from before the first role starts until after the last process is gone.
-    - Events of the roles are recorded before RunFinished, which is recorded once, as of all stages together.
-    - The runner is closed, and weights that the stage has published are swept, however it ends; those of a start that was
-      killed go before the roles start.
+    - Events of the roles are recorded before RunFinished, which is recorded once, for all stages together.
+    - However a stage ends, its runner is closed and the weights that it published are deleted. Weights of a killed
+      start are deleted before the roles start.
     """
 
     def __init__(
         self, prepared: Prepared, runner: Runner, display: Display | None = None, clock: Clock | None = None
     ) -> None:
-        """`runner` runs the first stage; each later stage gets its own."""
+        """Create the controller; `runner` runs the first stage, and each later stage gets its own runner."""
         self._prepared, self._runner, self._display = prepared, runner, display
         self._clock = clock or SystemClock()
         self._stop_reason = ""
@@ -118,14 +118,14 @@ class RunController:
         self._last_event = 0
         self._running: set[str] = set()
         self._started = False
-        """The run's start is recorded."""
+        """True once the run's start is recorded."""
         finished = [directory.account() or {} for directory in stage_directories(prepared.directory.path)]
         self._former = total(
             {key: of[key] for key in of if key != "steps"} for of in finished
         )  # the recorder counts steps
 
     def stop(self, reason: str = "stopped", preempted: bool = False) -> None:
-        """Ask the run to end with a checkpoint; from any callback of the loop. A preemption has the longer grace."""
+        """Ask the run to save a checkpoint and end, from any callback of the loop. A preemption has a longer grace."""
         self._stop_reason = self._stop_reason or reason
         self._preempted |= preempted
         self._stop_asked.set()
@@ -135,23 +135,23 @@ class RunController:
         return self._stop_asked.is_set()
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint once the step under way is done; from any callback of the loop."""
+        """Ask for a checkpoint after the current step, from any callback of the loop."""
         self._asked = "checkpoint"
 
     async def run(self) -> dict[str, Any]:
-        """Run every stage and return the run's summary, obeying requests to stop meanwhile. Raises what made it fail."""
+        """Run every stage, obeying stop requests, and return the run's summary. Raises the error that ended the run."""
         async with attended(self._obey_stop_requests()):
             return await self._run_stages()
 
     async def _obey_stop_requests(self) -> None:
-        """Take up a stop that others ask for by a file in the run directory, from before the first role starts."""
+        """Stop the run when a request file appears in the run directory, even before the first role starts."""
         while True:
             if self._prepared.directory.take_request("stop"):
                 self.stop("requested")
             await self._clock.sleep(WATCH_S)
 
     async def _run_stages(self) -> dict[str, Any]:
-        """Run every stage and return the run's summary. Raises what made it fail, after writing it down."""
+        """Run every stage and return the run's summary. Raises the error that ended the run, after recording it."""
         prepared, config, catalogue = self._prepared, self._prepared.config, self._prepared.catalogue
         sinks = {choice.name: cast(Sink, catalogue.build(choice.chosen)) for choice in config.sinks}
         observers: dict[str, object] = catalogue.observers().plugins()
@@ -172,7 +172,7 @@ class RunController:
         return prepared.directory.read("summary") or {}
 
     async def _run_next(self, left: Sequence[PreparedStage], recorder: Recorder) -> list[PreparedStage]:
-        """Run the first of these stages to its end; return the stages that are left to run."""
+        """Run the first of these stages to its end; return the stages that remain, none if the run stopped."""
         stage = left[0]
         try:
             finished, account = await self._run_stage(stage, recorder)
@@ -191,12 +191,12 @@ class RunController:
         return list(left[1:])
 
     async def _run_stage(self, stage: PreparedStage, recorder: Recorder) -> tuple[bool, dict[str, Any]]:
-        """Run one stage until its roles have returned; tell whether it finished, and what became of its samples."""
+        """Run one stage until its roles have returned; return True if it finished, and the account of its samples."""
         launch, stages = stage.launch, self._prepared.stages
         self._running, self._last_event = set(launch.plan.roles), 0
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
-        if stage is stages[0]:  # it continues from its checkpoint, or begins anew where it has none
+        if stage is stages[0]:  # it continues from its checkpoint, or begins anew without one
             step = launch.resume.step if launch.resume else 0
             recorder.rewind(stage.first_step + step)
             if (death := self._prepared.death) is not None:
@@ -223,19 +223,19 @@ class RunController:
         return status == "finished", account
 
     async def _fail(self, error: RelaxError, recorder: Recorder) -> None:
-        """Record what is left of the events, and how the run failed."""
-        with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
+        """Record the remaining events, and the error with which the run failed."""
+        with contextlib.suppress(RelaxError):  # an error of reading events must not hide the run's error
             await self._record_events(recorder)
         account = total([self._former, await self._account()])
         ending = "diverged" if isinstance(error, Diverged) else "failed"
-        # A first start that fails is more likely for a person, and a full disk would fill again.
+        # A first start that fails more likely needs a person, and a retry would fill a full disk again.
         works = self._started or self._prepared.death is not None
         retry = works and isinstance(error, InfrastructureError) and not isinstance(error, DiskFull)
         facts = {"error": str(error), "exit_code": error.exit_code, "retry": retry}
         recorder.write(RunFinished(ending, {**account, **facts}))
 
     async def _start_runner(self, stage: PreparedStage) -> bool:
-        """Start the runner; False where somebody stopped the run first, and `close` ends what had started by then."""
+        """Start the runner; return False if a stop came first. Then `close` ends the processes that had started."""
         starting = asyncio.ensure_future(self._runner.start(stage.launch))
         stopped = asyncio.ensure_future(self._stop_asked.wait())
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -248,7 +248,7 @@ class RunController:
         return False
 
     async def _wait_until_ready(self, recorder: Recorder) -> bool:
-        """Wait until every role has left `starting`; False where a stop came first. Raises the error of a role."""
+        """Wait until every role has left `starting`; return False if a stop came first. Raises the error of a role."""
         starting = set(self._running)
         while starting and not self._stop_reason:
             await asyncio.sleep(WATCH_S)
@@ -258,12 +258,13 @@ class RunController:
         return not starting
 
     async def _watch(self, stage: PreparedStage, recorder: Recorder) -> list[str]:
-        """Record events until every role has returned; requests and a stop are passed on to them.
+        """Record events until every role has returned, and send the roles requests and a stop.
 
-        A stop gives roles with state the grace of the configuration, others STATELESS_GRACE_S where they are the last.
+        After a stop, roles with state get the configured grace. When only stateless roles are left, these get
+        STATELESS_GRACE_S.
 
-        Returns the roles that were still saving when that time was over. Those without state lose nothing that a
-        resume does not make anew, and are not named.
+        Returns the roles with state that had not stopped in time. A stateless role is not named, because a resume
+        restores all that it loses.
         """
         stop_sent_at: float | None = None
         polled_at = float("-inf")
@@ -271,7 +272,7 @@ class RunController:
         stateful = {role for role in self._running if not cast(type[Role], target("role", role)).stateless}
         while self._running:
             await self._record_events(recorder, WATCH_S)
-            if self._clock.now() - polled_at >= WATCH_S:  # events come faster, and each poll costs calls
+            if self._clock.now() - polled_at >= WATCH_S:  # events come more often, and each poll costs calls
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
                 for request in ROLE_REQUESTS:
@@ -290,7 +291,7 @@ class RunController:
         return sorted(stateful & self._running)
 
     async def _poll_roles(self, recorder: Recorder) -> tuple[Heartbeat, ...]:
-        """Show the roles' heartbeats and take note of roles that ended. Raises the error that a role ended with."""
+        """Display the roles' heartbeats and note the roles that ended. Raises the error of a role that failed."""
         heartbeats = await self._runner.run_status.heartbeats()
         recorder.heartbeats(heartbeats)
         for end in await self._runner.ended(0.0):
@@ -304,13 +305,13 @@ class RunController:
     async def _record_events(self, recorder: Recorder, wait_s: float = 0.0) -> None:
         run_status = getattr(self._runner, "run_status", None)
         if run_status is None:
-            return  # the runner failed before it had one
+            return  # the runner failed before it created its run status
         for number, event in await run_status.events(self._last_event, wait_s):
             self._last_event = number
             recorder.handle(number, event)
 
     async def _account(self) -> dict[str, Any]:
-        """Count what became of the samples; empty where the bus never came up or is lost."""
+        """Return the counts of the samples; empty if the bus never started or is lost."""
         try:
             account, measured = await self._runner.bus.account(), await self._runner.bus.statistics()
         except (AttributeError, RelaxError):
@@ -326,8 +327,11 @@ class RunController:
 
 
 def _sweep_weights(launch: Launch) -> None:
-    """Delete weights that are published and never read again: before the roles start those of starts that were killed, and
-    after their end their own. Those of a run that lives, and of a later start of this one, stay."""
+    """Delete published weights that are never read again.
+
+    Before the roles start these are weights of killed starts, after their end the run's own weights. Weights of a live
+    run, and of a later start of this run, stay.
+    """
     sweep(launch.run_id)
     sweep_abandoned()
     with contextlib.suppress(InfrastructureError), launch.epoch.hold() if launch.epoch else contextlib.nullcontext():
@@ -335,7 +339,7 @@ def _sweep_weights(launch: Launch) -> None:
 
 
 def total(accounts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up accounts of several stages: numbers and counts, also by reason and length; balanced where all of them are."""
+    """Add up accounts of several stages: numbers, and counts by reason or length; a flag is true if true in each."""
     added: dict[str, Any] = {}
     for account in accounts:
         for key, value in account.items():

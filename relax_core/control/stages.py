@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of a run's stages: their configuration, how far they have come, and what may follow what.
+"""Directories of a run's stages: their configuration, their progress, and the allowed order of stages.
 
-`stages/0-<name>/` is to a stage what the run directory is to a run: ledger, checkpoints, export, and the resolved
-configuration. Metrics, samples and the summary are the run's.
+`stages/0-<name>/` holds the ledger, checkpoints, export and resolved configuration of a stage, as the run directory
+does for a run without stages. Metrics, samples and the summary of all stages are in the run directory.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ DONE = "stage.json"
 
 @dataclass(frozen=True, slots=True)
 class StageDirectory:
-    """One stage of a run on disk."""
+    """The directory of one stage."""
 
     number: int
     name: str
     path: Path
 
     def account(self) -> dict[str, Any] | None:
-        """Read the account of its samples; None until it is finished. Raises ConfigError where it tells no steps."""
+        """Read the account of the stage's samples; None until it has finished. Raises ConfigError without `steps`."""
         found = read_document(self.path / DONE)
         if found is not None and type(found.get("steps")) is not int:
             got = f"steps of {found.get('steps')!r}"
             raise ConfigError(
-                str(self.path / DONE), got, "restore the file: a stage that is over tells how many it had"
+                str(self.path / DONE), got, "restore the file: a finished stage has a whole number of steps"
             )
         return found
 
     def finish(self, account: Mapping[str, Any]) -> None:
-        """Write its account: it is over, and the next one may begin."""
+        """Write the account of the stage's samples; the file marks the stage as finished."""
         write_document(self.path / DONE, "relax.stage/1", {"name": self.name, **account})
 
     def write(self, config: RunConfig) -> None:
-        """Write its whole configuration."""
+        """Write the resolved configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "config.toml", f"# schema: relax.config/1\n{to_toml(config)}")
-        for folder in (self.path.parent, self.path.parent.parent):  # they may be as new as the file
+        for folder in (self.path.parent, self.path.parent.parent):  # the folders may be new, too
             sync_to_disk(folder)
 
     def discard_work(self) -> None:
-        """Forget what a stage that never reached a checkpoint has left behind."""
+        """Delete everything but the configuration, for a stage that never reached a checkpoint."""
         for left in [found for found in self.path.iterdir() if found.name != "config.toml"]:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def stage_directories(run_dir: Path) -> list[StageDirectory]:
-    """List the stages of a run in order; empty for a run without stages."""
+    """Return the stages of a run in order; empty for a run without stages."""
     found = []
     for path in (run_dir / STAGES).glob("*-*"):
         number, _, name = path.name.partition("-")
@@ -74,7 +74,7 @@ def stage_directories(run_dir: Path) -> list[StageDirectory]:
 
 
 def resumable_step(run_dir: Path) -> int | None:
-    """Find the step that a run goes on after; None where it has nothing to go on from."""
+    """Return the step of the run that a resume would continue from; None without a checkpoint or finished stage."""
     done = 0
     for stage in stage_directories(run_dir) or [StageDirectory(0, "", run_dir)]:
         account = stage.account()
@@ -86,7 +86,7 @@ def resumable_step(run_dir: Path) -> int | None:
 
 
 def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[StageDirectory, RunConfig]]:
-    """Write a directory for each stage with its whole configuration, the model being the export of the one before."""
+    """Write each stage's directory with its resolved configuration; a later stage's model is the previous export."""
     laid: list[tuple[StageDirectory, RunConfig]] = []
     for number, stage in enumerate(stages):
         directory, config = (
@@ -102,7 +102,7 @@ def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[StageDirectory
 
 
 def check_order(stages: Sequence[Stage], catalogue: Catalogue) -> None:
-    """Refuse stages where the export of one is nothing that the next one can train. Raises ConfigError."""
+    """Raise ConfigError if a stage can't train the export of the previous stage."""
 
     def scores(stage: Stage) -> bool:
         algorithm = catalogue.build(stage.config.algorithm.chosen)
@@ -110,23 +110,23 @@ def check_order(stages: Sequence[Stage], catalogue: Catalogue) -> None:
 
     for at, (before, after) in enumerate(pairwise(stages)):
         if scores(before) and not scores(after):
-            got = f"{after.config.algorithm.name} after {before.config.algorithm.name}, whose model writes nothing any more"
+            got = f"{after.config.algorithm.name} after {before.config.algorithm.name}, whose export is a reward model"
             fix = "train the reward model last, or in a run of its own"
             raise ConfigError(f"stages[{at + 1}].algorithm.name", got, fix)
         if before.config.model.lora is not None:
-            fix = "leave model.lora out of every stage but the last: adapters are exported apart from their model"
+            fix = "leave model.lora out of every stage but the last: adapters are exported without their model"
             raise ConfigError(f"stages[{at}].model.lora", f"adapters before stage {after.name}", fix)
 
 
 def point_to_export(run_dir: Path, stage: StageDirectory) -> None:
-    """Make the export of the last stage that of the run."""
+    """Link the run's export to the export of its last stage."""
     link, export = run_dir / "export", stage.path / "export"
     if export.is_dir() and not link.exists():
         link.symlink_to(os.path.relpath(export, run_dir))
 
 
 def document(stages: Sequence[Stage]) -> str:
-    """Write the whole run as one TOML: the first stage, and of each stage what differs from it."""
+    """Return the whole run as one TOML: the first stage, then the differences of each stage from the first."""
     first = stages[0].config.dump()
     lines = [to_toml(stages[0].config)]
     for at, stage in enumerate(stages):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of a detached run: a process in a session of its own, the parent of the run's driver.
 
-The driver is an ordinary `relax train`. When the driver dies, or fails with an infrastructure error, the supervisor waits
-until everything that the driver started is gone, and resumes the run from its newest checkpoint in another process, within
-`[recovery] restarts`. This is the second tier of recovery: the run restarts an engine, a rank or a role in place by itself.
-Nothing of the run is computed here, so that it stays small and has little to die of.
-`python -m relax_core.control.supervisor train my.toml` starts one.
+The driver is an ordinary `relax train`. When the driver dies, or fails with an infrastructure error, the supervisor
+waits until all processes that the driver started are gone. Then it resumes the run from its newest checkpoint in a new
+process, at most `[recovery] restarts` times in a row. This is the second tier of recovery; in the first, the run itself
+restarts an engine, a rank or a role in place.
+The supervisor computes nothing of the run, so that it stays small and is unlikely to fail.
+`python -m relax_core.control.supervisor train my.toml` starts a supervised run.
 """
 
 from __future__ import annotations
@@ -33,35 +34,35 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.rpc.waiting import RestartBudget
 
 DOCUMENT = "supervisor"
-"""`supervisor.json` of a run directory: the process, how often it restarted the driver, and of what the last one died."""
+"""`supervisor.json` of a run directory: the supervisor's process, its restarts, and the cause of the last death."""
 CONSOLE = "console.log"
 DRIVER = (sys.executable, "-m", "relax_core")
 SUPERVISED = "--supervised"
 REPORT = "relax.detached/1"
 RESTARTS = 3
-"""Default of `[recovery] restarts`, for a configuration that an earlier version wrote."""
+"""Default of `[recovery] restarts`, for a configuration that was written by an earlier version."""
 ORPHANS_S, KILLED_S, LOOK_S = 20.0, 20.0, 0.1
-"""Seconds for what a dead driver had started to end by itself, as it does when its pipe closes; seconds after that for the
-killed rest to be gone; and seconds between two looks."""
+"""Seconds in which the children of a dead driver should end by themselves, as they do when its pipe closes; seconds
+after that for killed children to be gone; seconds between two checks."""
 PAUSES_S = (0.0, 5.0, 20.0, 60.0)
-"""Seconds before the first, second, ... restart in a row: a machine may take minutes to be back."""
+"""Seconds before the first, second, ... restart in a row; a machine may need minutes to recover."""
 PR_SET_CHILD_SUBREAPER = 36
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverDeath:
-    """The end of a driver, which the next driver records."""
+    """The death of a driver, as recorded by the next driver."""
 
     reason: str
     in_a_row: int
-    """Deaths since a newer checkpoint was made, this one included."""
+    """Number of deaths since the last new checkpoint, this one included."""
 
 
 def enter_supervision(directory: RunDirectory) -> DriverDeath | None:
-    """Be the driver under the supervisor that is this process's parent: write to the console log, and say where the run is.
+    """Make this process the driver of its parent, a supervisor: stderr goes to the console log, a report to stdout.
 
-    Returns the death of the driver before.
+    Returns the death of the previous driver; None if this is the first driver.
     """
     console = directory.logs / CONSOLE
     with disk_errors(console):
@@ -80,7 +81,7 @@ def enter_supervision(directory: RunDirectory) -> DriverDeath | None:
 
 
 def predecessor(directory: RunDirectory) -> DriverDeath | None:
-    """Return the death for which this process's parent, a supervisor, started it; None where it runs the run first."""
+    """Return the death of the driver that this process was started to replace; None for the first driver."""
     known = directory.read(DOCUMENT) or {}
     if known.get("pid") != os.getppid() or known.get("host") != host_mark() or "died" not in known:
         return None
@@ -88,7 +89,7 @@ def predecessor(directory: RunDirectory) -> DriverDeath | None:
 
 
 def reported(file: int) -> dict[str, Any]:
-    """Return where the run is, as its drivers last reported on their standard output; empty before the first report."""
+    """Return the newest report that the drivers wrote to their standard output; empty before the first report."""
     for line in reversed(os.pread(file, 1 << 20, 0).splitlines()):
         with contextlib.suppress(ValueError):
             said = json.loads(line)
@@ -98,11 +99,12 @@ def reported(file: int) -> dict[str, Any]:
 
 
 def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER) -> int:
-    """Run `relax` with these words under supervision; return the exit code of the last driver.
+    """Run `relax` with the arguments `words` under supervision; return the exit code of the last driver.
 
-    `output` is a file that takes the drivers' standard output and can be read, `program` what is called as `relax`.
+    `output` is the descriptor of a readable file that receives the drivers' standard output; `program` is the command
+    that stands for `relax`.
     """
-    if sys.platform == "linux":  # what a dead driver leaves behind becomes ours, so that we can wait for its end
+    if sys.platform == "linux":  # orphans of a dead driver become children of this process, which waits for their end
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     driver = 0
     stops: set[int] = set()
@@ -115,7 +117,9 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
                 os.kill(driver, number)
 
     for number in FORWARDED:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # below `nohup` SIGHUP ends nothing, the driver included
+        if (
+            signal.getsignal(number) is not signal.SIG_IGN
+        ):  # under `nohup` SIGHUP must end neither this process nor the driver
             signal.signal(number, forward)
     driver = _start([*program, *words, SUPERVISED], output)
     budget, reached = None, 0
@@ -123,7 +127,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
         run_dir, ended = reported(output).get("run_dir"), 128 - code if code < 0 else code
         if run_dir is None or stops:
             return ended
-        from relax_core.control.stages import resumable_step  # with what it imports, a second that no start waits for
+        from relax_core.control.stages import resumable_step  # imported late: it takes a second
 
         directory = RunDirectory.open(Path(run_dir))
         budget = budget or RestartBudget(_restarts(directory.path))
@@ -133,7 +137,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
             budget.refill()
         reason = f"the run's process (pid {driver}) {death}"
         if directory.take_request("stop"):
-            _log(directory, "warning", f"{reason}, and is not restarted, as a stop was asked for")
+            _log(directory, "warning", f"{reason}, and is not restarted, because a stop was requested")
             return InfrastructureError.exit_code
         if not budget.spend():
             times = f"{budget.spent} times since step {reached}, beyond recovery.restarts"
@@ -141,7 +145,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
             return InfrastructureError.exit_code
         died = {"died": reason, "restarts": budget.spent, "at": time.time()}
         directory.write(DOCUMENT, {"pid": os.getpid(), "host": host_mark(), **died})
-        _log(directory, "warning", f"{reason}; another one resumes the run", restart=budget.spent)
+        _log(directory, "warning", f"{reason}; another process resumes the run", restart=budget.spent)
         _end_orphans()
         resumes_at = time.monotonic() + PAUSES_S[min(budget.spent, len(PAUSES_S)) - 1]
         while not stops and time.monotonic() < resumes_at:
@@ -154,14 +158,14 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
 
 
 def _start(command: Sequence[str], output: int, errors: int | None = None) -> int:
-    # In a group of its own: a signal to the supervisor's whole group reaches it once, through the supervisor.
+    # In its own process group: a signal to the supervisor's group reaches the driver once, forwarded by the supervisor.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, process_group=0)
-    process.returncode = 0  # it is waited for below, with the orphans
+    process.returncode = 0  # `_wait` waits for the process, with the orphans
     return process.pid
 
 
 def _wait(driver: int) -> int:
-    """Wait until the driver has ended, whichever else ends before; return its exit code, negative for a signal."""
+    """Wait until the driver has ended, reaping orphans meanwhile; return its exit code, negative for a signal."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == driver:
@@ -169,9 +173,9 @@ def _wait(driver: int) -> int:
 
 
 def _death(code: int, driver: int, output: int) -> str:
-    """Return why the run is to be resumed after its driver ended; empty where it is not.
+    """Return why the driver died if the run should be resumed; empty if not.
 
-    A driver that ended by itself has written down how the run ended, and whether another try may help.
+    A driver that ended by itself has recorded how the run ended, and if a retry may help.
     """
     if code < 0:
         return f"died of {signal.Signals(-code).name}"
@@ -187,7 +191,7 @@ def _death(code: int, driver: int, output: int) -> str:
 
 
 def _end_orphans() -> None:
-    """Wait until what the dead driver had started is gone, devices and ports with it; kill what does not end."""
+    """Wait until the children of the dead driver are gone, with their devices and ports; kill the slow ones."""
     deadline = time.monotonic() + ORPHANS_S
     while time.monotonic() < deadline + KILLED_S:
         with contextlib.suppress(ChildProcessError):
@@ -207,7 +211,7 @@ def _restarts(path: Path) -> int:
 
 
 def _log(directory: RunDirectory, level: str, message: str, **fields: Any) -> None:
-    """Write to the log of the run, whose driver is dead, and to its console."""
+    """Write to the log and the console of the run, whose driver is dead."""
     with contextlib.suppress(OSError), (directory.logs / CONSOLE).open("a") as console:
         console.write(f"relax: {message}\n")
     log = RoleLog(directory.logs, "controller", redactor=directory.redactor)

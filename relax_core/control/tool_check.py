@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools of a run before there is a run: those that environments find, and whether the policy can be heard calling them.
+"""A check of a run's tools before the run starts: the model's family must have a format for calls of these tools.
 
-Tools that are known only while a sample is played, such as those of an agent's requests, are none of its business.
+Tools that are known only during a sample, such as those of an agent's requests, are not checked here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ PROBE = Tool("probe")
 
 
 def tools_before_start(config: RunConfig, catalogue: Catalogue) -> dict[str, tuple[Tool, ...]]:
-    """Find the tools of a run's environments before there is a run, where their classes find them. Raises ConfigError where
-    they can't be had."""
+    """Find the tools of a run's environments before the run starts; empty if no environment class finds tools.
+
+    Raises ConfigError if tools can't be found.
+    """
     if not any(environment.finds_tools() for environment in _environments(config, catalogue)):
         return {}
 
@@ -38,9 +40,10 @@ def tools_before_start(config: RunConfig, catalogue: Catalogue) -> dict[str, tup
 
 
 def check_tool_calls(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
-    """Raise ConfigError where environments have tools, and the model's family knows no way in which its policy calls them.
+    """Raise ConfigError if environments have tools, but the model's family has no format for tool calls.
 
-    A model folder is opened only where there may be tools, and tools are searched for only where they could not be called."""
+    The model folder is opened only if there may be tools, and tools are searched for only if the format is missing.
+    """
     environments = _environments(config, catalogue)
     may_have = any(environment.tools or environment.finds_tools() for environment in environments)
     if plan.source is not Source.ROLLOUT or not may_have:

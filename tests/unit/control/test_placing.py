@@ -121,7 +121,7 @@ def test_a_cpu_frees_only_what_need_not_be_kept(catalogue: Catalogue) -> None:
 def test_the_plan_says_who_shares_and_what_sleeps(catalogue: Catalogue) -> None:
     notes = planned(catalogue, "placement=colocate").notes
     assert "actor, reference and rollout take turns on cpu:0" in notes
-    assert "rollout: kv sleeps while others have the devices" in notes
+    assert "rollout offloads kv while a neighbour has the devices" in notes
     assert not any("turns" in note for note in planned(catalogue, "placement=async").notes)
 
 
@@ -151,7 +151,9 @@ def test_only_the_configuration_knows_modes_by_name() -> None:
 
 
 def test_an_engine_that_gives_no_memory_back_can_not_take_turns_on_a_gpu(catalogue: Catalogue) -> None:
-    with pytest.raises(ConfigError, match=r'engine\.name: .*sglang.* beside .*actor.* use transformers or .*"hybrid"'):
+    with pytest.raises(
+        ConfigError, match=r'engine\.name: .*sglang.* shared with .*actor.* use transformers or .*"hybrid"'
+    ):
         planned(catalogue, "engine=sglang", "placement=colocate", on_gpus=True)
     for fine in (("placement=hybrid",), ("placement.mode=colocate", "placement.rollout.share=own")):
         assert not neighbours(planned(catalogue, "engine=sglang", *fine, on_gpus=True))["rollout"]
@@ -172,10 +174,10 @@ def test_an_engine_has_the_gpus_that_its_options_spread_it_over(catalogue: Catal
 @pytest.mark.parametrize(
     ("overrides", "on_gpus", "message"),
     [
-        (("engine=vllm", "engine.tensor_parallel=2"), False, r"engine\.name: .*spread over 2 GPUs.* is no GPU here"),
-        (("engine=vllm", "engine.tensor_parallel=2", "placement.rollout.gpus_per_engine=1"), True, "works on 2: set 2"),
-        (("engine=vllm", "placement.rollout.gpus_per_engine=2"), True, "works on 1: set 1"),
-        (("engine=sglang", "placement.rollout.gpus_per_engine=2"), True, "engine sglang, as it is set, works on 1"),
+        (("engine=vllm", "engine.tensor_parallel=2"), False, r"engine\.name: .*spread over 2 GPUs.* has no GPU for it"),
+        (("engine=vllm", "engine.tensor_parallel=2", "placement.rollout.gpus_per_engine=1"), True, "uses 2: set 2"),
+        (("engine=vllm", "placement.rollout.gpus_per_engine=2"), True, "uses 1: set 1"),
+        (("engine=sglang", "placement.rollout.gpus_per_engine=2"), True, "engine sglang, as configured, uses 1"),
         (("engine=vllm", "engine.expert_parallel=true"), True, "set tensor_parallel to 2 or more"),
         (("engine=vllm", "engine.engine_args.data_parallel_size=2"), True, "placement.rollout"),
         (("engine=sglang", "engine.server_args.tp_size=2"), True, "works on one GPU"),

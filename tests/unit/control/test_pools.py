@@ -74,7 +74,7 @@ def test_a_pool_on_shared_devices_fits_on_them_and_gives_its_memory_back(catalog
         ConfigError, match=r"engines\.judge\.devices: got shared: 2 .* on 2 GPUs, and the policy's have 1"
     ):
         planned(catalogue, placement="async", on_gpus=True, engines=[{**JUDGE, "count": 2, "devices": "shared"}])
-    with pytest.raises(ConfigError, match="with gpus_per_engine = 0 beside engines on GPUs"):
+    with pytest.raises(ConfigError, match="with gpus_per_engine = 0, while the policy has GPUs"):
         planned(catalogue, on_gpus=True, engines=[{**JUDGE, "gpus_per_engine": 0, "devices": "shared"}])
     from relax_plugin_transformers.engine import TransformersEngine
 
@@ -82,7 +82,7 @@ def test_a_pool_on_shared_devices_fits_on_them_and_gives_its_memory_back(catalog
 
     own = Catalogue.load()
     own.add("engine", "sleepless", type("Sleepless", (TransformersEngine,), {"capabilities": Capabilities()}))
-    with pytest.raises(ConfigError, match="sleepless, which gives no memory back"):
+    with pytest.raises(ConfigError, match="sleepless, which can't offload memory"):
         planned(own, on_gpus=True, engines=[{**JUDGE, "engine": "sleepless", "devices": "shared"}])
 
 
@@ -109,21 +109,21 @@ def test_a_pool_that_only_rewards_ask_has_no_place_in_a_run_without_samples(cata
 
 
 LAYERS: list[tuple[dict[str, Any], str]] = [
-    ({"engines": []}, r"engines: got none named 'judge', which reward judge asks; add a pool: \[\[engines\]\]"),
-    ({"rewards": [{"name": "judge", "engine": "other"}]}, "got none named 'other', .*the pools of .* are judge"),
-    ({"rewards": ["exact"]}, r"engines\.0\.name: got judge, which nobody asks"),
-    ({"engines": [JUDGE, JUDGE]}, r"engines\.1\.name .*got judge; another pool has this name"),
+    ({"engines": []}, r"engines: got no pool 'judge', which reward judge uses; add it: \[\[engines\]\]"),
+    ({"rewards": [{"name": "judge", "engine": "other"}]}, "got no pool 'other', .*the pools of .* are judge"),
+    ({"rewards": ["exact"]}, r"engines\.0\.name: got judge, a pool without users"),
+    ({"engines": [JUDGE, JUDGE]}, r"engines\.1\.name .*got judge; pools are found by their names"),
     ({"engines": [{"name": "judge"}]}, r"engines\.0\.path"),
     ({"engines": [{**JUDGE, "engine": "nonesuch"}]}, r"engines\.0\.engine\.name .*got 'nonesuch'"),
     ({"engines": [{**JUDGE, "share": "actor"}]}, r"engines\.0\.share .*got an unknown key"),
     ({"engines": [{**JUDGE, "turn_requests": 8}]}, r'turn_requests.* got 8 with devices = "own"; remove this key'),
     ({"engines": [{**JUDGE, "devices": "deferred", "turn_requests": 8}]}, 'got 8 with devices = "deferred"'),
-    ({"algorithm": "distillation", "teachers": [{"engine": "judge"}]}, "reward judge and teachers.0 ask; give each"),
+    ({"algorithm": "distillation", "teachers": [{"engine": "judge"}]}, "reward judge and teachers.0 use; a pool can't serve"),
     ({"teachers": [{"engine": "none"}]}, r"teachers\.0\.engine .*got 'none'; the pools of .* are judge"),
     ({"teachers": [{"engine": "judge", "path": "p"}]}, r"teachers\.0\.path .* and engine = 'judge'; remove one"),
     ({"teachers": [{}]}, r"teachers\.0 .*got neither path nor engine"),
     ({"rewards": [], "algorithm": {"name": "distillation", "mode": "loss", "tokens": "teacher-top-k"},
-      "teachers": [{"engine": "judge"}]}, r"teachers\.0\.engine: got judge, asked for teacher_top_k_ids and"),
+      "teachers": [{"engine": "judge"}]}, r"teachers\.0\.engine: got judge, to produce teacher_top_k_ids and"),
 ]  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def test_a_teachers_engine_must_score(catalogue: Catalogue) -> None:
     own = Catalogue.load()
     own.add("engine", "mute", mute)
     layer = {"algorithm": "distillation", "rewards": [], "teachers": [{"engine": "judge"}]}
-    with pytest.raises(ConfigError, match=r"teachers\.0\.engine: got judge: engine mute scores no given tokens"):
+    with pytest.raises(ConfigError, match=r"teachers\.0\.engine: got judge: engine mute can't score given tokens"):
         planned(own, engines=[{**JUDGE, "engine": "mute"}], **layer)
 
 

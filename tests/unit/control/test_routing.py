@@ -66,12 +66,12 @@ def test_own_routes_take_no_column_and_the_actors_own_pass(catalogue: Catalogue,
 @pytest.mark.parametrize(
     ("replay", "change", "message"),
     [
-        (ROLLOUT, {"engine": "deaf"}, "engine deaf does not tell .* use .*transformers"),
-        (ROLLOUT, {"engine": "vllm"}, "engine vllm does not tell which experts .* use .*sglang"),
-        (ROLLOUT, {"trainer": "plain"}, "trainer plain replays no routes: use torch"),
+        (ROLLOUT, {"engine": "deaf"}, "engine deaf does not report .* use .*transformers"),
+        (ROLLOUT, {"engine": "vllm"}, "engine vllm does not report the experts .* use .*sglang"),
+        (ROLLOUT, {"trainer": "plain"}, "trainer plain can't replay routes: use torch"),
         (ROLLOUT, {"config": {"num_hidden_layers": 2}}, "has no experts to route to"),
         (ROLLOUT, {"algorithm": "dpo"}, "rows of a dataset were not sampled here"),
-        (RECOMPUTE, {}, "routes of one update"),
+        (RECOMPUTE, {}, "with one update per step this changes nothing"),
     ],
 )
 def test_what_can_not_be_replayed_is_refused_with_the_fix(

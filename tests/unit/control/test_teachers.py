@@ -49,7 +49,7 @@ def test_without_an_algorithm_that_asks_teachers_are_not_loaded(catalogue: Catal
 
 def test_no_rewards_are_needed_unless_they_are_learnt_from(catalogue: Catalogue) -> None:
     planned(catalogue, teachers="a", rewards=[])
-    with pytest.raises(ConfigError, match="rewards: got nothing; distillation, as it is set, learns from them"):
+    with pytest.raises(ConfigError, match="rewards: got nothing; distillation, as configured, learns from rewards"):
         planned(catalogue, "algorithm.reward_coef=0.5", teachers="a", rewards=[])
     planned(catalogue, "algorithm.reward_coef=0.5", teachers="a", rewards=["exact"])
 
@@ -73,10 +73,10 @@ def test_several_have_operations_of_their_own_on_the_same_devices(catalogue: Cat
 
 
 @pytest.mark.parametrize(("teachers", "says"), [
-    ([], 'teachers: got nothing, with algorithm distillation; it learns from a teacher: write teachers = "FOLDER"'),
+    ([], 'teachers: got nothing, with algorithm distillation; the algorithm needs a teacher: write teachers = "FOLDER"'),
     ([{"path": "a"}, {"path": "b"}], r"teachers\.1\.only: got nothing, as teachers\.0 has"),
     ([{"path": "a", "only": "d=x"}, {"path": "b", "only": "d = x"}], r"teachers\.1\.only: got d = x, as teachers\.0 has"),
-    ([{"path": "a", "only": "d=x"}, {"path": "b"}], r"teachers\.1\.only: got nothing, which is every task"),
+    ([{"path": "a", "only": "d=x"}, {"path": "b"}], r"teachers\.1\.only: got nothing, which matches every task"),
 ])  # fmt: skip
 def test_none_or_overlapping_ones_are_refused(catalogue: Catalogue, teachers: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of `relax doctor`: the installation, the machine, and with a configuration whether its run could start.
+"""Checks of `relax doctor`: the installation, the machine, and, if given, a configuration.
 
-Nothing is started, written or downloaded; torch and ray are imported in processes of their own. A configuration is
-checked by the code of the run itself.
+Nothing is started, written or downloaded; torch and ray are imported in child processes. A configuration is checked
+with the same code that a run uses.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from relax_core.sampling.evaluation import open_tasks
 
 PROBE_S = 120.0
 SETUP, MACHINE = 2, 4
-"""Exit codes: the installation or the configuration; the machine."""
+"""Exit codes for a problem of the installation or configuration, and for a problem of the machine."""
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 1 << 30, 1 << 30, 256 << 20
-"""Bytes without which even the smallest runs stop: torch alone takes half a gigabyte a process."""
+"""Bytes that even the smallest runs need: torch alone takes half a gigabyte per process."""
 PACKAGES = """
 import json, sys
 from relax_core.diagnostics.doctor import unmet
@@ -52,13 +52,13 @@ print(json.dumps(unmet(distribution) if distribution else []))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: that it is well, or what is wrong and what to do."""
+    """The result of one check, with the fix if there is a problem."""
 
     name: str
     detail: str
     fix: str = ""
     exit_code: int = 0
-    """0 where it is well."""
+    """0 if the check found no problem."""
 
     @property
     def line(self) -> str:
@@ -67,7 +67,7 @@ class Finding:
 
 
 def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Finding]:
-    """Check the installation, the machine, and the configuration where one is given."""
+    """Check the installation, the machine, and the configuration if one is given."""
     yield from (python(), packages(), plugins(Catalogue.load()))
     yield from (processors(), memory(), disk(runs_root()), shared_memory(), loopback(), devices())
     runner = ""
@@ -86,7 +86,7 @@ def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Findi
 
 
 def python() -> Finding:
-    """Check the interpreter that runs this."""
+    """Check the version of the running interpreter."""
     wanted = SpecifierSet(metadata.metadata("relax-core")["Requires-Python"] or "")
     have = f"{platform.python_version()} ({sys.executable})"
     fix = "" if wanted.contains(platform.python_version(), prereleases=True) else f"install Python {wanted}"
@@ -98,11 +98,11 @@ def packages() -> Finding:
     wrong = unmet("relax-core")
     if wrong:
         return Finding("packages", "; ".join(wrong), "pip install --upgrade relax-core", SETUP)
-    return Finding("packages", f"relax-core {metadata.version('relax-core')} with all that it requires")
+    return Finding("packages", f"relax-core {metadata.version('relax-core')} with all of its requirements")
 
 
 def unmet(distribution: str) -> list[str]:
-    """List in words the requirements of a distribution that are not there."""
+    """List the unmet requirements of a distribution, as text."""
     wanted = [Requirement(line) for line in metadata.requires(distribution) or []]
     applies = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     return [problem for one in applies if (problem := _problem_of(one))]
@@ -119,7 +119,7 @@ def _problem_of(wanted: Requirement) -> str:
 
 
 def plugins(catalogue: Catalogue) -> Finding:
-    """Find plugins that are broken; those that were skipped are named."""
+    """Check that no plugin is broken; name the plugins that were skipped."""
     broken = [record for record in catalogue.records if record.state is PluginState.BROKEN]
     skipped = [record for record in catalogue.records if record.state is PluginState.SKIPPED]
     if broken:
@@ -130,7 +130,7 @@ def plugins(catalogue: Catalogue) -> Finding:
 
 
 def ray(needed: bool) -> Finding:
-    """Check whether the runner ray could be chosen; a problem only where it was."""
+    """Check that the runner ray could be chosen; a failure counts as a problem only if ray is `needed`."""
     wanted = [Requirement(line) for line in metadata.requires("relax-core") or [] if line.startswith("ray")]
     if problem := next((said for said in map(_problem_of, wanted) if said), ""):
         fix = 'pip install "relax-core[ray]", or --runner local' if needed else ""
@@ -139,7 +139,7 @@ def ray(needed: bool) -> Finding:
     version, failure = probe(sys.executable, "import ray; print(ray.__version__)")
     if failure:
         fix = "reinstall it, or --runner local" if needed else ""
-        return Finding("ray", f"it can't be imported: {failure}", fix, SETUP if fix else 0)
+        return Finding("ray", f"ray can't be imported: {failure}", fix, SETUP if fix else 0)
     return Finding("ray", version)
 
 
@@ -159,25 +159,25 @@ def memory() -> Finding:
 
 
 def disk(root: Path) -> Finding:
-    """Check the disk that runs are written to: free space, and the permission to write."""
+    """Check the disk that runs are written to: free space and write permission."""
     home = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(home).free
     detail = f"{_gib(free)} free for runs in {root.absolute()}"
     if not os.access(home, os.W_OK):
-        return Finding("disk", f"{home} may not be written", "set RELAX_RUNS to a folder of yours", MACHINE)
+        return Finding("disk", f"{home} is not writable", "set RELAX_RUNS to a writable folder", MACHINE)
     if free < LEAST_DISK:
         return Finding("disk", detail, "free some, or set RELAX_RUNS to a folder on another disk", MACHINE)
     return Finding("disk", detail)
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
-    """Check the shared memory, through which weights travel and where Ray keeps its objects."""
+    """Check the shared memory, which carries weights between processes and holds Ray's objects."""
     if not path.is_dir():
         return Finding("shared memory", "no /dev/shm: weights go through the run directory")
     usage = shutil.disk_usage(path)
     detail = f"{_gib(usage.free)} of {_gib(usage.total)} free in {path}"
     if usage.free < LEAST_SHARED:
-        fix = "remove what lies there, or give the container more (docker run --shm-size=4g)"
+        fix = "delete unused files there, or give the container more (docker run --shm-size=4g)"
         return Finding("shared memory", detail, fix, MACHINE)
     return Finding("shared memory", detail)
 
@@ -191,7 +191,7 @@ def loopback() -> Finding:
             return Finding("loopback", f"port {probe.getsockname()[1]} of 127.0.0.1 is free")
     except OSError as error:
         fix = "free ports: see `ss -tan` and net.ipv4.ip_local_port_range"
-        return Finding("loopback", f"no port of 127.0.0.1 can be opened: {error.strerror}", fix, MACHINE)
+        return Finding("loopback", f"a port of 127.0.0.1 can't be opened: {error.strerror}", fix, MACHINE)
 
 
 def devices() -> Finding:
@@ -199,14 +199,14 @@ def devices() -> Finding:
     names = "*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))"
     said, failure = probe(sys.executable, f"import torch; print(torch.__version__, {names}, sep='|')")
     if failure:
-        detail = f"torch can't be imported here ({failure}): fine if engine and trainer have their own python"
+        detail = f"torch can't be imported here ({failure}): no problem if engine and trainer set their own `python`"
         return Finding("devices", detail)
     version, *gpus = said.split("|")
-    return Finding("devices", f"torch {version}, {', '.join(gpus) or 'no GPU: runs go on the CPU'}")
+    return Finding("devices", f"torch {version}, {', '.join(gpus) or 'no GPU: runs use the CPU'}")
 
 
 def probe(executable: str, script: str, *arguments: str) -> tuple[str, str]:
-    """Run a few lines of Python in a process of its own; give the last line printed, and why it failed."""
+    """Run a Python script in a child process; return the last line that it printed, and the error or an empty text."""
     command = [executable, "-c", script, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
@@ -232,7 +232,7 @@ def _configuration(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[Finding]:
-    """Open model folder and task files as a run opens them."""
+    """Open the model folder and the task files as a run does."""
     context = PlanContext(config, plan, catalogue.build)
     try:
         family: Any = catalogue.build(config.family.chosen)
@@ -249,24 +249,24 @@ def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[
 
 
 def _interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
-    """Check that engines and trainer find their plugin and its packages under the Python that they are given."""
+    """Check that engines and trainer find their plugin and its packages under their configured `python`."""
     pools = [(f"engines.{at}", config.backend_of(pool)) for at, pool in enumerate(config.engines) if pool.engine]
     for table, choice in (("engine", config.engine), ("trainer", config.trainer), *pools):
         found = catalogue.find(choice.chosen.kind, choice.chosen.name)
         executable = str(choice.python or sys.executable)
-        distribution = found.distribution if found.version else ""  # a single file has no packages of its own
+        distribution = found.distribution if found.version else ""  # a single-file plugin declares no packages
         asked = json.dumps([distribution, choice.chosen.kind, choice.chosen.name, *map(str, config.plugins)])
         said, failure = probe(executable, PACKAGES, asked)
         wrong = failure or "; ".join(json.loads(said))
         fix = f"{executable} -m pip install --upgrade {distribution}" if wrong else ""
-        detail = f"{choice.name} under {executable}: {wrong or 'its packages are there'}"
+        detail = f"{choice.name} under {executable}: {wrong or 'its packages are installed'}"
         yield Finding(table, detail, fix, SETUP if wrong else 0)
 
 
 def _refused(name: str, error: RelaxError) -> Iterator[Finding]:
-    """Turn an error into findings, one for each problem in it."""
+    """Convert an error into findings, one per problem in it."""
     for one in getattr(error, "errors", (error,)):
-        detail, fix = str(one), "repair it"
+        detail, fix = str(one), "fix this problem"
         if isinstance(one, ConfigError):
             detail, fix = f"{one.field}: got {one.got}", one.fix
         yield Finding(name, detail, fix, MACHINE if error.exit_code == MACHINE else SETUP)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates of `relax plan`: bytes of each process and each memory, and the least time of a step.
+"""Estimates of `relax plan`: the bytes of each process and each memory, and a lower bound of a step's time.
 
-Nothing of the run is started. A recipe's files are built in a temporary folder, and the machine multiplies matrices for a
-moment to show how fast it is.
+No process of the run is started. A recipe's files are built in a temporary folder, and a short matrix multiplication
+measures the machine's speed.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from relax_core.control.memory_check import (
 from relax_core.control.prepare import plan_run
 
 SIDE, RATE_S = 1024, 0.3
-"""Side of the matrices that the rate is measured with, and seconds that it takes."""
+"""Rows and columns of the multiplied matrices, and seconds of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Least time of one phase of one worker group in a step."""
+    """A lower bound of the time of one phase of one worker group in a step."""
 
     group: str
     phase: str
     flops: float
-    """Work of its busiest process."""
+    """Floating-point operations of the group's busiest process."""
     least_s: float
-    """At the measured rate of large matrix products, with nothing else to do: a floor, and no forecast."""
+    """Seconds at the measured rate of large matrix products: a lower bound, not a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """Estimates of one stage of a run."""
+    """The estimates of one stage of a run."""
 
     stage: str
-    """Its name; empty in a run without stages."""
+    """Name of the stage; empty in a run without stages."""
     plan: Plan
     prompt_tokens: int
     needs: tuple[ProcessNeed, ...]
     budgets: tuple[MemoryBudget, ...]
     flops_per_s: float
-    """Rate of float32 of one process; 0: not measured."""
+    """Measured float32 operations per second of one process; 0: not measured."""
     durations: tuple[Duration, ...]
     refuses: bool = True
-    """Whether a run would refuse what can't fit; `placement.check_memory`."""
+    """`placement.check_memory`: a run refuses to start if a budget does not fit."""
 
     def check(self) -> None:
-        """Raise ConfigError for what can't fit."""
+        """Raise ConfigError if a budget does not fit and the run would refuse it."""
         for budget in self.budgets if self.refuses else ():
             budget.check()
 
 
 def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[RunEstimate]:
-    """Estimate each stage. Raises ConfigError for a configuration that can't run, but not for one that can't fit."""
+    """Estimate each stage. Raises ConfigError if the configuration can't run, but not if a budget does not fit."""
     estimates = []
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
         planned = plan_run(sources, overrides).build_recipe(Path(directory) / "recipe", sources, overrides)
@@ -90,7 +90,7 @@ def _durations(needs: Sequence[ProcessNeed], rate: float) -> tuple[Duration, ...
 
 
 def measured_rate(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Measure how many operations of float32 matrix products a second takes; 0 where torch is not installed."""
+    """Measure the floating-point operations per second of float32 matrix products; 0 if torch is not installed."""
     try:
         import torch
     except ImportError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mismatch of engine and trainer: real engines sample, the real trainer computes log-probs of the same tokens, and their
-differences are taken exactly, over all tokens of a sample at once. Nothing is trained.
+"""The mismatch of engine and trainer: the differences of their log-probs for the same tokens.
 
-Of several number formats each engine samples once and each trainer starts once.
+The configured engines sample, and the configured trainer computes log-probs of the sampled tokens. Nothing is trained.
+With several number formats, each engine format samples once and each trainer format starts once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from relax_core.sampling.rows import row_batch
 FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTES
 FIRST = 16
-"""Sampled tokens in the first part of a sample; each later part ends at four times as many."""
+"""Sampled tokens in the first part of a sample; each further part ends at four times the position of the last one."""
 MOST = 20.0
 """Largest log ratio whose exponential is taken."""
 MakeWorkers = Callable[[Launch, Catalogue], Any]
@@ -50,7 +50,7 @@ MakeWorkers = Callable[[Launch, Catalogue], Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Number formats of trainer and engine, and whether the trainer takes the engine's routes."""
+    """The number formats of trainer and engine; with `replay`, the trainer takes the engine's routes to experts."""
 
     trainer: str
     engine: str
@@ -59,25 +59,25 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class MismatchReport:
-    """Differences of one setting, or why it can't run."""
+    """The differences of one setting, or the reason why the setting can't run."""
 
     setting: Setting
     found: Differences | None
     refused: str = ""
     rerouted: float | None = None
-    """Share of the tokens that were fed which the trainer, left to itself, sends to other experts in some layer."""
+    """Share of fed tokens that the trainer, without replay, routes differently in a layer; None: not measured."""
 
 
 async def mismatch(
     sources: Sequence[Layer], overrides: Sequence[str], num_samples: int, formats: Sequence[str] = (),
     make_workers: MakeWorkers | None = None,
 ) -> list[MismatchReport]:  # fmt: skip
-    """Measure the configuration as it is; or each pair of `formats`, and with and without replay where that can be."""
+    """Measure the configuration as it is, or each pair of `formats`, with and without replay if replay is possible."""
     with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
         launch, catalogue = trial_launch(sources, overrides, Path(directory))
         config = parse_config(launch.config, catalogue)
         if launch.plan.source is not Source.ROLLOUT:
-            fix = "it samples nothing; name one that learns by doing"
+            fix = "the algorithm samples nothing; choose one that learns from samples"
             raise ConfigError("algorithm.name", config.algorithm.name, fix)
 
         def variant(setting: Setting) -> Launch:
@@ -99,8 +99,10 @@ async def mismatch(
             except ConfigError as error:
                 found[setting] = MismatchReport(setting, None, str(error))
         if not able:
-            raise ConfigError("relax bench mismatch", found[settings[0]].refused, "none of the settings can run")
-        # A launch for each format: of all with one format the last, which is one with replay where there is any.
+            raise ConfigError(
+                "relax bench mismatch", found[settings[0]].refused, "no setting can run; change the formats"
+            )
+        # One launch per format, that of its last setting, which has replay if any has.
         engines = {setting.engine: own for setting, own in able.items()}
         trainers = {setting.trainer: own for setting, own in able.items()}
         make = make_workers or (lambda own, _: LocalWorkers(own.plugin_files, own.resolved, None, SystemClock()))
@@ -124,7 +126,7 @@ async def mismatch(
 
 
 def _variant(launch: Launch, config: RunConfig, catalogue: Catalogue, setting: Setting) -> Launch:
-    """Plan the run with other formats. Raises ConfigError where it can't be planned."""
+    """Plan the run with the formats of a setting. Raises ConfigError if the setting can't run."""
     replay = "rollout" if setting.replay else "off"
     model = config.model.model_copy(update={"dtype": setting.trainer, "routing_replay": replay})
     rollout = config.rollout.model_copy(update={"dtype": setting.engine})
@@ -134,30 +136,30 @@ def _variant(launch: Launch, config: RunConfig, catalogue: Catalogue, setting: S
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Differences of log-probs, trainer - engine, over all sampled tokens; sizes are absolute."""
+    """Differences d of log-probs, trainer - engine, over all sampled tokens; `mean`, `p99` and `max` are of abs(d)."""
 
     tokens: int
     mean: float
     p99: float
-    """99 % of tokens are at most this far apart."""
+    """99 % of tokens have at most this abs(d)."""
     max: float
     k3_kl: float
-    """KL of engine to trainer a token: the mean of exp(d) - 1 - d."""
+    """KL of engine to trainer per token: the mean of exp(d) - 1 - d."""
     ratio_min: float
     ratio_max: float
     positions: tuple[tuple[int, float], ...] = ()
-    """(end, mean) of tokens before that place of their sample, counted in sampled tokens, from the end before."""
+    """(end, mean of abs(d)) by part of the samples; `end` counts sampled tokens, and a part begins at the last end."""
 
     @classmethod
     def of(cls, rows: RowBatch, log_probs: Ragged) -> Self:
-        """Compare with the `log_probs` [tokens] that a trainer gives to the same rows in the same order."""
+        """Compare the rows with a trainer's `log_probs` [tokens] of the same rows in the same order."""
         lengths, mask = rows.columns["tokens"].lengths, rows.columns["loss_mask"].values.astype(bool)
         apart = log_probs.values[mask].astype(np.float64) - rows.columns["rollout_log_probs"].values[mask]
         return cls.between(apart, _places(mask, lengths)[mask])
 
     @classmethod
     def between(cls, apart: np.ndarray, places: np.ndarray) -> Self:
-        """Summarise differences and the places of their tokens in their samples; both [tokens], at least one."""
+        """Summarise differences [tokens] of at least one token; `places` [tokens] are positions in the samples."""
         size, log = np.abs(apart), apart.clip(-MOST, MOST)
         ranked = np.sort(size)
         return cls(
@@ -167,7 +169,7 @@ class Differences:
         )  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
-        """Give plain data for JSON."""
+        """Return the differences as plain data for JSON."""
         positions = [{"before": end, "mean": mean} for end, mean in self.positions]
         return {**asdict(self), "positions": positions}
 
@@ -190,7 +192,7 @@ def _means_by_position(size: np.ndarray, places: np.ndarray) -> list[tuple[int, 
 
 
 async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int) -> RowBatch:
-    """Sample whole groups with the weights of the model's folder, and make rows of them as training would."""
+    """Sample whole groups with the weights of the model's folder, and convert the samples to rows as training would."""
     size, at_once = context.plan.group_size, int(context.config.rollout.prompts_per_step)
     numbers = range(ceil(num_samples / size))
     issues = [Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size))) for number in numbers]
@@ -212,7 +214,7 @@ async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int
 
 
 async def _compared(trainer: RankGroup, rows: RowBatch, setting: Setting) -> MismatchReport:
-    """Compare the log-probs of one trainer with those of the engine that sampled the rows."""
+    """Compare a trainer's log-probs with those of the engine that sampled the rows."""
     own = {name: column for name, column in rows.columns.items() if name not in ROUTES}
     asks, given = ("log_probs",), RowBatch(rows.ids, own)
     if EXPERTS not in rows.columns:
@@ -223,9 +225,9 @@ async def _compared(trainer: RankGroup, rows: RowBatch, setting: Setting) -> Mis
 
 
 def _rerouted(rows: RowBatch, own: Ragged) -> float:
-    """Share of fed tokens whose experts, in any order, are not the engine's."""
+    """Return the share of fed tokens whose experts, in any order, differ from the engine's."""
     engine, known = rows.columns[EXPERTS].values, rows.columns[VALID].values.astype(bool)
     fed = known.copy()
-    fed[np.cumsum(rows.columns["tokens"].lengths) - 1] = False  # a row's last token is sampled, and never fed
+    fed[np.cumsum(rows.columns["tokens"].lengths) - 1] = False  # a row's last token is never fed to the model
     other = (np.sort(engine, axis=-1) != np.sort(own.values, axis=-1)).any(axis=(1, 2))
     return float(other[fed].mean()) if fed.any() else 0.0

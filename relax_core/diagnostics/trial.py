@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials: a few tasks sampled and scored exactly as training would, without a trainer and without a run directory; and
-written responses scored with one reward, in the same killable process that training would use.
+"""Trials: sample and score a few tasks exactly as training would, or score given responses with one reward.
+
+A trial has no trainer and no run directory. Rewards run in the same isolated processes as in training.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ from relax_core.weights.registry import WeightRegistry
 
 
 async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
-    """Sample and score `num_tasks` groups; give their records as the run directory would hold them, each with what its task's
-    own answer earns (`answer_reward`), where it has one that rewards can judge."""
+    """Sample and score `num_tasks` groups; return the samples' records in the form of the run directory.
+
+    `answer_reward` of a record is the reward of the task's own answer; None if the task has no answer to judge.
+    """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
         launch, catalogue = trial_launch(sources, overrides, Path(directory))
         workers = LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())
@@ -66,7 +69,7 @@ async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: 
 
 
 def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
-    """Describe a sample's tokens as JSON, a node each: the node it goes on from, its text, and how many tokens are trained."""
+    """Return a sample's nodes as JSON data: parent node, text, number of tokens and of trained tokens."""
     trained = {id(node) for path in trajectory.paths() for node, is_trained in path if is_trained}
     return [
         {"parent": node.parent, "sampled": node.sampled, "text": family.decode(node.tokens), "tokens": len(node.tokens),
@@ -76,12 +79,12 @@ def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
 
 
 def with_agent(overrides: Sequence[str], program: Sequence[str]) -> list[str]:
-    """Overrides that let a program be the agent; other options of an environment `agent` stay as they are configured."""
+    """Return overrides that make a program the agent; further options of the environment `agent` stay as configured."""
     return [*overrides, "environment.name=agent", f"environment.command={json.dumps(program)}", "environment.function="]
 
 
 async def _answers_scored(scorer: RewardScorer, tasks: Sequence[Task]) -> dict[int, float]:
-    """Score the answers of tasks as if they were responses; the reward by the task's place, where there is one."""
+    """Score the answers of tasks as if they were responses; return rewards by index, for answers that were judged."""
     written = {
         at: (task, (Trajectory((*_asked(task), Message("assistant", str(task.answer))), str(task.answer), ()),))
         for at, task in enumerate(tasks)
@@ -96,7 +99,7 @@ def _asked(task: Task) -> tuple[Message, ...]:
 
 
 def trial_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
-    """Launch data of the first stage without a run directory; a recipe is built in `directory`."""
+    """Return launch data of the first stage, without a run directory; a recipe is built in `directory`."""
     planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
     stage = planned.stages[0]
     return make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
@@ -104,7 +107,7 @@ def trial_launch(sources: Sequence[Source], overrides: Sequence[str], directory:
 
 @asynccontextmanager
 async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: Any) -> AsyncIterator[RoleContext]:
-    """Give a context to one role alone; its workers end with it, so that two roles never lie in memory together."""
+    """Yield a context for one role alone; its workers end with the context, so two roles are never loaded together."""
     clock = SystemClock()
     size = int(launch.config["rollout"]["group_size"])
     bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
@@ -119,12 +122,12 @@ async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: 
 
 
 async def ignore(*_: Any) -> None:
-    """Ignore an event: a trial has nobody to tell, and an engine that fails shows in the samples' outcomes."""
+    """Ignore an event: a trial has no recorder, and a failed engine shows in the samples' outcomes."""
 
 
 async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """Score each row of `data` and give its record: JSON lines with `prompt`, `response` and what the reward reads."""
-    beside = data.parent / "config.toml"  # of the run whose folder a failing sample lies in; it names the plugin files
+    """Score the rows of `data`, JSON with `prompt`, `response` and the reward's fields; return a record per row."""
+    beside = data.parent / "config.toml"  # a failing sample lies in a run directory, whose config names plugin files
     if not plugins and beside.is_file():
         plugins = plugins_of(read_layers([beside], (), Path.cwd())[0])
     chosen = Chosen("reward", name, {".".join(path): value for path, value in map(parse_override, options)})
@@ -148,7 +151,7 @@ def _rows(data: Path) -> Iterator[tuple[Task, Trajectory]]:
     try:
         text = data.read_text()
     except OSError as error:
-        raise ConfigError("--data", data, f"it can't be read ({error.strerror}); name a JSON lines file") from error
+        raise ConfigError("--data", data, f"can't be read ({error.strerror}); name a JSON lines file") from error
     for number, line in enumerate([text] if data.suffix == ".json" else text.splitlines(), 1):
         if not line.strip():
             continue
@@ -158,7 +161,7 @@ def _rows(data: Path) -> Iterator[tuple[Task, Trajectory]]:
             row = {**row, **row.pop("task")} if isinstance(row.get("task"), dict) else row
             prompt, response = row.pop("prompt"), row.pop("response")
         except (ValueError, KeyError, AttributeError) as error:
-            fix = f"each row is a JSON object with prompt and response ({error})"
+            fix = f"write each row as a JSON object with prompt and response ({error})"
             raise ConfigError("--data", where, fix) from error
         is_text = isinstance(prompt, str)
         messages = [Message("user", prompt)] if is_text else [Message(m["role"], m["content"]) for m in prompt]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run's sandbox component in a process of its own, and its boxes by number.
 
-The process runs no code of authors: theirs asks for boxes through the role that owns it, and could not make any itself, since
-it has given up the right to mount.
+The process runs no code of authors. Processes of authors request boxes through the role that owns the sandbox. They
+can't make boxes themselves, since they have given up the right to mount.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from relax_core.api.sandbox import OpenBox, ProgramResult, Sandbox, SandboxLimit
 
 
 class SandboxHost:
-    """Makes boxes and runs programs in them, as the pool asks.
+    """The host of a sandbox component: it makes boxes and runs programs in them for a `SandboxPool`.
 
-    Invariants: a number, which the pool gives, is of one box from `open` to `close`; a closed box is gone with its programs,
-    also where nobody waits for them any more, or it was still being made; `stop` leaves none.
+    Invariants:
+    - The pool chooses the numbers; a number names one box from `open` to `close`.
+    - A closed box is gone with all its programs, even if its caller is gone or the box was still being made.
+    - `stop` closes every box.
     """
 
     component: Chosen
     build: Callable[[Chosen], Any]
-    """Both are set before the first call."""
+    """Function that builds `component`; both attributes are set before the first call."""
 
     def __init__(self) -> None:
         self._boxes: dict[int, asyncio.Task[OpenBox]] = {}
         self._running: dict[int, set[asyncio.Task[ProgramResult]]] = {}
 
     async def start(self) -> None:
-        """Build the component and let it find out whether this machine can do what it promises."""
+        """Build the component and probe the machine. Raises InfrastructureError if the component can't work here."""
         self._sandbox: Sandbox = self.build(self.component)
         await self._sandbox.probe()
 
     async def open(self, number: int, limits: SandboxLimits) -> str:
-        """Make a box; give the path of a Python interpreter in it."""
+        """Make a box and return the path of a Python interpreter in it."""
         if limits.socket and not self._sandbox.gives_socket:
-            fix = 'name one that can, such as [sandbox] name = "bubblewrap"'
+            fix = 'choose a sandbox that can, such as [sandbox] name = "bubblewrap"'
             raise InfrastructureError(f"sandbox {self.component.name}: it can't give a box a socket; {fix}")
         self._boxes[number] = asyncio.ensure_future(self._sandbox.open(limits))
         self._running[number] = set()
@@ -67,7 +69,7 @@ class SandboxHost:
             program.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         if opened is not None:
-            with suppress(Exception):  # it was never made
+            with suppress(Exception):  # the box was never made
                 await (await opened).close()
 
     async def stop(self) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boxes of a run: the parent's side, which starts the sandbox and lends its boxes, and the client in
-processes of authors."""
+"""The boxes of a run: the parent's side, which starts the sandbox and lends boxes, and the client's side.
+
+The parent is the role's process; clients are the processes that run rewards and environments of authors.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,27 @@ if TYPE_CHECKING:  # importing the configuration would slow down the start of ea
     from relax_core.config.run_config import SandboxChoice
 
 CALL, HOLD, CLOSE = "sandbox", "sandbox_hold", "sandbox_close"
-"""The parent's handlers."""
+"""Names of the handlers in the parent that clients call."""
 METHODS = ("run", "write", "read")
 START_S = 60.0
 GRACE_S = 20.0
-"""Longest time that the sandbox's process may take for a call besides the time of the program itself."""
+"""Seconds that a call to the sandbox's process may take, in addition to the time of the program itself."""
 Waiting: TypeAlias = Callable[[], AbstractContextManager[Any]]
-"""Entered while a sample waits for a place, which is none of its own time."""
+"""Factory of a context that is entered while a sample waits for a place; the wait does not count as its time."""
 
 
 class SandboxPool:
-    """The sandbox of one role: `idle -> (somebody declares a need) -> started -> closed`.
+    """The sandbox of one role.
+
+    Life cycle: `idle -> (a reward or environment declares a need) -> started -> closed`.
 
     Invariants:
-    - Its process is started where somebody needs it, and again when it died; the boxes in it are lost then, and calls to them
-      raise InfrastructureError.
-    - No more than `programs` run at once and no more than `boxes` are open; waiting for a place costs no program any of its
-      time, and ends, since each of those that have one has a deadline. Programs that have a socket take no place: they wait
-      for whoever answers, most of their time.
-    - A box ends with the sample that opened it, also where the sample's process was killed.
+    - The sandbox's process starts only if it is needed, and starts again after it died. The boxes of a dead process are
+      lost, and calls to them raise InfrastructureError.
+    - At most `programs` programs run at once and at most `boxes` boxes are open. Waiting for a place does not count as
+      a program's time, and ends, because each program that has a place has a deadline. A program with a socket takes
+      no place, because it mostly waits for answers.
+    - A box ends with the sample that opened it, even if the sample's process was killed.
     """
 
     def __init__(self, choice: SandboxChoice | None, workers: Workers) -> None:
@@ -58,11 +62,11 @@ class SandboxPool:
         self._boxes = asyncio.Semaphore(choice.boxes)
         self._needed = False
         self._worker: Worker | None = None
-        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that process, not one each
+        self._starting = asyncio.Lock()  # held during a start, so that concurrent callers share one process
         self._names, self._numbers = count(), count(1)
 
     async def start(self) -> None:
-        """Start and probe it where somebody has declared a need. Raises what the component finds wrong with the machine."""
+        """Start and probe the sandbox if a need was declared. Raises the component's error if the machine is unfit."""
         if self._needed:
             await self._ready()
 
@@ -76,8 +80,11 @@ class SandboxPool:
     def handlers(
         self, limits: SandboxLimits | None, waiting: Callable[[int], AbstractContextManager[Any]] = nullcontext
     ) -> dict[str, Handler]:
-        """Make the handlers for one process of an author, whose boxes have these limits; None: it needs no sandbox. `waiting`
-        is told the number of a sample, 0 where there is none, and entered while that waits for a place."""
+        """Make the handlers for one process of an author, whose boxes have these limits; None: it needs no sandbox.
+
+        `waiting` takes the number of a sample, or 0 without a sample; its context is entered while the sample waits for
+        a place.
+        """
         if limits is None:
             return {}
         self._needed = True
@@ -116,9 +123,9 @@ class SandboxPool:
             return self._worker
 
     async def _call(self, worker: Worker, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call the sandbox's process; one that is silent or dead is given up, with all of its boxes."""
+        """Call the sandbox's process; if it died or does not answer, kill it and give up all its boxes."""
         if self._worker is not worker:
-            raise InfrastructureError("sandbox: its process was replaced, and the box is lost")
+            raise InfrastructureError("sandbox: the process of this box has ended and the box is lost; open a new box")
         try:
             return await worker.call(method, *args, timeout_s=timeout_s)
         except (DeadlineExceeded, WorkerDied) as error:
@@ -157,7 +164,7 @@ class _RemoteBox:
 class _LentBoxes:
     """The boxes that one process of an author has open.
 
-    Invariants: a box is open for as long as the request that holds it lasts; those of a process that ended are cancelled.
+    Invariant: a box is open as long as its HOLD request lasts; the end of the process cancels its HOLD requests.
     """
 
     def __init__(
@@ -177,7 +184,7 @@ class _LentBoxes:
             async with self._pool.box(limits or self._limits, lambda: self._waiting(sample)) as box:
                 opened.set_result(box)
                 await over.wait()
-        except Exception as error:  # told to whoever asks for the box next
+        except Exception as error:  # raised by the next call to the box
             if not opened.done():
                 opened.set_exception(error)
                 await over.wait()
@@ -186,10 +193,10 @@ class _LentBoxes:
             if not opened.done():
                 opened.cancel()
             elif not opened.cancelled():
-                opened.exception()  # nobody may have asked
+                opened.exception()  # marks the error as seen, since no call may follow
 
     async def _do(self, number: int, method: str, *args: Any) -> Any:
-        """Answer a call to a box; `open` gives the path of its interpreter."""
+        """Answer a call to a box; `open` returns the path of its interpreter."""
         if number not in self._open:
             raise InfrastructureError("sandbox: the box is closed")
         box = await asyncio.shield(self._open[number])
@@ -205,13 +212,13 @@ class _LentBoxes:
 
 
 class SandboxRpcClient:
-    """`api.SandboxClient` in a process of rewards or environments, one for all that is in it: it numbers their boxes."""
+    """The `api.SandboxClient` of all rewards or environments in one process; it numbers their boxes."""
 
     def __init__(self, parent: ParentChannel) -> None:
         self._parent, self._numbers, self._sample = parent, count(1), 0
 
     def of(self, sample: int) -> Self:
-        """Return the client of one sample, by its number."""
+        """Return a client for the sample with this number."""
         client = copy.copy(self)
         client._sample = sample
         return client
@@ -227,7 +234,7 @@ class SandboxRpcClient:
 
 
 class _LentBox:
-    """`api.Box` in a process of rewards or environments."""
+    """An `api.Box` in a process of rewards or environments; its calls go to the parent."""
 
     def __init__(self, parent: ParentChannel, number: int, python: str) -> None:
         self._parent, self._number, self.python = parent, number, python

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of environments: an instance a sample, in this process where the class says it can't block or crash,
-else in a killable process, many instances each. `EnvironmentHost` is the other end, in that process.
+"""The pool of environments, which gives each sample an environment instance of its own.
 
-Errors and deadlines of an instance travel as data, so that they cost its sample only. A call that a process does not answer
-kills it. All its samples are then played again: those that may have been the cause each alone in a process, where the cause
-shows itself, so that no sample has the outcome of another.
+An instance runs in this process if its class declares `in_process`: its code never blocks or crashes. Otherwise many
+instances share a killable process, where `EnvironmentHost` runs them.
+
+Errors and missed deadlines of an instance are returned as data, so they affect only its own sample. A process that does
+not answer a call is killed, and all its samples are played again. Samples that may have caused the failure are each
+played alone in a new process, so that no sample gets an outcome that another sample caused.
 """
 
 from __future__ import annotations
@@ -53,31 +55,32 @@ from relax_core.sampling.episode import (
 from relax_core.sampling.session import Branch, SessionEnded, Told, state_of
 from relax_core.sandboxes.pool import SandboxPool, SandboxRpcClient
 
-if TYPE_CHECKING:  # the import of the configuration would slow down the start of each process of environments
+if TYPE_CHECKING:  # importing the configuration would slow down the start of each environment process
     from relax_core.config.run_config import EnvironmentChoice
 
 SESSION = "session"
-"""The parent's handler of what driving environments ask of their samples."""
+"""Name of the parent's handler for `Session` requests of environments that implement `run`."""
 DOUBT = 0.1
-"""Share of a deadline: a call that was late while its event loop stood still for longer may be a victim of another."""
+"""Share of a deadline. If the event loop was blocked for longer, another sample may have made the call late."""
 
 
 BLOCKED, OUT_OF_MEMORY = "blocked", "out of memory"
-"""Doubts that a failure is its own sample's: the event loop stood still; the process was at its memory limit."""
+"""Reasons to doubt that a sample caused its own failure: a blocked event loop; a process at its memory limit."""
 ENVIRONMENT_OUTCOMES = (Outcome.ENVIRONMENT_ERROR, Outcome.ENVIRONMENT_TIMEOUT)
 
 
 Retried = Callable[[str, str], Awaitable[None]]
-"""Told that a sample is played again: (environment, why)."""
+"""Callback for a sample that is played again; takes (name of the environment, reason)."""
 
 
 class EnvironmentPool:
-    """Environments of one run. `models`: engine pools that they may ask; `sandboxes`: where they run programs.
+    """The instances of one environment of a run's configuration.
 
     Invariants:
-    - A handle is closed when its sample ends, whatever happened.
-    - What breaks a process is the outcome of a sample that was alone in it: others are played again, `retries` times.
-    - `_driven` holds the samples whose environment drives them now, by the number of their session.
+    - A handle is closed when its sample ends, also after an error.
+    - A broken process decides the outcome only of a sample that was alone in it. Samples that shared it are played
+      again, at most `retries` times each.
+    - `_driven` maps session numbers to the samples whose environment is executing `run`.
     """
 
     def __init__(
@@ -85,7 +88,11 @@ class EnvironmentPool:
         models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report, retried: Retried | None = None,
         sandboxes: SandboxPool | None = None, tools: tuple[Tool, ...] | None = None,
     ) -> None:  # fmt: skip
-        """`tools`: those of the run, None: those of the class."""
+        """Build the prototype of the instances; start no process yet.
+
+        `models`: auxiliary pools by name; `sandboxes`: where programs run; `tools`: found for this run, None: those of
+        the class. Raises PluginError for an `in_process` class that needs a sandbox.
+        """
         self._retried, self._sandboxes = retried, sandboxes or SandboxPool(None, workers)
         self._name, self._retries, self._models = choice.known_as, choice.retries, models or {}
         self._timeouts = choice.timeout_s, choice.total_timeout_s
@@ -94,11 +101,11 @@ class EnvironmentPool:
             self._prototype.tools = tools
         self._in_process = self._prototype.in_process and choice.isolation == "auto"
         if self._in_process and self._prototype.needs_sandbox is not None:
-            fix = "what waits for programs is no code that can't block: drop `in_process` from its class"
-            raise PluginError(f"environment {choice.name}", f"it is in_process and needs a sandbox; {fix}")
+            fix = "code that waits for programs can block: remove `in_process` from the class"
+            raise PluginError(f"environment {choice.name}", f"the class sets in_process and needs a sandbox; {fix}")
         self._shared: object = None
         self._opened = False
-        """The shared set-up of this process is open."""
+        """True between `open` and `shut` of the environment class in this process."""
         self._driven: dict[int, _DrivenSample] = {}
         names = [f"environment-{choice.known_as}-{number}" for number in range(choice.workers)]
         self._processes = IsolatedPool(
@@ -110,18 +117,18 @@ class EnvironmentPool:
 
     @property
     def answers_once(self) -> bool:
-        """True where a sample is one turn of the policy and nothing else: it needs no instance. A subclass may do more."""
+        """True if a sample is a single turn of the policy, so that no instance is needed; False for subclasses."""
         return type(self._prototype) is SingleTurn
 
     async def start(self) -> None:
-        """Run the shared set-up of every process; an error of the author's `open` comes out here."""
+        """Start the processes and run the class's shared `open` in each; raise the error of a failing `open`."""
         if self._in_process:
             self._shared = await type(self._prototype).open(self._prototype.options)
             self._opened = True
         await self._processes.start()
 
     async def stop(self) -> None:
-        """End every process, after its shared set-up was shut."""
+        """Run the class's `shut` in each process, then end the processes."""
         await self._processes.stop()
         if self._opened:
             self._opened = False
@@ -129,8 +136,11 @@ class EnvironmentPool:
                 await guarded(type(self._prototype).shut(self._shared), END_S, "shut")
 
     async def play(self, episode: Callable[[EnvironmentHandle], Awaitable[Trajectory]]) -> Trajectory:
-        """Play one sample in an instance of its own; from the start again where that lost its process, in the end alone in a
-        new one."""
+        """Play one sample in its own instance and return its trajectory.
+
+        If its process broke, play it again from the start, at most `retries` times. The next attempt is alone in a new
+        process if this sample may be the cause, or if no further attempt is left.
+        """
         again, alone = self._retries, False
         while True:
             async with self.instance(alone) as environment:
@@ -145,7 +155,7 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def instance(self, alone: bool = False) -> AsyncIterator[EnvironmentHandle]:
-        """An environment for one sample, `alone` in its process or not; closed at the end, whatever happened."""
+        """Open an environment for one sample, `alone` in a new process if asked; always close it at the end."""
         async with AsyncExitStack() as stack:
             handle: EnvironmentHandle
             if self._in_process:
@@ -166,18 +176,18 @@ class EnvironmentPool:
         return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
 
     async def _request(self, number: int, request: str, branch: int, *args: Any) -> Any:
-        """Do what a driving instance asks of its sample; None where that has ended."""
+        """Perform a `Session` request of an instance in a process; return None if its sample has ended."""
         sample = self._driven.get(number)
         return None if sample is None else await sample.do(request, branch, *args)
 
     def _waiting(self, number: int) -> AbstractContextManager[None]:
-        """Let the own time of a sample that is driven stand still."""
+        """Stop the environment clock of a sample while its program waits for a place in the sandbox."""
         sample = self._driven.get(number)
         return nullcontext() if sample is None else sample.paused()
 
 
 class RemoteEnvironment(EnvironmentHandle):
-    """An instance in a process of its pool."""
+    """A handle of an instance that runs in one of the pool's processes."""
 
     def __init__(
         self,
@@ -198,7 +208,7 @@ class RemoteEnvironment(EnvironmentHandle):
         return taken
 
     async def run(self, task: Task, seed: int, session: Branch) -> None:
-        """Let it drive the sample; its deadline stands still while the policy takes a turn."""
+        """Execute the environment's `run`; its deadline does not advance while the policy takes a turn."""
         sample = self._driven[self._session.number] = _DrivenSample(session)
         try:
             await guarded(self._drive(sample, task, seed), self._timeout_s, "run", session)
@@ -225,7 +235,7 @@ class RemoteEnvironment(EnvironmentHandle):
     async def _call(self, method: str, *args: Any) -> Any:
         try:
             return await self._outcome(method, self._session.call(method, *args, self._timeout_s))
-        except RelaxError as error:  # such as an answer that can't travel
+        except RelaxError as error:  # for example a result that cannot be serialized
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
 
     async def _outcome(self, method: str, answer: Any) -> Any:
@@ -234,38 +244,45 @@ class RemoteEnvironment(EnvironmentHandle):
         except ItemTimeout as error:
             raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, self._timeout_s)) from error
         except (ItemCrash, SessionLost) as error:
-            # A process may be killed from outside, so that one which ended is no proof even where the sample was alone.
+            # A process may be killed from outside, so its end does not prove a fault of the sample, even of a lone one.
             self.lost = error if isinstance(error, SessionLost) else SessionLost(str(error), suspect=True)
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
         if outcome:
             self._doubt(bool(doubt))
-            if doubt == OUT_OF_MEMORY:  # at its limit it would fail the next step too, of whichever sample
+            if doubt == OUT_OF_MEMORY:  # a process at its memory limit would also fail the next call of any sample
                 await self._session.discard()
             raise EnvironmentFailed(Outcome(outcome), result)
         return result
 
     def _doubt(self, doubt: bool) -> None:
-        """Note that what failed may be another sample's fault, unless none was ever in the process."""
+        """Set `lost` if another sample may have caused the failure, because it used the same process."""
         if doubt and not self._session.alone:
             self.lost = SessionLost("other samples may have caused it", suspect=True)
 
 
 class _DrivenSample:
-    """A sample that an environment drives from its process: branches by number, and the turns that the policy takes now."""
+    """The parent's side of a sample whose environment executes `run` in another process.
+
+    It holds the sample's branches by number and the turns that the policy is taking.
+    """
 
     def __init__(self, session: Branch) -> None:
         self._branches = {0: session}
         self._partial: dict[int, _PartialTurn] = {}
-        """By branch, the turns that are listened to."""
+        """Turns in progress whose partial text the environment asked for, by branch number."""
         self._turns: set[asyncio.Task[Any] | None] = set()
         self.failure: Exception | None = None
-        """The first request that could not be done, such as a restart from something that is no prompt."""
+        """Error of the first request that failed, for example a restart from an invalid prompt."""
 
     def paused(self) -> AbstractContextManager[None]:
         return self._branches[0].sample.paused()
 
     async def do(self, request: str, number: int, *args: Any) -> Action | None:
-        """Do one request; give the action of a turn, None where the sample has ended."""
+        """Perform one request of the branch `number`.
+
+        Return the action of a `generate`, or the partial action of a `listen`; None once the sample or turn has ended.
+        Every further kind of request returns None.
+        """
         if request == "generate":
             turn = asyncio.current_task()
             self._turns.add(turn)
@@ -273,7 +290,7 @@ class _DrivenSample:
                 max_new_tokens, stop, is_told = args
                 told = self._partial.setdefault(number, _PartialTurn()).tell if is_told else None
                 return await self._branches[number].generate(max_new_tokens, tuple(stop), told)
-            except Exception:  # ended, or broken: the sample knows, the instance only has to stop waiting
+            except Exception:  # the sample has recorded the reason; the instance only has to stop waiting
                 return None
             finally:
                 self._turns.discard(turn)
@@ -300,7 +317,7 @@ class _DrivenSample:
         return None
 
     async def end(self) -> None:
-        """Nobody waits for its turns any more."""
+        """Cancel the turns in progress: the environment has ended."""
         turns = [turn for turn in self._turns if turn is not None]
         for turn in turns:
             turn.cancel()
@@ -308,7 +325,7 @@ class _DrivenSample:
 
 
 class _PartialTurn:
-    """One turn while it is sampled, for whoever listens to it: told ... -> ended."""
+    """The growing text of one turn while engines sample it: `tell ... -> end`."""
 
     def __init__(self) -> None:
         self._newest: Action | None = None
@@ -323,7 +340,7 @@ class _PartialTurn:
         self._changed.set()
 
     async def after(self, known: int) -> Action | None:
-        """Wait for more than the first `known` characters; None where the turn has ended, which has a deadline of its own."""
+        """Return the turn once its text exceeds `known` characters, or None at its end, which has its own deadline."""
         while not self._ended:
             if self._newest is not None and len(self._newest.text) > known:
                 return self._newest
@@ -336,11 +353,17 @@ class _PartialTurn:
 
 
 class EnvironmentHost(IsolatedHost):
-    """Holds the instances. Each is made by `reset` or `run`, and gone after `close`."""
+    """The environment instances of one killable process, by session number.
+
+    `reset` or `run` makes an instance; `close` removes it.
+    """
 
     async def open(self, tools: tuple[Tool, ...] | None) -> tuple[tuple[str, ...], SandboxLimits | None]:
-        """Build the options and run the author's shared set-up, once a process; return the engine pools that it asks and the
-        sandbox that it needs. `tools`: those of the run, None: those of the class."""
+        """Build the prototype and run the class's shared `open`, once per process.
+
+        `tools`: found for this run, None: those of the class. Return the names of the auxiliary pools that the
+        environment calls, and the limits of its sandbox (None without one).
+        """
         self._prototype: Environment = self.build(self.component)
         if tools is not None:
             self._prototype.tools = tuple(tools)
@@ -358,14 +381,14 @@ class EnvironmentHost(IsolatedHost):
         try:
             instance = self._make(number)
         except Exception as error:
-            return _failed("making it", error)
+            return _failed("the constructor", error)
         return await self._outcome(reset(instance, task, seed), timeout_s, "reset")
 
     async def step(self, number: int, action: Action, timeout_s: float) -> list[Any]:
         return await self._outcome(step(self._instances[number], action), timeout_s, "step")
 
     async def run(self, number: int, task: Task, seed: int) -> list[Any]:
-        """Let an instance drive its sample; the parent has done all that it asked for when this returns."""
+        """Execute an instance's `run`; return after the parent has handled all its requests."""
         running = asyncio.current_task()
         if running is not None:
             self._running[number] = running
@@ -388,7 +411,7 @@ class EnvironmentHost(IsolatedHost):
         return ["", None, ""] if instance is None else await self._outcome(instance.close(), timeout_s, "close")
 
     async def _outcome(self, work: Awaitable[Any], timeout_s: float, method: str) -> list[Any]:
-        """[outcome, message, doubt] of a failure, or ['', result, '']."""
+        """Await `work` under its deadline; return ['', result, ''], or [outcome, message, doubt] of a failure."""
         with self.blocked.watched() as blocked_s:
             try:
                 return ["", await guarded(work, timeout_s, method), ""]
@@ -409,7 +432,7 @@ class EnvironmentHost(IsolatedHost):
 
 
 class RemoteSession:
-    """`api.Session` of a driving environment: one branch, by number, of the sample that the parent holds."""
+    """`api.Session` in an environment's process: forwards the requests of one branch, by number, to the parent."""
 
     def __init__(self, parent: ParentChannel, number: int, environment: Environment) -> None:
         self._parent, self._number, self._environment = parent, number, environment
@@ -475,6 +498,6 @@ class RemoteSession:
 
 
 def _failed(method: str, error: BaseException) -> list[Any]:
-    """[outcome, message, doubt] of an author's exception."""
+    """Return [outcome, message, doubt] for an exception of the environment's code."""
     doubt = OUT_OF_MEMORY if isinstance(error, MemoryError) else ""
     return [Outcome.ENVIRONMENT_ERROR.value, error_text(method, error), doubt]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One episode: a task, an environment and the policy, until one of them is done. The result is always a trajectory.
+"""One episode: the policy and an environment take turns on a task. The result is a trajectory, also after a failure.
 
-What fails on the way becomes its outcome: whatever the author's code does wrong comes out as `EnvironmentFailed`. The
-environment's `close` runs whatever happens.
+Errors and missed deadlines of the environment's code are raised as `EnvironmentFailed` and become the trajectory's
+outcome. The environment's `close` always runs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from relax_core.engines.requests import Generate, GenerateAll, GenerateCall, sin
 from relax_core.rpc.isolated_pool import SessionLost
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
 
-if TYPE_CHECKING:  # environments in processes of their own have no use for the pipeline
+if TYPE_CHECKING:  # environment processes import this module and do not need the media pipeline
     from relax_core.data.media_pipeline import MediaPipeline
 
 T = TypeVar("T")
 StepResult = tuple[Step, tuple[Message, ...]]
-"""A step, and its observation as messages."""
+"""The environment's step, and its observation as messages."""
 ResetResult = tuple[tuple[Message, ...], str]
-"""Messages, and the environment's name for the state."""
+"""The first observation as messages, and the environment's name for the state (may be empty)."""
 
 
 async def run_episode(
     task: Task, prompt: Rendered, seed: int, environment: EnvironmentHandle, family: ModelFamily, generate: Generate,
     limits: Limits, media: MediaPipeline | None = None, media_owner: Hashable = None,
 ) -> Trajectory:  # fmt: skip
-    """Play one sample. `prompt` is the task's prompt rendered with the environment's tools, once for all its samples."""
+    """Play one sample and return its trajectory.
+
+    `prompt` is the task's prompt rendered with the environment's tools; all samples of the task share it. Raises errors
+    for which neither the sample nor its environment is to blame, such as PoolFailed.
+    """
     sample = Sample(family, generate, limits, environment.format_observation, environment.tools, media, media_owner)
     sample.is_driven = environment.drives
     session, now = Branch(sample, task.prompt, prompt, seed), asyncio.get_running_loop().time
@@ -51,7 +55,7 @@ async def run_episode(
         else:
             await _take_turns(task, seed, environment, session, sample)
     except SessionEnded:
-        pass  # the sample says why
+        pass  # the sample has recorded the reason
     except EnvironmentFailed as failure:
         sample.end(failure.outcome, str(failure))
     finally:
@@ -68,9 +72,9 @@ async def run_answers(
     task: Task, prompt: Rendered, seeds: Sequence[int], family: ModelFamily, generate: GenerateAll, limits: Limits,
     ended: Callable[[], None],
 ) -> list[Trajectory]:  # fmt: skip
-    """Play samples whose environment is `SingleTurn`, which has nothing to say: one turn each, all asked together.
+    """Play one-turn samples (environment `SingleTurn`) and generate all their turns in one call.
 
-    A sample is what `run_episode` makes of it. `ended` is called for each as it ends.
+    The trajectories equal those of `run_episode`. `ended` is called for each sample as it ends.
     """
     samples = [Sample(family, singly(generate), limits, lambda observation: ()) for _ in seeds]
     asked: list[tuple[Branch, GenerateCall]] = []
@@ -117,7 +121,7 @@ async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, ses
 
 
 class EnvironmentFailed(Exception):
-    """Record the outcome: the environment raised, was too slow, or its process ended."""
+    """A failure of a sample's environment: its code raised, missed a deadline, or lost its process."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -125,9 +129,9 @@ class EnvironmentFailed(Exception):
 
 
 class EnvironmentHandle(ABC):
-    """One sample's environment, wherever its instance lives: `reset -> step ... -> close`, or `run -> close`.
+    """One sample's environment, in this process or another: `reset -> step ... -> close`, or `run -> close`.
 
-    `environment` is the instance, or the prototype that it is made of. Its methods raise EnvironmentFailed.
+    `environment` is the instance, or a prototype of the same class. All methods but `close` raise EnvironmentFailed.
     """
 
     def __init__(self, environment: Environment, timeout_s: float, total_timeout_s: float = 0.0) -> None:
@@ -136,7 +140,7 @@ class EnvironmentHandle(ABC):
         self._environment, self._timeout_s, self._closed = environment, timeout_s, False
         self.total_timeout_s = total_timeout_s
         self.lost: SessionLost | None = None
-        """Set where what failed may not be this sample's: its process broke."""
+        """Set when the process broke, or another sample in the process may have caused the failure."""
 
     @abstractmethod
     async def reset(self, task: Task, seed: int) -> ResetResult: ...
@@ -146,13 +150,13 @@ class EnvironmentHandle(ABC):
 
     @abstractmethod
     async def run(self, task: Task, seed: int, session: Branch) -> None:
-        """Let an environment that `drives` play the whole sample."""
+        """Execute the `run` of an environment that `drives`: it plays the whole sample."""
 
     @abstractmethod
     async def _close(self) -> None: ...
 
     async def close(self) -> str:
-        """Close it; always called, and may be called again. Return what went wrong, or an empty string."""
+        """Close the environment once; return the error text of a failing `close`, or an empty string."""
         if not self._closed:
             self._closed = True
             try:
@@ -163,7 +167,7 @@ class EnvironmentHandle(ABC):
 
 
 class InProcess(EnvironmentHandle):
-    """An instance in this process."""
+    """A handle of an instance in this process."""
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
         return await guarded(reset(self._environment, task, seed), self._timeout_s, "reset")
@@ -179,11 +183,11 @@ class InProcess(EnvironmentHandle):
 
 
 class SingleTurn(Environment[Options]):
-    """The environment of most tasks: one answer to one prompt, judged by rewards."""
+    """The default environment: the policy answers the prompt in one turn, and rewards judge the answer."""
 
     in_process: ClassVar[bool] = True
     never_waits: ClassVar[bool] = True
-    """The calls need no deadline: thousands of them a step."""
+    """Calls run without a deadline, whose cost would matter for thousands of calls per step."""
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         return None
@@ -193,13 +197,13 @@ class SingleTurn(Environment[Options]):
 
 
 async def reset(environment: Environment, task: Task, seed: int) -> ResetResult:
-    """Reset an instance; give what the policy sees first beside the prompt."""
+    """Reset an instance; return its first observation as messages, and its name for the state."""
     observation = await environment.reset(task, seed)
     return () if observation is None else _observed(environment, observation), state_of(observation)
 
 
 async def step(environment: Environment, action: Action) -> StepResult:
-    """Take one step, its observation as messages; silence is none."""
+    """Take one step; return it with its observation as messages (no message for an empty observation)."""
     taken = await environment.step(action)
     return taken, _observed(environment, taken.observation)
 
@@ -210,8 +214,11 @@ def _observed(environment: Environment, observation: Observation | str) -> tuple
 
 
 async def guarded(work: Awaitable[T], timeout_s: float, method: str, session: Branch | None = None) -> T:
-    """Await the author's code under a deadline, which stands still while the policy takes a turn in the session; 0: it never
-    waits. Raises EnvironmentFailed; lets `SessionEnded` pass."""
+    """Await the environment's code under a deadline, which stands still while the policy takes a turn in `session`.
+
+    Errors of the code, except SessionEnded, are raised as EnvironmentFailed. With `timeout_s` 0 and no session, the
+    code has no deadline and its errors pass unchanged.
+    """
     if not timeout_s and session is None:
         return await work
     deadline = asyncio.timeout(timeout_s if session is None else min(timeout_s, session.sample.time_left_s))
@@ -238,7 +245,7 @@ def total_text(total_s: float) -> str:
 
 
 def error_text(method: str, error: BaseException) -> str:
-    """An error in one line, with the file and line that raised it."""
+    """Describe an error in one line, with the file and line that raised it."""
     trace = traceback.extract_tb(error.__traceback__)
     place = f" ({trace[-1].filename}:{trace[-1].lineno})" if trace else ""
     return f"{method} raised {type(error).__name__}: {error}{place}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation: fixed tasks, seeds of their own, the same rewards. It never changes training."""
+"""Evaluation of weight versions on fixed tasks, with the run's rewards and separate seeds. Training is not affected."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from relax_core.sampling.rows import sample_record
 from relax_core.sampling.session import sample_seed
 
 SEED_STREAM = 0x5EED
-"""Keeps evaluation's seeds apart from training's."""
+"""Value mixed into the run's seed, so that evaluation and training draw with different seeds."""
 SHOWN = 16
-"""Groups whose samples are kept of each evaluation."""
+"""Groups of each evaluation set whose samples are recorded."""
 
 Samples = Callable[..., Awaitable[Sequence[Trajectory]]]
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """Tasks of one evaluation set."""
+    """One evaluation set: the `indices` of its tasks, its samples per task, and its sampling parameters."""
 
     name: str
     tasks: TaskSet
@@ -44,21 +44,21 @@ class EvalSet:
 
 
 class Evaluation:
-    """All evaluation sets of a run."""
+    """The evaluation sets of a run."""
 
     def __init__(
         self, sets: Sequence[EvalSet], run: Any, samples: Samples, scorer: RewardScorer, pool: EnginePool
     ) -> None:
         self._sets, self._run, self._samples, self._scorer, self._pool = sets, run, samples, scorer, pool
         self.done: set[Version] = set()
-        """Versions that were evaluated. Whoever learns that a rollback gave one up takes it out: its step is due again."""
+        """Evaluated versions. After a rollback, the rollout role removes abandoned ones: their steps are due again."""
 
     def due(self, step: int) -> bool:
         known = any(version.step == step for version in self.done)
         return bool(self._sets) and not known and is_due(self._run, step)
 
     async def run(self, version: Version) -> list[EvalFinished]:
-        """Evaluate the version that the engines have, where that is due."""
+        """Evaluate `version`, which the engines serve, on every set; return an empty list if its step is not due."""
         if not self.due(version.step):
             return []
         self.done.add(version)
@@ -88,7 +88,7 @@ class Evaluation:
             generate = self._pool.generator([one.sampling] * len(places))
 
             async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-                """Ask only engines that have the version which is evaluated: a slow one may still have an older."""
+                """Use only engines that have the evaluated version; a slow engine may still have an older one."""
                 return await generate([
                     call._replace(floor=max(call.floor, step), session=session, group=session[:2])
                     for call, session in zip(calls, sessions, strict=True)
@@ -100,10 +100,10 @@ class Evaluation:
 
 
 def standard_error(groups: Sequence[Sequence[float]]) -> float:
-    """Return the standard error of the mean of all values, where those of one group (samples of a task) belong together.
+    """Return the standard error of the mean of all values, clustered by group (the samples of one task).
 
-    It is robust to any dependence within groups (Liang and Zeger 1986, with G / (G - 1) for few groups), and the usual one
-    where each group has one value; 0 where fewer than two have any.
+    The cluster-robust estimate of Liang and Zeger (1986), with the factor G / (G - 1) for a small number G of groups.
+    With one value per group it equals the usual standard error. 0 if fewer than two groups have values.
     """
     groups = [group for group in groups if group]
     count = sum(map(len, groups))
@@ -115,11 +115,10 @@ def standard_error(groups: Sequence[Sequence[float]]) -> float:
 
 
 def best_of(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return `best_of_<k>` for k = 2, 4, ... and all: the best value among k of a group's, on average over which they are, and
-    over groups.
+    """Return `best_of_<k>` for k = 2, 4, 8, ... and the size of the largest group.
 
-    For values of 0 and 1 it is pass@k as Chen et al. (arXiv 2107.03374, eq. 1) estimate it, without bias. A group with fewer
-    than k values counts for no such k.
+    It is the expected best of k values drawn without replacement from a group, averaged over groups. Groups of fewer
+    than k values are skipped. For values 0 and 1 it is the unbiased pass@k of Chen et al. (arXiv 2107.03374, eq. 1).
     """
     most = max(map(len, groups), default=0)
     found = {}
@@ -132,7 +131,7 @@ def best_of(groups: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def is_due(run: Any, step: int) -> bool:
-    """Tell whether `[eval]` wants this version of the weights evaluated."""
+    """Return True if `[eval]` schedules an evaluation of the weights of this step."""
     every: int = run.eval.every
     if not every:
         return False
@@ -142,8 +141,10 @@ def is_due(run: Any, step: int) -> bool:
 def open_tasks(
     context: RunContext, family: ModelFamily, tools: Mapping[str, Sequence[Tool]]
 ) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
-    """Open the training tasks and the evaluation sets; also give the numbers of the tasks that may be issued. `tools`: what
-    `found_tools` found."""
+    """Open the task files; return (tasks of data.train, indices of the tasks to train on, evaluation sets).
+
+    `tools` is the result of `found_tools`.
+    """
     run = context.config
     tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns, tools)
     if "teacher" in context.plan.roles:
@@ -163,7 +164,10 @@ def open_tasks(
 
 
 def eval_sampling(run: Any, own: float | None) -> SamplingParams:
-    """Sample as in training unless the set or `[eval]` says otherwise; greedy needs no nucleus."""
+    """Return the sampling parameters of an evaluation set whose own temperature is `own` (None: that of `[eval]`).
+
+    Without either, the temperature is that of training. At temperature 0, top_p is 1.
+    """
     chosen = own if own is not None else run.eval.temperature
     temperature = run.rollout.temperature if chosen is None else chosen
     return SamplingParams(temperature, run.rollout.top_p if temperature else 1.0)

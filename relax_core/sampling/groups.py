@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of a run: the task that each gets, its state from its admission to the bus, and which are trained on.
+"""Groups of a run: the choice of each group's task, its state while it is in flight, and its filtering.
 
-A rejected group is dropped under its filter's name and others are issued in its place; where nothing but rejections
-come, the run ends with the reasons instead of generating for ever. Who generates and scores a group is elsewhere.
+A rejected group is dropped under its filter's name, and another group is issued in its place. Too many rejections in a
+row end the run with their reasons. Generating and scoring groups is the work of `rollout_worker`.
 """
 
 from __future__ import annotations
@@ -31,52 +31,54 @@ from relax_core.rewards.scorer import ScoredSample
 SHOWN = 3
 """Groups that `relax why` shows."""
 TOO_LONG = "too-long"
-"""The name that rejects groups whose prompt is too long with its media, which only their headers tell."""
+"""Filter name under which a group is dropped if its prompt proves too long once its media are counted."""
 REMEMBERED = 1 << 16
-"""Groups whose task is known: far more than are ever under way. One that is issued again keeps its task."""
+"""Groups whose task is remembered for a second issue; far more than are ever in flight."""
 
 
 @dataclass(slots=True, eq=False)
 class InflightGroup:
-    """One issue of a group.
+    """One issue of a group, from its admission until it is scored.
 
         issued -> generating -> generated -> scoring -> scored -> put on the bus | rejected by a filter
 
     Invariants:
-    - every turn of every attempt is asked through `generator`, so that no weights older than its oldest token go on with it;
-    - `lengths` has at every moment the tokens that would be given up with the group;
-    - `trajectories` and `scores` are empty, or one for each attempt of the issue in its order.
+    - Every turn goes through `generator`, so no weights older than the group's oldest token continue it.
+    - `lengths` always counts the tokens that would be lost with the group.
+    - `trajectories` and `scores` are empty, or hold one entry per attempt of the issue, in its order.
     """
 
     issue: Issue
     task: Task
     version: Version
-    """Weights of the engines when it was admitted."""
+    """Newest weights of the engines when the group was admitted."""
     since: float = 0.0
+    """Run clock at the start of generation, in seconds."""
     trajectories: tuple[Trajectory, ...] = ()
     seconds: float = 0.0
-    """Time that its samples took."""
+    """Seconds from `since` until all samples ended."""
     reward_s: float = 0.0
-    """Time until the rewards had judged it with those that were judged together."""
+    """Seconds that scoring took, for all groups that were scored together."""
     unfit: str = ""
-    """Why it was not generated, where its task can't be trained on: it is replaced like one that a filter rejects."""
+    """Reason why the task cannot be trained on; the group is then dropped like a rejected one. Empty: it can."""
     scoring: bool = False
     scores: tuple[ScoredSample, ...] = ()
     rejected_by: str = ""
-    """The filter that drops the group."""
+    """Name of the filter that rejected the group; empty: none did."""
     reason: str = ""
+    """The filter's reason."""
     num_ended: int = 0
-    """Samples that have ended."""
+    """Number of samples that have ended."""
     at_engines: int = 0
-    """Samples whose next tokens are awaited; the other missing ones are in their environments."""
+    """Number of samples that wait for an engine; the remaining unfinished samples are in their environments."""
     _oldest: int | None = None
-    """Oldest step among the tokens so far, which are of one lineage: a rollback ends the other groups."""
+    """Oldest step of the weights behind the tokens so far, all of one lineage: a rollback ends groups outside it."""
     _turns: dict[AttemptId, list[int]] = field(default_factory=dict)
-    """Tokens of each turn."""
+    """Number of tokens in each turn, by attempt."""
 
     @property
     def lengths(self) -> Mapping[AttemptId, int]:
-        """Tokens sampled so far for each attempt."""
+        """Number of tokens sampled so far, by attempt."""
         return {attempt: sum(turns) for attempt, turns in self._turns.items()}
 
     @property
@@ -84,7 +86,10 @@ class InflightGroup:
         return zip(self.issue.attempts, self.trajectories, self.scores, strict=True)
 
     def generator(self, attempts: Sequence[AttemptId], generate: GenerateAll) -> GenerateAll:
-        """Wrap `generate` for attempts of the group that begin, or begin again: a call each, as often as they take turns."""
+        """Wrap `generate` for these attempts, which start or start again, to track their lengths and the group's floor.
+
+        The returned function takes one call per attempt, in their order, and may be called for each turn.
+        """
         lengths: list[list[int]] = [[] for _ in attempts]
         self._turns.update(zip(attempts, lengths, strict=True))
 
@@ -113,12 +118,12 @@ class InflightGroup:
 
     @property
     def num_in_play(self) -> int:
-        """Samples that are begun and have not ended."""
+        """Number of samples that have started and not ended."""
         return 0 if self.trajectories else len(self.issue.attempts) - self.num_ended
 
     @property
     def num_starting(self) -> int:
-        """Samples in play that engines were not yet asked for: their environments start."""
+        """Number of samples in play that have sent no request to an engine yet: their environments are starting."""
         asked = sum(1 for turns in self._turns.values() if turns)
         return 0 if self.trajectories else max(0, len(self.issue.attempts) - max(asked, self.num_ended))
 
@@ -127,7 +132,7 @@ class InflightGroup:
 
 
 def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, Any]]:
-    """Describe the groups that were begun first, for people: their age, the samples that are missing, who has them now."""
+    """Describe the oldest groups for `relax why`: age in seconds, size, unfinished samples, and where those are."""
     shown = []
     for group in sorted(groups, key=lambda one: (one.since, one.issue.group))[:SHOWN]:
         size = len(group.issue.attempts)
@@ -141,18 +146,21 @@ def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, Any]]:
 
 
 class Selection:
-    """A sampler with a memory of what it picked, and filters with counts of what they rejected.
+    """The run's sampler with a record of its picks, and the run's filters with a count of recent rejections.
 
     Invariants:
-    - A group keeps its task while it is among the last `REMEMBERED`.
-    - `_in_a_row` counts the causes of rejections since a group was kept.
+    - A group keeps its task while it is among the last `REMEMBERED` groups.
+    - `_in_a_row` counts rejections since the last kept group, by cause.
     """
 
     def __init__(
         self, sampler: Sampler, filters: Mapping[str, Filter], tasks: TaskSet, train: Sequence[int], seed: int,
         refill_limit: int,
     ) -> None:  # fmt: skip
-        """`train`: the tasks among `tasks` that are trained on. `refill_limit`: rejections in a row; 0: any number."""
+        """Open the sampler on the tasks `train`, which are indices into `tasks`.
+
+        `refill_limit`: rejections in a row that end the run; 0 disables the limit.
+        """
         self.sampler, self._filters, self._train = sampler, filters, train
         self._seed, self._limit = seed, refill_limit
         self._picked: OrderedDict[int, int] = OrderedDict()
@@ -160,7 +168,7 @@ class Selection:
         sampler.open(_TrainingTasks(tasks, train))
 
     def task(self, group: int) -> int:
-        """Number of the group's task, the same however often it is asked."""
+        """Return the index of the group's task; the same on every call."""
         if group not in self._picked:
             self._picked[group] = self.sampler.pick(group, len(self._train), self._seed)
             if len(self._picked) > REMEMBERED:
@@ -168,9 +176,9 @@ class Selection:
         return self._train[self._picked[group]]
 
     def take(self, groups: Sequence[InflightGroup]) -> None:
-        """Tell the sampler the rewards of scored groups, then note the first filter that rejects each, if one does.
+        """Pass the rewards of scored groups to the sampler, then record in each group the first filter to reject it.
 
-        Raises where nothing but rejections come.
+        Raises RelaxError after `refill_limit` rejections in a row.
         """
         for group in groups:
             number = group.issue.group
@@ -192,13 +200,13 @@ class Selection:
             if self._limit and self._in_a_row.total() >= self._limit:
                 causes = ", ".join(f"{cause}: {count}" for cause, count in self._in_a_row.most_common(4))
                 raise RelaxError(
-                    f"filters: rejected the last {self._in_a_row.total()} groups ({causes}); choose tasks that suit the "
-                    "policy, other filters, or a larger rollout.refill_limit"
+                    f"filters: rejected the last {self._in_a_row.total()} groups ({causes}); choose tasks that suit "
+                    "the policy, different filters, or a larger rollout.refill_limit"
                 )
 
 
 class _TrainingTasks(Sequence[Task]):
-    """The tasks that are trained on, read when looked at."""
+    """The training tasks as a sequence; a task is read from its file on access."""
 
     def __init__(self, tasks: TaskSet, numbers: Sequence[int]) -> None:
         self._tasks, self._numbers = tasks, numbers
@@ -217,18 +225,18 @@ class _TrainingTasks(Sequence[Task]):
 
 class ShuffleOptions(Options):
     shuffle: bool = True
-    """False: the order of the file, every epoch."""
+    """Shuffle the tasks anew in each epoch; False keeps the order of the file."""
 
 
 class Shuffle(Sampler[ShuffleOptions]):
-    """A pure function of the group's issue number; it keeps no state, so a resumed run continues by number."""
+    """Shuffled epochs over the tasks. The task depends only on seed and group number, so a resumed run continues."""
 
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
         epoch, place = divmod(group, num_tasks)
         return _order(seed, epoch, num_tasks)[place] if self.options.shuffle else place
 
 
-@lru_cache(maxsize=4)  # groups of two epochs are in flight at their border, for training and for a second task set
+@lru_cache(maxsize=4)  # two task sets, each with groups of two epochs in flight when an epoch ends
 def _order(seed: int, epoch: int, num_tasks: int) -> array[int]:
     order = array("q", range(num_tasks))
     random.Random(f"shuffle {seed} {epoch}").shuffle(order)
@@ -236,6 +244,6 @@ def _order(seed: int, epoch: int, num_tasks: int) -> array[int]:
 
 
 def _note_length(lengths: list[int], turn: int, inner: Watch | None, tokens: Sequence[int]) -> bool:
-    """Note the length of a turn while it is sampled, and do what else was wanted of its watch."""
+    """Record the length of a turn in progress; return the verdict of the wrapped watch (True ends the turn)."""
     lengths[turn] = len(tokens)
     return inner is not None and inner(tokens)

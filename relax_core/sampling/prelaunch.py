@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups whose samples are begun before they are issued: environments start, and nothing is sampled until the grant.
+"""Prelaunch of groups: their environments start before the groups are issued; sampling starts when they are granted.
 
-A container or a server that takes half a minute to start is ready then when engines have room. Nothing here chooses tasks or
-plays samples: that is the rollout worker's.
+A container or server that takes half a minute to start is then ready when engines have room. The rollout worker chooses
+the tasks and plays the samples.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from relax_core.engines.requests import Completion, GenerateAll, GenerateCall
 from relax_core.sampling.groups import InflightGroup
 
 Generator = Callable[[Sequence[int]], GenerateAll]
-"""Function that gives a `generate` for the samples at these places of a group."""
+"""Return the `generate` function of the samples with these indices in their group."""
 
 
 class PrelaunchedGroup:
-    """One group that is expected to be issued next: `launched -> granted | cancelled`.
+    """One group whose samples start before it is issued: `launched -> granted | cancelled`.
 
     Invariants:
-    - Before the grant every turn of its samples waits, so that no token is sampled and no engine knows of it. The own time of
-      an environment stands still in such a wait as in any other turn.
-    - After the grant its turns are those of the group that was issued, with its attempts and its floor.
+    - Before the grant, every turn of its samples waits, so no request reaches an engine. Environment deadlines stand
+      still during this wait, as in any turn.
+    - After the grant, its turns use the attempts and the floor of the issued group.
     """
 
     def __init__(
         self, size: int, play: Callable[[Generator, Callable[[], None]], Awaitable[Sequence[Trajectory]]]
     ) -> None:
-        """`play` begins the samples, as `RolloutWorker.samples` does."""
+        """Start `size` samples with `play`, a partial call of `RolloutWorker.samples`."""
         self.size = size
         self._granted = asyncio.Event()
         self._group: InflightGroup | None = None
         self._generator: Generator | None = None
         self._num_ended = 0
-        """Samples that ended before the grant: their environments failed."""
+        """Number of samples that ended before the grant because their environments failed."""
         self._playing = asyncio.ensure_future(play(self._turns, self._ended))
 
     def fits(self, issue: Issue) -> bool:
-        """Tell whether an issue has the samples that were begun: one that is issued again has other seeds."""
+        """Return True if `issue` has the started samples; a repeated issue (`retry` > 0) has different seeds."""
         return issue.retry == 0 and [attempt.sample for attempt in issue.attempts] == list(range(self.size))
 
     async def go_on(self, group: InflightGroup, generator: Generator) -> Sequence[Trajectory]:
-        """Grant the group its turns, and return its samples when they have ended. Cancelled, they are, too."""
+        """Grant the group its turns and return its samples once all have ended. Cancelling the call cancels them."""
         self._group, self._generator = group, generator
         group.num_ended = self._num_ended
         self._granted.set()
         return await self._playing
 
     async def cancel(self) -> None:
-        """End the samples; their environments are closed."""
+        """Cancel the samples and wait until their environments are closed."""
         self._playing.cancel()
         await asyncio.gather(self._playing, return_exceptions=True)
 

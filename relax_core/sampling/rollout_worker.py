@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollout worker: from an issued group to scored trajectories. Everything a rollout needs, opened and closed together.
+"""The rollout worker: turns an issued group into scored trajectories, and owns everything a rollout needs for that.
 
-It never talks to the bus; the rollout role decides when to start a group and what becomes of it.
+The rollout role decides when a group starts and sends its rows to the bus; the worker itself sends no rows.
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ from relax_core.sampling.tools import found_tools, keep_tools
 from relax_core.sandboxes.pool import SandboxPool
 
 STEPS_AHEAD = 2
-"""Groups under way at once, in steps, where `placement.rollout.sessions` bounds none: the staleness gate is the real bound."""
+"""Least number of steps' worth of groups allowed in flight if `placement.rollout.sessions` is absent."""
 
 
 class RolloutWorker:
-    """Engines, tasks, environments and rewards of one run: `made -> open -> closed`, all together.
+    """The engines, tasks, environments and rewards of one run: `made -> open -> closed`.
 
     Invariants:
-    - A group is in `inflight` from its beginning until it is scored, or its making ended with an error.
-    - Media that a group needs stay in the store until the bus needs the group no more.
-    - Environments of `_prelaunched` groups, those that are issued next, have started; engines know nothing of them.
+    - A group is in `inflight` from the start of its generation until it is scored or its generation fails.
+    - A group's media stay in the store until the bus no longer needs the group.
+    - `_prelaunched` groups, which are expected next, have started environments and no engine requests.
     """
 
     def __init__(
         self, context: RunContext, report: Report, version: Version, tools: Mapping[str, tuple[Tool, ...]]
     ) -> None:
-        """Make everything; nothing is started yet. `version`: the weights that the run is at; `tools`: what
-        `found_tools` found."""
+        """Make all parts; start none. `version`: the run's current weights; `tools`: the result of `found_tools`."""
         run, build, children = context.config, context.build, context.children
         self._context, self.family = context, build(run.family.chosen, ModelFamily)
         self.family.open(run.model.model_dump(mode="json"))
@@ -109,26 +108,26 @@ class RolloutWorker:
         refill_limit = run.rollout.refill_limit * run.rollout.prompts_per_step
         self.selection = Selection(sampler, filters, self._tasks, self._train, run.seed, refill_limit)
         self.routing = routing(run.model.path) if run.model.routing_replay == "rollout" else None
-        """Routing of the model, where the trainer replays what the rollout visited."""
+        """The model's expert routing if the trainer replays the experts that the rollout visited; else None."""
         self._sampling = SamplingParams(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
         self._greedy = SamplingParams(0.0, 1.0)
-        self._limits = Limits(0)  # of the engine, once it has started
+        self._limits = Limits(0)  # replaced by `open`, once the engine has reported its context length
         self.inflight: dict[Issue, InflightGroup] = {}
-        """Groups that are begun and not yet scored."""
+        """Groups that have started and are not yet scored."""
         self._prelaunched: dict[int, PrelaunchedGroup] = {}
-        """By group number."""
+        """Prelaunched groups by group number."""
         self._next_group = 0
-        """Number of the group that is issued next, unless an earlier one is issued again."""
+        """Lowest group number that was never issued; an earlier group may still be issued again."""
         self._held_by = ""
-        """What kept a group from being begun when that was asked last; empty: nothing."""
+        """The bound that the last call of `room` found exhausted; empty: none."""
         self._cancelling: set[asyncio.Task[None]] = set()
         self.evaluation = Evaluation(sets, run, self.samples, self.scorer, self.pool)
 
     @classmethod
     async def open(cls, context: RunContext, report: Report, *, in_turns: bool = False) -> Self:
-        """Make and start everything; what was started is closed again when a later part fails.
+        """Make and start all parts; if one fails to start, close all.
 
-        `in_turns`: whoever opens it gives engine pools their turns on shared devices; else all are awake.
+        `in_turns`: pools on shared devices start paused, and the caller schedules their turns; else all stay loaded.
         """
         run, tools = context.config, await found_tools(context.config, context.build, context.children)
         await keep_tools(context.bus, tools)
@@ -146,11 +145,11 @@ class RolloutWorker:
                 await pools.start_in_turns()
             others = () if in_turns else (pools.start(),)
             facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
-            await made._sandboxes.start()  # by now it knows whether anybody needs it
+            await made._sandboxes.start()  # environments and rewards have declared by now whether they need a sandbox
             check_vocabulary(made.family, facts)
             max_context, rollout = int(facts["max_context"]), run.rollout
             if rollout.max_new_tokens >= max_context:
-                fix = f"the model's context is {max_context}"
+                fix = f"choose less than the model's context of {max_context} tokens"
                 raise ConfigError("rollout.max_new_tokens", f"{rollout.max_new_tokens}", fix)
             made._limits = Limits(
                 rollout.max_new_tokens, rollout.max_turns, rollout.token_budget or 0, max_context, tuple(rollout.stop)
@@ -169,15 +168,15 @@ class RolloutWorker:
         await self._sandboxes.close()
 
     def room(self) -> int:
-        """Count the groups that may be begun now: as many as engines and `placement.rollout.sessions` have room for.
+        """Return the number of groups that may start now, given the room of engines and `placement.rollout.sessions`.
 
-        Samples that wait for tools are no work of the engines: while they wait others may begin. One group may always be,
-        where nothing is in play."""
+        Samples that wait for tools leave room at the engines. At least one group may start if no sample is in play.
+        """
         run, size = self._context.config, self._context.plan.group_size
         playing = [group for group in self.inflight.values() if group.num_in_play]
         in_play, starting = sum(one.num_in_play for one in playing), sum(one.num_starting for one in playing)
         free = self.pool.room(run.rollout.max_new_tokens) - starting
-        bounds = {"engines": -(-free // size)}  # a group that has only part of its room keeps engines from being idle
+        bounds = {"engines": -(-free // size)}  # rounded up: a group that fits only in part keeps engines busy
         if sessions := run.placement.rollout.sessions:
             bounds["placement.rollout.sessions"] = (sessions - in_play) // size
         else:
@@ -189,7 +188,7 @@ class RolloutWorker:
         return groups
 
     def prelaunch(self) -> None:
-        """Start the environments of groups that are issued next, up to `placement.rollout.prelaunch` samples."""
+        """Start the environments of the groups expected next, up to `placement.rollout.prelaunch` samples."""
         run, size = self._context.config, self._context.plan.group_size
         if run.deterministic:
             return
@@ -202,7 +201,7 @@ class RolloutWorker:
                     self._prelaunched[number] = PrelaunchedGroup(size, play)
 
     def scheduling(self) -> dict[str, Any]:
-        """Describe what is in play and what holds back more, for people."""
+        """Describe the samples in play and the bound that holds back more groups, for `relax why`."""
         groups = self.inflight.values()
         return {
             "in_play": sum(one.num_in_play for one in groups), "at_engines": sum(one.at_engines for one in groups),
@@ -210,7 +209,7 @@ class RolloutWorker:
         }  # fmt: skip
 
     def _take_prelaunched(self, issue: Issue) -> PrelaunchedGroup | None:
-        """Give what was begun of an issue; groups that were expected before it never come, and are cancelled."""
+        """Return the prelaunched group of an issue, or None; cancel prelaunched groups that were skipped over."""
         self._next_group = max(self._next_group, issue.group + 1)
         own = self._prelaunched.pop(issue.group, None)
         missed = [number for number in self._prelaunched if number < self._next_group]
@@ -224,7 +223,10 @@ class RolloutWorker:
         return own
 
     async def make(self, issue: Issue, version: Version) -> InflightGroup:
-        """Generate the samples of an issue. A group that is cancelled is forgotten; the others wait for their scores."""
+        """Generate the samples of an issue; the group stays in `inflight` until it is scored, or this call fails.
+
+        Raises ConfigError if the prompt is too long with its media and `data.too_long` is "error".
+        """
         run, clock = self._context.config, self._context.clock
         index = self.selection.task(issue.group)
         task, prompt = self._tasks.rendered(index)
@@ -253,7 +255,7 @@ class RolloutWorker:
         if group.trajectories and all(one.outcome is Outcome.INVALID_TASK for one in group.trajectories):
             group.unfit = str(group.trajectories[0].info.get("error", ""))
         if group.unfit and run.data.too_long == "error":
-            fix = 'lower the bounds of its processor, raise data.max_prompt_tokens, or data.too_long = "skip"'
+            fix = 'bound its media processor more, raise data.max_prompt_tokens, or set data.too_long = "skip"'
             raise ConfigError("data.train", f"{self._tasks.where(index)}: {group.unfit}", fix)
         return group
 
@@ -261,13 +263,15 @@ class RolloutWorker:
         self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, ended: Callable[[], None],
         group: int | None = None,
     ) -> Sequence[Trajectory]:  # fmt: skip
-        """Play one sample a seed; `ended` is called for each as it ends. Media of a `group` are kept until the bus needs them
-        no more, those of others until they end."""
+        """Play one sample per seed; call `ended` for each as it ends.
+
+        Media of a `group` stay in the store until the bus no longer needs the group; without one, until this call ends.
+        """
         owner = object() if group is None else group
         messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
         num_media = len(media_of(messages))
         try:
-            if num_media:  # their headers may say already that the prompt is too long
+            if num_media:  # the headers alone may show that the prompt is too long
                 self._check_room(len(prompt.tokens) - num_media + await self.media.num_features(messages))
             await self.media.prepare(messages, owner)
             prompt = self.media.fill_placeholders(prompt, messages)
@@ -300,15 +304,18 @@ class RolloutWorker:
                 self.media.release(owner)
 
     def _check_room(self, length: int) -> None:
-        """Raises PromptTooLong."""
+        """Raise PromptTooLong if a prompt of `length` tokens leaves no room for a turn, or exceeds its own bound."""
         most = self._limits.max_context - self._limits.max_new_tokens
         asked: int | None = self._context.config.data.max_prompt_tokens
         if length > min(most, asked or most):
-            bound = f"data.max_prompt_tokens is {asked}" if asked and asked < most else f"{most} are left for it"
-            raise PromptTooLong(f"a prompt of {length} tokens with its media; {bound}")
+            bound = f"data.max_prompt_tokens is {asked}" if asked and asked < most else f"the context allows {most}"
+            raise PromptTooLong(f"a prompt of {length} tokens including its media; {bound}")
 
     async def score(self, groups: Sequence[InflightGroup]) -> Sequence[InflightGroup]:
-        """Score and filter groups. Raises CircuitOpen after saving one failing sample for `relax try`."""
+        """Score groups, then record rejections by filters.
+
+        If a reward's circuit breaker trips, save a failing sample for `relax try` and raise CircuitOpen.
+        """
         for group in groups:
             group.scoring = True
         began = self._context.clock.now()
@@ -328,10 +335,13 @@ class RolloutWorker:
 
 
 def check_vocabulary(family: ModelFamily, facts: Any) -> None:
-    """Raise ConfigError unless the engine's model knows the tokenizer's ids; it may know more (padding), and may not tell."""
+    """Raise ConfigError if the engine's vocabulary is smaller than the tokenizer's.
+
+    A larger one is padding. An engine that does not report its vocabulary is not checked.
+    """
     have = int(facts.get("vocab_size", 0))
     if have and family.vocab_size > have:
-        fix = "prompts would hold ids that the model does not know: name the tokenizer and the folder of one model"
+        fix = "the model lacks ids that prompts may contain: set tokenizer and model path to the same model"
         raise ConfigError(
-            "model.tokenizer", f"one of {family.vocab_size} tokens over an engine whose model has {have}", fix
+            "model.tokenizer", f"a tokenizer of {family.vocab_size} tokens for an engine whose model has {have}", fix
         )

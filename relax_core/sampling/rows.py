@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scored samples as others take them: rows of the bus, records for people, and the means of a step's metrics.
+"""Conversion of scored samples to rows for the bus, records for people, and metrics of a step.
 
-The only place where samples become columns, a whole delivery at once.
+Only this module turns samples into columns, for all samples of a delivery at once.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from relax_core.sampling.groups import InflightGroup
 
 TURN_COLUMNS = (TURNS, STATES, CONTEXTS, STEP_REWARDS)
 GIVEN = (-1, 0, 0, 0.0)
-"""Turn, state, context and reward of tokens that nobody sampled."""
+"""Turn, state, context and reward of given tokens (tokens that the policy did not sample)."""
 
 
 def turn_columns(
     samples: Sequence[tuple[tuple[Path, ...], Trajectory, ScoredSample]], lengths: np.ndarray
 ) -> dict[str, Ragged]:
-    """Make the columns of turns for the rows of these samples, in order; `lengths` are the rows' tokens.
+    """Make the columns `TURN_COLUMNS` for the rows of these samples; `lengths` [rows] counts tokens.
 
-    Each token gets the turn of its sample that it is of, the state and the context in which that began, and the reward that
-    it earned."""
+    Each sampled token gets its turn, the state and context in which the turn began, and the reward that it earned.
+    """
     told: list[tuple[int, int, int, float]] = []
     widths: list[int] = []
     for paths, trajectory, scored in samples:
@@ -69,8 +69,11 @@ def turn_columns(
 
 
 def _earned(trajectory: Trajectory, scored: ScoredSample) -> dict[int, float]:
-    """Rewards by turn. A turn of no tokens has no place in a row: its reward is earned by the one before it. Reward that no
-    turn was credited with is earned by the last one, so that the turns of a sample together earn its reward."""
+    """Return the reward of each trained turn; together they sum to the sample's reward.
+
+    A turn without trained tokens passes its reward to the turn before it (the first, to the turn after it). The last
+    turn gets the reward that was credited to no turn.
+    """
     turns = sorted({n.turn for n in trajectory.forest if n.sampled and not n.discarded and n.tokens and n.turn >= 0})
     earned = dict.fromkeys(turns, 0.0)
     for turn, reward in enumerate(scored.steps) if turns else ():
@@ -86,9 +89,11 @@ def row_batch(
     asked: Collection[str] = (),
     routing: Routing | None = None,
 ) -> tuple[RowBatch, list[Sealed]]:
-    """Make rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
-    has the one whose place is `greedy`. Columns of turns, and of media, are made where they are `asked` for; those of
-    routes where it is told how the model routes."""
+    """Make the rows of these samples with the columns of the rollout, and a seal for each sample.
+
+    Unjudged samples, and the one with index `greedy` in its group, have no rows. Turn and media columns are made only
+    if `asked` names them, expert routes only with a `routing`.
+    """
     ids: list[RowId] = []
     rewards: list[float] = []
     owned: list[tuple[Path, ...]] = []
@@ -119,13 +124,13 @@ def row_batch(
 
 
 def with_row_column(rows: RowBatch, column: Column, values: Sequence[float]) -> RowBatch:
-    """Add one number to each row."""
+    """Add a column of one value per row."""
     told = Ragged(np.array(values, column.dtype), np.ones(len(rows), np.int64))
     return rows.with_columns({column.name: told})
 
 
 def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[TeacherTable]) -> RowBatch:
-    """Add the number of its teacher to each row; `tasks` by group."""
+    """Add the column `teacher_index`: the first teacher that matches the row's task; `tasks` are keyed by group."""
     of_group = {group: teachers_of(task, teachers)[0] for group, task in tasks.items()}
     return with_row_column(rows, TEACHER_INDEX, [of_group[row.group] for row in rows.ids])
 
@@ -139,7 +144,7 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
     sampled = np.repeat(np.array([node.sampled for node in nodes], bool), widths)
 
     def column(values: Iterable[Sequence[Any]], given: float, dtype: Any) -> Ragged:
-        """Spread the values of sampled nodes over tokens; those of the others have `given`."""
+        """Place the values of sampled nodes at their tokens; the remaining tokens get `given`."""
         whole = np.full(total, given, dtype)
         whole[sampled] = np.fromiter(chain.from_iterable(values), dtype, int(sampled.sum()))
         return Ragged(whole, lengths)
@@ -154,7 +159,7 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
 
 
 def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Count each sample's trained tokens, with the oldest version among them; 0 without any."""
+    """Yield (number of trained tokens, oldest weights step among them) for each sample; (0, 0) if none is trained."""
     mask = columns["loss_mask"]
     before = np.concatenate(([0], np.cumsum(mask.values, dtype=np.int64)))[mask.offsets()]
     sizes = np.array(num_rows, np.int64)
@@ -167,14 +172,14 @@ def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tu
     return ((count, next(oldest)) if count else (0, 0) for count in counts.tolist())
 
 
-# -- samples as people read them ---------------------------------------------------------------------------------------
+# -- records and metrics for people ------------------------------------------------------------------------------------
 
 
 def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> dict[str, Any]:
-    """Describe one sample as JSON: its prompt, response and reward, with the keys of the media that it shows."""
+    """Describe one sample as JSON data: its prompt, response and reward, with the keys of its media."""
     prompt = () if isinstance(task.prompt, str) else task.prompt
     keys: Sequence[str] = [key for node in trajectory.forest for key in node.media]
-    if len(keys) != len(media_of(trajectory.messages)):  # branches part what was shown: keys of the prompt alone
+    if len(keys) != len(media_of(trajectory.messages)):  # branches repeat media: show only the keys of the prompt
         first = trajectory.forest[0].media if trajectory.forest else ()
         keys = first if len(first) == len(media_of(prompt)) else ()
     record: dict[str, Any] = {
@@ -197,7 +202,7 @@ def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> d
 
 
 def records(groups: Sequence[InflightGroup]) -> tuple[dict[str, Any], ...]:
-    """Describe every sample of scored groups, with its place in the ledger."""
+    """Describe every sample of scored groups as JSON data, with its attempt and the filter that rejected it."""
     return tuple(
         {"group_id": attempt.group, "sample_index": attempt.sample, "attempt": attempt.attempt,
          **sample_record(one.task, trajectory, scored),
@@ -208,7 +213,7 @@ def records(groups: Sequence[InflightGroup]) -> tuple[dict[str, Any], ...]:
 
 
 def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
-    """Metrics of groups that rollout knows and the actor does not."""
+    """Return the metrics of scored groups that only the rollout can compute."""
     trajectories = [trajectory for one in groups for trajectory in one.trajectories]
     truncated = sum(trajectory.outcome == "truncated" for trajectory in trajectories)
     filtered = Counter[str]()
@@ -230,7 +235,7 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
 
 
 def _times(groups: Sequence[InflightGroup]) -> dict[str, float]:
-    """Mean and longest time that a sample spent in each part of the rollout."""
+    """Return the mean and the longest seconds that a sample spent in each part of the rollout."""
     spent: dict[str, list[float]] = {"reward": [one.reward_s for one in groups for _ in one.trajectories]}
     for part in ("queue", "generate", "environment"):
         spent[part] = [trajectory.times.get(part, 0.0) for one in groups for trajectory in one.trajectories]
@@ -243,7 +248,7 @@ def _times(groups: Sequence[InflightGroup]) -> dict[str, float]:
 
 
 def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Describe messages. A medium's key leads to the store and to the copy for people; bytes in its source are not repeated."""
+    """Describe messages as JSON data, with the store keys of their media; inline media bytes are left out."""
     left = iter(keys)
     told: list[dict[str, Any]] = []
     for message in messages:

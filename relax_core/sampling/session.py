@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample while it happens: branches that take turns with the policy, growing one forest of tokens.
+"""One sample while it is played: branches on which the policy takes turns, and the forest of tokens that they grow.
 
-Nothing here knows engines or environments: turns are asked of `Generate`. Seeds and keys of states are pure functions at the
-end of the file.
+This module depends neither on engines nor on environments: a `Generate` function samples the turns. Seeds and keys of
+states are pure functions at the end of the file.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.engines.requests import Completion, Generate, GenerateCall, Routes, Watch, cut, filled, watch_for
 
-if TYPE_CHECKING:  # environments in processes of their own have no use for the pipeline
+if TYPE_CHECKING:  # environment processes import this module and do not need the media pipeline
     from relax_core.data.media_pipeline import MediaPipeline
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
-"""Errors that `generate` raises where an engine fails, or refuses."""
+"""Errors that `generate` raises if an engine fails or refuses a request."""
 Format = Callable[[Observation | str], tuple[Message, ...]]
 Told = Callable[[Action], None]
 TOLD_SHARE = 64
-"""Part of a turn by which it has grown when it is told again."""
+"""Partial text of a turn is reported again once the turn has grown by more than 1/64 of its reported tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a sample; 0 is no limit, except for a turn's own."""
+    """Bounds of a sample; 0 disables a bound, except `max_new_tokens`."""
 
     max_new_tokens: int
-    """Tokens of one turn."""
+    """Longest turn, in tokens."""
     max_turns: int = 1
     token_budget: int = 0
-    """All tokens of the sample, prompt and observations included; branches that run side by side may each use what
-    was left when they began."""
+    """Tokens of the whole sample, prompt and observations included. A turn may use the budget left at its start, so
+    concurrent turns of several branches can exceed it together."""
     max_context: int = 0
-    """Tokens of one branch, with everything that was said to it."""
+    """Tokens of one branch, prompt and observations included."""
     stop: tuple[str, ...] = ()
+    """Texts that end a turn."""
 
 
 class SessionEnded(Exception):
-    """The sample's tokens or turns are used up, or its engine failed. Let it pass: nobody listens any more."""
+    """The sample is over: a limit is used up, or an engine or medium failed. Environments must let this error pass."""
 
 
 @dataclass(slots=True)
@@ -62,11 +63,10 @@ class Sample:
         running -> finished | truncated | failed (an engine, a medium, the environment) -> trajectory
 
     Invariants:
-    - sampled ids go into the forest as they came and are never made from text again; messages are rendered once, as what
-      they append;
-    - a node's parent comes before it, branches that start with the same tokens share their root, and nodes only change by
-      learning which experts their tokens visited;
-    - the first outcome that can't be judged stays; after it no turn begins.
+    - The forest holds sampled ids as the engine returned them, never re-tokenized text. Each message is rendered once.
+    - A node's parent precedes it. Branches that start with the same tokens share their root. A node changes only to add
+      expert routes or to be marked as discarded.
+    - The first unjudged outcome stays, and no turn begins after it.
     """
 
     family: ModelFamily
@@ -76,57 +76,59 @@ class Sample:
     """The environment's `format_observation`."""
     tools: tuple[Tool, ...] = ()
     media: MediaPipeline | None = None
-    """None: every message is text."""
+    """Processes media; None if all messages are text."""
     media_owner: Hashable = None
-    """Media are kept in the store as long as their owner needs them."""
+    """Key under which the pipeline keeps the sample's media in the store until the owner is released."""
     forest: list[Node] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     response: str = ""
     states: list[int] = field(default_factory=list)
-    """Keys of the states in which turns began, in that order [turns]."""
+    """Key of the state in which each turn began [turns]."""
     contexts: list[str] = field(default_factory=list)
-    """Names of the contexts in which they were taken [turns]."""
+    """Name of the context of each turn; empty for none [turns]."""
     num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
     step_turns: list[int] = field(default_factory=list)
-    """The turn that each reward was given for."""
+    """Turn that each of `step_rewards` was given for."""
     newest: dict[int, int] = field(default_factory=dict)
-    """By incarnation of the weights that sampled its tokens, their newest step."""
+    """Newest step of the weights that sampled its tokens, by trainer incarnation."""
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[Rendered, int] = field(default_factory=dict)
-    """Branches that start with the same tokens share their root."""
+    """Index in `forest` of each root, by its rendered prompt."""
     is_driven: bool = False
-    """Its environment says what prompts and which roles there are: what a template refuses of them is its fault."""
+    """True if the environment implements `run`: it chooses prompts and roles, so a template's refusal is its error."""
     broken: Exception | None = None
-    """A fault that is neither the sample's nor its environment's, even when it passed through the author's code."""
+    """Error for which neither the sample nor its environment is to blame, even if it was raised through their code."""
     waits: int = 0
-    """Reasons for which the own time of its environment stands still now."""
+    """Number of turns and sandbox waits in progress; the environment's own time stands still while it is above 0."""
     deadline: asyncio.Timeout | None = None
+    """Deadline of the environment's `run`; None outside it."""
     own_time_s: float = 0.0
-    """Time until then that its environment has from the end of each turn."""
+    """Seconds until `deadline` from the end of each wait."""
     began: float = 0.0
     total_s: float = math.inf
-    """Longest own time of its environment in all."""
+    """Longest total of the environment's own time, in seconds."""
     queued_s: float = 0.0
     generate_s: float = 0.0
     environment_s: float = 0.0
-    """Time of the environment, without `waited_s`."""
+    """The environment's own time in seconds, which excludes `waited_s`."""
     waited_s: float = 0.0
-    """Time in which that of the environment stood still."""
+    """Seconds during which `waits` was above 0."""
     _waits_since: float = 0.0
 
     def end(self, outcome: Outcome, error: str) -> SessionEnded:
-        """Note why the sample is over, unless something worse was noted before."""
+        """Record why the sample is over, unless an unjudged outcome was recorded before; return the error to raise."""
         if self.outcome.judged:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
 
     async def ask(self, call: GenerateCall) -> Completion:
-        """Ask for one turn of the policy; an engine that fails ends the sample. The environment's own time stands still.
+        """Sample one turn of the policy while the environment's own time stands still.
 
-        Raises PoolFailed where no engine is left, which is not the sample's outcome: another start may have some."""
+        An engine failure ends the sample. Raises PoolFailed if no engine is left, which is not the sample's outcome.
+        """
         with self.paused():
             try:
                 return await self.generate(call)
@@ -137,12 +139,12 @@ class Sample:
 
     @property
     def time_left_s(self) -> float:
-        """Own time that its environment has left in all; of no meaning while that stands still."""
+        """Seconds that the environment has left of `total_s`; valid only while `waits` is 0."""
         return self.total_s - (asyncio.get_running_loop().time() - self.began - self.waited_s)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the own time of the environment that drives stand still, while others work for it or it waits for a place."""
+        """Stop the environment's own time, and so its deadline, inside this context."""
         now = asyncio.get_running_loop().time
         if not self.waits:
             self._waits_since = now()
@@ -159,7 +161,7 @@ class Sample:
                 self.deadline.reschedule(now() + min(self.own_time_s, self.time_left_s))
 
     async def prepare(self, messages: Sequence[Message]) -> None:
-        """Have the media of messages processed; one that can't be read ends the sample."""
+        """Process the media of messages; an unreadable medium ends the sample."""
         if self.media is None or not media_of(messages):
             return
         try:
@@ -168,7 +170,7 @@ class Sample:
             raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 
     def fill_placeholders(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
-        """Expand a rendering to the tokens that its media take. A text that looks like a medium ends the sample."""
+        """Expand each media placeholder to the tokens of its medium; a placeholder token in text ends the sample."""
         if self.media is None:
             return rendered
         try:
@@ -177,12 +179,12 @@ class Sample:
             raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 
     def engine_failed(self, error: Exception) -> SessionEnded:
-        """End the sample with the error that `generate` raised."""
+        """End the sample with an error that `generate` raised; return the error to raise."""
         return self.end(Outcome.ENGINE_ERROR, f"{type(error).__name__}: {error}")
 
     @contextmanager
     def watched(self, deadline: asyncio.Timeout, own_time_s: float) -> Iterator[None]:
-        """Let the deadline of an environment that drives count only the time in which no turn is being sampled."""
+        """Make `paused` stop this deadline of the environment's `run`."""
         self.deadline, self.own_time_s = deadline, own_time_s
         try:
             yield
@@ -190,11 +192,11 @@ class Sample:
             self.deadline = None
 
     def trajectory(self) -> Trajectory:
-        """Give the sample, which is over."""
-        # A prompt that nothing went on from was not shown: an environment that drives began with one of its own.
+        """Return the trajectory of the sample, which must be over."""
+        # An unused branch was never shown to the policy: an environment's `run` may start with a prompt of its own.
         shown = [branch for branch in self.branches if branch.used] or self.branches[:1]
         messages = tuple(message for branch in shown for message in branch.messages[branch.shared :])
-        self.branches.clear()  # each holds its sample: a ring that only the collector would find
+        self.branches.clear()  # breaks the reference cycle between sample and branches
         info = {**self.info, "error": self.error} if self.error else self.info
         return Trajectory(
             messages, self.response, tuple(self.forest), self.outcome, tuple(self.step_rewards), info, self.newest,
@@ -204,25 +206,25 @@ class Sample:
 
 
 class Branch:
-    """One line of a sample: `Session` for environments that drive, and the object of the turn loop for the others.
+    """One conversation of a sample: the `Session` of an environment's `run`, or the state of the turn loop.
 
-        begin (messages are rendered into the forest) -> ask -> take (the turn joins the forest) -> append -> begin ...
+        begin (renders messages into the forest) -> ask -> take (adds the turn to the forest) -> append -> begin ...
 
     Invariants:
-    - `_tokens` and `_media` are those of the path from a root to `_leaf`; None: nothing is rendered yet;
-    - the first `_num_rendered` of `messages` are rendered, or will be with the prompt; the others wait for the next turn;
-    - a row is never longer than the model's context: messages that leave no room for a turn stay out.
+    - `_tokens` and `_media` belong to the path from a root to `_leaf`. Before the first rendering `_leaf` is None.
+    - The first `_num_rendered` of `messages` are rendered, or belong to the prompt; the rest waits for the next turn.
+    - A row never exceeds the model's context: messages that leave no room for a turn are not rendered.
     """
 
     def __init__(self, sample: Sample, prompt: str | tuple[Message, ...], rendered: Rendered | None, seed: int) -> None:
         self.sample, self._prompt, self._rendered, self._seed = sample, prompt, rendered, seed
         self._raw = isinstance(prompt, str)
-        """A bare string goes on as bare text."""
+        """True if the prompt is a bare string; later messages are then appended as bare text, without a template."""
         self.messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
         self.shared = 0
-        """Number of messages that it shares with the branch it was forked from."""
+        """Number of leading messages that are shared with the branch it was forked from."""
         self.used = False
-        """A turn has begun on it, or another branch was forked from it."""
+        """True once a turn has begun on this branch, or another branch was forked from it."""
         self._num_rendered = len(self.messages)
         self._tokens: tuple[int, ...] = ()
         self._media: tuple[str, ...] = ()
@@ -230,23 +232,23 @@ class Branch:
         self._turn = self._forks = 0
         self._tools = sample.tools
         self._context = ""
-        """Name under which its turns may be credited apart."""
+        """Name of the context of its turns for credit assignment; empty for none."""
         self._state = ""
-        """The environment's name for the state that the next turn begins in."""
+        """The environment's name for the state in which the next turn begins; empty for none."""
         self._newest_turn = 0
-        """Place of the newest turn among all turns of the sample; before the first, that of the branch it came from."""
+        """Index of the branch's newest turn in the sample; before its first turn, that of the branch it came from."""
         sample.branches.append(self)
 
     async def generate(
         self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
     ) -> Action:
-        """Let the policy take a turn. Raises SessionEnded when it can't."""
+        """Let the policy take a turn. Raises SessionEnded if the sample is over, or ends here."""
         try:
             known = self._leaf is not None or self._rendered is not None
             await self.sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
             try:
                 call = self.begin(max_new_tokens, stop)
-            except ConfigError as error:  # the template refuses what was said
+            except ConfigError as error:  # the chat template refuses the messages
                 if not self.sample.is_driven:
                     raise
                 raise self.sample.end(Outcome.ENVIRONMENT_ERROR, str(error)) from error
@@ -260,7 +262,10 @@ class Branch:
             raise
 
     def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> GenerateCall:
-        """Make the call for the policy's next turn. Raises SessionEnded when it can't take one."""
+        """Render the new messages and return the call for the policy's next turn.
+
+        Raises SessionEnded if the sample is over, or a limit leaves no room for a turn.
+        """
         sample, limits = self.sample, self.sample.limits
         if not sample.outcome.judged:
             raise SessionEnded(sample.error)
@@ -298,7 +303,7 @@ class Branch:
         return GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
 
     def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
-        """Add the turn that `begin` asked for. Raises SessionEnded where the engine failed in it."""
+        """Add the completion of the call that `begin` returned. Raises SessionEnded if the engine failed."""
         sample, family = self.sample, self.sample.family
         sample.queued_s += completion.queued_s
         sample.generate_s += completion.generate_s
@@ -323,7 +328,7 @@ class Branch:
         if wrong := [call.name for call in calls if call.name not in known]:
             error = error or f"there is no tool {wrong[0]!r}; there are {', '.join(sorted(known))}"
         sample.response = text
-        # An environment that drives may have said something while the turn was sampled: that comes after the turn.
+        # Messages that the environment's `run` appended while the turn was sampled come after the turn.
         self.messages.insert(self._num_rendered, Message("assistant", text, calls))
         self._num_rendered += 1
         return Action(text, tokens, calls, error, completion.finish == "length", len(call.tokens))
@@ -332,7 +337,10 @@ class Branch:
         self.append(self.sample.format(observation), state_of(observation))
 
     def append(self, messages: tuple[Message, ...], state: str = "") -> None:
-        """Say messages to the policy, rendered when its next turn begins. `state`: the environment's name for it."""
+        """Append messages for the policy, to be rendered when its next turn begins.
+
+        `state` is the environment's name for the state in which that turn begins.
+        """
         self.messages += messages
         self._state = state or self._state
 
@@ -371,7 +379,10 @@ class Branch:
         self.sample.info.update(info)
 
     def _telling(self, told: Told, call: GenerateCall) -> Watch:
-        """A watch that also tells how far the turn is. Its text is made anew each time, so long turns are told more rarely."""
+        """Return a watch that also reports the partial text of the turn to `told`.
+
+        Each report decodes the whole turn anew, so longer turns are reported less often.
+        """
         family, known = self.sample.family, 0
 
         def watch(tokens: Sequence[int]) -> bool:
@@ -387,14 +398,14 @@ class Branch:
         return watch
 
     def _other_seed(self, name: str) -> int:
-        """Give the seed of another branch: by its name, else by the number of those before it."""
+        """Return the seed of a new branch, derived from its name, or from the number of unnamed branches before it."""
         self._forks += not name
         return branch_seed(self._seed, self._turn, _digest("branch", name) if name else self._forks)
 
     def _start(self, raw_text: str, more: bool) -> None:
-        """Render the first prompt, with the messages before the policy's first turn, and find or make its root.
+        """Render the prompt with the messages before the policy's first turn, and find or create its root.
 
-        `more`: messages came after the prompt, which are not in its rendering; `raw_text`: theirs, behind a bare string.
+        `more`: messages that `_rendered` lacks follow the prompt; `raw_text`: their text after a bare string prompt.
         """
         sample, family, rendered = self.sample, self.sample.family, self._rendered
         if rendered is None or (more and not self._raw):
@@ -409,7 +420,7 @@ class Branch:
         self._media, self._num_rendered = root.media, len(self.messages)
 
     def _grow(self, node: Node) -> int:
-        """Add a node behind the leaf, and give its number."""
+        """Add a node after the leaf; return its index."""
         self._leaf = len(self.sample.forest)
         self.sample.forest.append(node)
         self.sample.num_tokens += len(node.tokens)
@@ -417,7 +428,7 @@ class Branch:
         return self._leaf
 
     def _visit(self, routes: Routes) -> None:
-        """Tell nodes which experts their tokens visited, as far as they did not know."""
+        """Add expert routes to the nodes of this branch whose routes are unknown."""
         forest, at, stop = self.sample.forest, self._leaf, len(self._tokens)
         while at is not None:
             node = forest[at]
@@ -428,7 +439,7 @@ class Branch:
 
 
 def state_of(observation: Observation | str | None) -> str:
-    """The environment's name for the state that it shows."""
+    """Return the environment's name for the state that it shows; empty for none."""
     return observation.state if isinstance(observation, Observation) else ""
 
 
@@ -436,13 +447,15 @@ def _text(messages: Sequence[Message]) -> str:
     return "".join(message.text for message in messages)
 
 
-# -- keys of states: equal where turns of different samples of a task began in the same one --------------------------
+# -- keys of states: turns of a task's samples have equal keys if they began in the same state -----------------------
 
 
 def state_key(name: str, shown: Sequence[Message], tokens: Sequence[int]) -> int:
-    """Name a state by a signed 64-bit number: the environment's own `name` for it, else what the policy was shown since it last
-    spoke, else all that was said, `tokens`. It is no cache key of tokens: the same words are the same state whatever stands
-    before them."""
+    """Return the key of a state, a signed 64-bit hash.
+
+    It hashes the environment's `name` for the state, else the messages `shown` since the policy's last turn, else all
+    `tokens`. Equal messages are the same state even after different tokens.
+    """
     if name:
         return _digest("name", name)
     if shown:
@@ -451,7 +464,7 @@ def state_key(name: str, shown: Sequence[Message], tokens: Sequence[int]) -> int
 
 
 def _texts(message: Message) -> tuple[str, ...]:
-    """The texts that tell two messages apart; media by their references."""
+    """Return the texts that distinguish a message; a medium counts by its reference."""
     content = message.content
     parts = [("", content)] if isinstance(content, str) else [
         (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
@@ -467,24 +480,24 @@ def _digest(*texts: str | bytes) -> int:
     return int.from_bytes(digest.digest(), "big", signed=True)
 
 
-# -- seeds: pure functions of names (run seed, group, sample, attempt, turn), splitmix64's finalizer over a running state --
+# -- seeds: pure functions of run seed, group, sample, attempt and turn, mixed with splitmix64's finalizer -----------
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 
 def sample_seed(run_seed: int, group: int, sample: int, retry: int = 0) -> int:
-    """Give the seed of one attempt at one place of a group, below 2**63."""
+    """Return the seed of one attempt, below 2**63; `sample` is its index in the group."""
     return _mix(_mix(_mix(_mix(0, run_seed), group), sample), retry) >> 1
 
 
 def turn_seed(sample_seed: int, turn: int) -> int:
-    """Give the seed of one turn of a sample, below 2**63."""
+    """Return the seed of one turn of a sample, below 2**63."""
     return _mix(_mix(1, sample_seed), turn) >> 1
 
 
 def branch_seed(seed: int, turn: int, branch: int) -> int:
-    """Give the seed of a branch's turns, independent of the order in which branches happen to run."""
+    """Return the seed of a branch's turns; it does not depend on the order in which branches run."""
     return _mix(_mix(_mix(2, seed), turn), branch) >> 1
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tools of a run's environments, where their classes find them, such as those that servers offer.
+"""Discovery of tools for environment classes that implement `find_tools`, for example tools offered by servers.
 
-They are part of every prompt, so they are found once, before the first one is rendered, and a run that goes on refuses others.
+Tools are part of every prompt, so they are found once, before the first prompt is rendered. A resumed run must find the
+same tools again.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from relax_core.api.role import Workers, WorkerSpec
 from relax_core.rpc.host import IsolatedHost
 from relax_core.rpc.isolated_pool import INHERITED_ENV, START_S
 
-if TYPE_CHECKING:  # the import of the configuration would slow down the start of a tool finder
+if TYPE_CHECKING:  # importing the configuration would slow down the start of a tool finder's process
     from relax_core.config.run_config import EnvironmentChoice, RunConfig
 
 KEPT = "tools"
-"""Name under which the bus keeps the digests of a run's tools."""
+"""Key under which the bus stores the digests of a run's tools."""
 
 
 async def found_tools(run: RunConfig, build: Callable[[Chosen], Any], workers: Workers) -> dict[str, tuple[Tool, ...]]:
-    """Find the tools of the environments that find theirs, by the environment's name."""
+    """Find the tools of each environment whose class implements `find_tools`; return them by the environment's name."""
     found: dict[str, tuple[Tool, ...]] = {}
     for choice in (run.environment, *run.environments):
         environment: Environment = build(choice.chosen)
@@ -36,8 +37,8 @@ async def found_tools(run: RunConfig, build: Callable[[Chosen], Any], workers: W
 
 async def _found(choice: EnvironmentChoice, workers: Workers) -> tuple[Tool, ...]:
     spec = WorkerSpec(
-        f"tools-{choice.known_as}", choice.chosen, target="relax_core.sampling.tools:ToolFinder", memory_mb=choice.memory_mb,
-        inherit_env=(*INHERITED_ENV, *choice.inherit_env), untrusted=True,
+        f"tools-{choice.known_as}", choice.chosen, target="relax_core.sampling.tools:ToolFinder",
+        memory_mb=choice.memory_mb, inherit_env=(*INHERITED_ENV, *choice.inherit_env), untrusted=True,
     )  # fmt: skip
     (worker,) = await workers.start([spec], START_S)
     try:
@@ -45,12 +46,14 @@ async def _found(choice: EnvironmentChoice, workers: Workers) -> tuple[Tool, ...
     finally:
         await worker.kill()
     if len({tool.name for tool in tools}) < len(tools):
-        raise PluginError(f"environment {choice.known_as}", "it found two tools of one name; a call names its tool")
+        raise PluginError(
+            f"environment {choice.known_as}", "find_tools returned two tools of one name; give each tool its own name"
+        )
     return tuple(tools)
 
 
 class ToolFinder(IsolatedHost):
-    """Asks an environment for the tools of the run, in a process that ends with its answer."""
+    """A process that runs an environment class's `find_tools` once and then ends."""
 
     async def open(self) -> tuple[Tool, ...]:
         environment: Environment = self.build(self.component)
@@ -58,15 +61,15 @@ class ToolFinder(IsolatedHost):
 
 
 async def keep_tools(bus: Bus, found: Mapping[str, tuple[Tool, ...]]) -> None:
-    """Keep with the run what it began with. Raises ConfigError where a run that goes on found something else."""
+    """Store the digests of the run's tools. Raises ConfigError if a resumed run found tools that differ."""
     if not found:
         return
     known, digests = await bus.kept(KEPT) or {}, {name: tools_digest(tools) for name, tools in found.items()}
     for name, digest in digests.items():
         if known.get(name, digest) != digest:
             got = (
-                f"tools {digest} ({', '.join(tool.name for tool in found[name])}), and the run began with {known[name]}"
+                f"tools {digest} ({', '.join(tool.name for tool in found[name])}), but the run began with {known[name]}"
             )
-            raise ConfigError(f"environment {name}", got, "offer it the former ones, or begin another run")
+            raise ConfigError(f"environment {name}", got, "provide the former tools again, or start a new run")
     if digests != known:
         await bus.keep(KEPT, digests)

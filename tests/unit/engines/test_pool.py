@@ -125,7 +125,7 @@ def test_a_tokenizer_of_more_tokens_than_the_engine_knows_is_refused() -> None:
     family: Any = SimpleNamespace(vocab_size=64)
     check_vocabulary(family, {"vocab_size": 64})
     check_vocabulary(family, {"vocab_size": 80})
-    with pytest.raises(ConfigError, match=r"model.tokenizer: got one of 64 tokens .* model has 63; .*of one model"):
+    with pytest.raises(ConfigError, match=r"model.tokenizer: got a tokenizer of 64 .* model has 63; .*the same model"):
         check_vocabulary(family, {"vocab_size": 63})
 
 

@@ -115,7 +115,7 @@ async def test_a_run_that_goes_on_refuses_other_tools() -> None:
     await keep_tools(bus, {"house": (look,)})
     await keep_tools(bus, {"house": (look,)})
     other = Tool("look", {"at": {"type": "string"}}, "Look closely.")
-    with pytest.raises(ConfigError, match=f"environment house: got tools {tools_digest((other,))} .look., and the run"):
+    with pytest.raises(ConfigError, match=f"environment house: got tools {tools_digest((other,))} .look., but the run"):
         await keep_tools(bus, {"house": (other,)})
 
 

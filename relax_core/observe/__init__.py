@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observing a run: its directory, log, metrics, sinks, observers, notifications and trace. Writes; `views` reads."""
+"""Recording of a run: its directory, log, metrics, sinks, observers, notifications and trace. `views` reads them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a run that no kill and no full disk spoils: JSON documents, files that only grow, the writer's lock, the status.
+"""Crash-safe files of a run: JSON documents, append-only files, the writer's lock, and the content of `status.json`.
 
-Documents are written whole or not at all. An append is one write of whole records (JSON lines, plain or in zstd frames);
-one that fails half-way is taken back, and a torn end left by a kill is skipped by readers and cut off by the next writer.
+A document is replaced as a whole or not at all. An append writes whole records (JSON lines, plain or in zstd frames).
+A failed append is undone. A torn end that a kill left is skipped by readers and cut off by the next writer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from relax_core.api.role import Heartbeat
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk at `path` into one that says what to do."""
+    """Turn an OSError about `path` into an InfrastructureError that names the fix."""
     try:
         yield
     except OSError as error:
@@ -36,15 +36,15 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def encode(value: Any) -> str:
-    """Encode one line of strict JSON: NaN and infinities become null, unknown types their text."""
+    """Encode one line of strict JSON; NaN and infinities become null, values of unknown types become strings."""
     try:
         return _ENCODER.encode(value)
-    except (TypeError, ValueError):  # a number, or a key, that JSON has not
+    except (TypeError, ValueError):  # a number or key that JSON cannot represent
         return _ENCODER.encode(plain(value))
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to what JSON has."""
+    """Convert a value to the types of JSON, as `encode` does."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -61,12 +61,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def write_text(path: Path, text: str, durable: bool = True) -> None:
-    """Replace a file: a reader sees the old or the new one, also after a kill."""
+    """Replace a file atomically: readers see the old or the new content, also after a kill."""
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"), durable)
 
 
 def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
-    """Replace a file with these bytes; `durable` waits until the disk has them under this name, also after a power cut."""
+    """Replace a file atomically; if `durable`, wait until the disk stores it safe from a power failure."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(path):
         try:
@@ -83,7 +83,7 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Wait until the disk stores a file's content, or a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -92,28 +92,31 @@ def sync_to_disk(path: Path) -> None:
 
 
 def write_document(path: Path, schema: str, values: Mapping[str, Any], durable: bool = True) -> None:
-    """Write a JSON document with its schema first."""
+    """Write a JSON document whose first key is its schema."""
     body = json.dumps(plain({"schema": schema, **values}), ensure_ascii=False, allow_nan=False, indent=1)
     write_text(path, body + "\n", durable)
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Read a document; None where there is none yet."""
+    """Read a JSON document; return None if the file does not exist. Raises ConfigError for an unreadable one."""
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested too deeply
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise ConfigError(str(path), f"text that is not JSON ({error})", "remove the file or restore it") from error
     except OSError as error:
-        raise ConfigError(str(path), error.strerror or "an error", "make it a file that can be read") from error
+        raise ConfigError(str(path), error.strerror or "an error", "make the path a readable file") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(str(path), f"a {type(loaded).__name__}", "it must hold one JSON object")
+        raise ConfigError(str(path), f"a {type(loaded).__name__}", "the file must contain one JSON object")
     return loaded
 
 
 class AppendOnlyFile:
-    """An append-only file, opened at the end of its last whole record; `whole` tells the length of the whole ones."""
+    """An append-only file of records.
+
+    Opening it cuts off a torn end: `whole` returns the length of the whole records in the file's bytes.
+    """
 
     def __init__(self, path: Path, whole: Callable[[bytes], int]) -> None:
         self.path = path
@@ -125,7 +128,7 @@ class AppendOnlyFile:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, data: bytes) -> None:
-        """Write all of it or nothing."""
+        """Append all of `data`, or nothing if that fails."""
         with disk_errors(self.path):
             start = os.fstat(self._file).st_size
             try:
@@ -141,36 +144,36 @@ class AppendOnlyFile:
 
 
 def whole_lines(data: bytes) -> int:
-    """Return the length of the part that ends in a line feed."""
+    """Return the length of `data` up to and including its last line feed."""
     return data.rfind(b"\n") + 1
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON-lines file; a torn or damaged line is skipped."""
+    """Yield the records of a JSON-lines file; skip torn or damaged lines."""
     if path.exists():
         yield from records(path.read_bytes())
 
 
 def rewrite_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep only some records of a JSON-lines file."""
+    """Remove the records of a JSON-lines file for which `keep` returns False."""
     kept = (record for record in read_lines(path) if keep(record))
     lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in kept]
     write_bytes(path, "".join(lines).encode())
 
 
 def frame(lines: Iterable[str]) -> bytes:
-    """Compress lines as one zstd frame, complete in itself."""
+    """Compress lines as one self-contained zstd frame."""
     body = "".join(line + "\n" for line in lines).encode("utf-8", errors="backslashreplace")
     return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(body)
 
 
 def whole_frames(data: bytes) -> int:
-    """Return the length of the part made of complete zstd frames."""
+    """Return the length of the complete zstd frames at the start of `data`."""
     return sum(size for size, _ in _frames(data))
 
 
 def read_frames(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of zstd frames; a torn last frame is skipped."""
+    """Yield the records of a file of zstd frames; skip a torn last frame."""
     if path.exists():
         for _, body in _frames(path.read_bytes()):
             yield from records(body)
@@ -191,7 +194,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def records(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the records of JSON lines; a torn or damaged line is skipped."""
+    """Yield the records of JSON lines; skip torn or damaged lines."""
     for line in data.split(b"\n"):
         try:
             record = json.loads(line)
@@ -206,9 +209,10 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class WriterLock:
-    """One writer a run: a record lock, held from construction to `release`, whose file names the holder's process.
+    """An exclusive lock on a run for its one writer, held from construction to `release`.
 
-    It ends with its process, however that dies, and no child inherits it.
+    The lock file contains the holder's process id. The lock ends with the process, and children do not inherit it.
+    Raises ConfigError naming the holder if another process has the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -224,7 +228,7 @@ class WriterLock:
                 raise ConfigError(
                     "run", f"{path.parent}, which process {holder} writes", "wait for it, or stop it first"
                 ) from error
-            # A file system without locks (some network ones) leaves us as safe as the user is.
+            # Some network file systems have no locks: there the user must not start two writers.
             if error.errno not in _UNSUPPORTED:
                 raise
         with disk_errors(path):
@@ -240,10 +244,10 @@ class WriterLock:
 def status_document(
     heartbeats: Sequence[Heartbeat], now: float, wall: float, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return `status.json`: heartbeats and the run's own facts (state, step, steps, run_id) as they are at `now`.
+    """Return the content of `status.json`: heartbeats, and facts of the run (state, step, steps, run_id).
 
-    Readers need no clock of ours: `now` and `written_at` were read together, so ages follow from the wall clock. Spans
-    are left out: the trace has them.
+    `now` (the clock of the heartbeats) and `written_at` (wall clock) are read together, so readers can compute ages
+    from the wall clock alone. Spans are left out, since the trace contains them.
     """
     roles = [asdict(replace(each, spans=())) for each in sorted(heartbeats, key=lambda each: each.role)]
     return {
@@ -257,11 +261,11 @@ def status_document(
 
 
 def status_key(heartbeats: Sequence[Heartbeat]) -> tuple[Any, ...]:
-    """Return the part of the heartbeats that a reader would notice: a status is written when this changes."""
+    """Return the visible part of the heartbeats; the recorder writes a new status when this key changes."""
     in_order = sorted(heartbeats, key=lambda each: each.role)
     return tuple((each.role, each.state, each.doing, each.waits, each.incarnation) for each in in_order)
 
 
 def host_mark() -> str:
-    """Tell machines apart without naming them: a process id means something only on its own."""
+    """Return a hash of this machine's name, since a process id is valid on one machine only."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:12]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The epoch of a run: the number of times it was started, and the fence that keeps earlier starts off its files.
+"""The epoch of a run: the number of its starts, and a fence that keeps processes of earlier starts off its files.
 
-A process of an earlier start may live on, on a node that was cut off or a machine that was suspended, and wake up after
-`relax resume` has started the run again. Whatever a run has outside its directory carries the epoch in its name; inside,
-a file appears or goes only while its writer holds the newest epoch.
+A process of an earlier start may survive on a disconnected node or a suspended machine, and continue after
+`relax resume` has started the run again. Names of a run's resources outside its directory contain the epoch. Inside the
+directory, a process creates or removes files only while it holds the newest epoch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from relax_core.observe.documents import disk_errors
 
 FILE = ".epoch"
 WIDTH = 12
-"""Digits in the file: a number is written over the last one in place, and never leaves the file shorter."""
+"""Digits in the file; the fixed width lets a new number overwrite the old one in place."""
 WAIT_S, PAUSE_S = 30.0, 0.05
-"""For processes that are changing a file of the run right now; each does so for an instant."""
+"""Longest wait for processes that hold the lock, and the pause between two attempts; a lock is held for an instant."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEpoch:
-    """One start of a run: `begun -> held for each change of a file -> ended by the next one that begins`.
+    """One start of a run: `begin -> hold for each change of a file -> ended by the next begin`.
 
     Invariants:
-    - Numbers only go up; the first is 1.
-    - While one process holds an epoch, no later one begins; once it has begun, no earlier one can be held.
+    - Numbers increase; the first is 1.
+    - No epoch begins while a process holds an earlier one. Once an epoch has begun, no earlier one can be held.
     """
 
     file: str
@@ -41,7 +41,7 @@ class RunEpoch:
 
     @classmethod
     def begin(cls, run_dir: Path) -> Self:
-        """Begin the next epoch of a run. InfrastructureError where a process holds the last one for very long."""
+        """Begin the next epoch of a run. Raises InfrastructureError if a process holds the last one too long."""
         path = run_dir / FILE
         with (
             disk_errors(path),
@@ -55,7 +55,7 @@ class RunEpoch:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep later epochs from beginning while files of the run change. InfrastructureError where one has begun."""
+        """Prevent a later epoch from beginning inside this context. Raises InfrastructureError if one has begun."""
         path = Path(self.file)
         with disk_errors(path):
             file = path.open(encoding="ascii", errors="replace")
@@ -64,7 +64,7 @@ class RunEpoch:
             if (newest := _read(file, path)) != self.number:
                 raise InfrastructureError(
                     f"{path.parent}: the run was started again (start {newest}); this process belongs to start "
-                    f"{self.number} and changes nothing of it any more"
+                    f"{self.number} and may no longer change its files"
                 )
             yield
 
@@ -78,8 +78,8 @@ def _lock(file: IO[str], path: Path, kind: int) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"{path}: another process has been changing files of this run for {WAIT_S:.0f} s; end it "
-                    "(`fuser` names it), then try again"
+                    f"{path}: another process has been changing files of this run for {WAIT_S:.0f} s; find it with "
+                    "`fuser`, end it, then try again"
                 ) from None
             time.sleep(PAUSE_S)
 
@@ -88,6 +88,6 @@ def _read(file: IO[str], path: Path) -> int:
     text = file.read(4 * WIDTH).strip("\0 \n")
     if text and not (text.isascii() and text.isdecimal()):
         raise InfrastructureError(
-            f"{path}: {text[:20]!r} is no number of starts; remove the file where no process runs"
+            f"{path}: {text[:20]!r} is not a start counter; delete the file if no process of this run is alive"
         )
     return int(text or 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log: JSON lines in `logs/<role>.jsonl`, and readable lines on stderr from a chosen level. Secrets reach neither.
+"""The log: JSON lines in `logs/<role>.jsonl`, and readable lines on stderr from a chosen level, both without secrets.
 
-Loggers are made here and passed on; structlog's global configuration is left alone. A log that can't be written is said
-once on stderr and never stops a run. Secrets are passed in as values when they are resolved; nothing is looked up here.
+Loggers are made here and passed on; structlog's global configuration stays unchanged. A log that cannot be written is
+reported once on stderr and never stops a run. The configuration passes resolved secrets to a `Redactor`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SHAPES = re.compile(
     r"|(?<=://)[^/\s:@\"]+:[^/\s@\"]+(?=@)"
 )
 _SHORTEST = 4
-"""Shorter values would blank ordinary words."""
+"""Least characters of a redacted value; redacting shorter ones would hide ordinary words."""
 
 
 class Redactor:
-    """Replaces secrets in text and in nested values: the known ones, keys that name one, and shapes that are one."""
+    """Redaction of secrets in text and nested values: known values, strings under secret keys, and token formats."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._known: re.Pattern[str] | None = None
@@ -46,7 +46,7 @@ class Redactor:
         self.add(secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Learn further values, as they stand and as JSON writes them."""
+        """Add secret values to redact, both as plain text and as JSON escapes them."""
         for secret in secrets:
             if len(secret) >= _SHORTEST:
                 self._values |= {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
@@ -54,15 +54,15 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def text(self, text: str) -> str:
-        """The text without known values and secret shapes."""
+        """Return the text without known values and token formats."""
         return _SHAPES.sub(HIDDEN, self.known(text))
 
     def known(self, text: str) -> str:
-        """The text without known values only, for data whose words must stay as they are."""
+        """Return the text without known values only, for data in which look-alikes must stay."""
         return self._known.sub(HIDDEN, text) if self._known else text
 
     def value(self, value: Any) -> Any:
-        """Any nested value without them; strings under keys such as `api_key` go too."""
+        """Return a nested value without secrets; strings under keys such as `api_key` are redacted whole."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -76,7 +76,7 @@ class Redactor:
 
 
 def credentials(environment: Mapping[str, str]) -> list[str]:
-    """Values of the variables that are named like credentials."""
+    """Return the values of environment variables whose names look like credentials."""
     return [value for name, value in environment.items() if _KEY.search(name) and len(value) >= 2 * _SHORTEST]
 
 
@@ -90,7 +90,7 @@ def _utc() -> datetime:
 
 
 class RoleLog:
-    """The log of one role (or of the controller): a file, stderr, and a structlog logger in front of both."""
+    """The log of one role or of the controller: a file, stderr, and a structlog logger that writes to both."""
 
     def __init__(
         self, directory: Path, role: str, *, level: str = "warning", redactor: Redactor | None = None, now: Now = _utc
@@ -109,13 +109,13 @@ class RoleLog:
         )
 
     def write(self, level: str, message: str, /, **fields: Any) -> None:
-        """Write one record, also for a `Logged` event of another process."""
+        """Write one record to the file, and to stderr if its level is high enough."""
         clean = self.keep(level, message, **fields)
         if LEVELS.get(level, 20) >= self._level:
             _say(human_line(clean))
 
     def keep(self, level: str, message: str, /, **fields: Any) -> dict[str, Any]:
-        """Write a record to the file alone, of what a person is told elsewhere; return it as it was written."""
+        """Write a record to the file only; return it as written, with secrets redacted."""
         record = {
             "schema": "relax.log/1",
             "time": self._now().isoformat(timespec="milliseconds"),
@@ -135,7 +135,7 @@ class RoleLog:
             self._journal = None
 
     def _finish(self, _logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
-        # structlog calls the wrapped logger's method with what the last processor returns.
+        # structlog passes the result of the last processor to the method of the wrapped logger.
         level, message = str(event.pop("level", "info")), str(event.pop("event", ""))
         return (message,), {"level": level, **event}
 
@@ -156,13 +156,13 @@ class RoleLog:
 
 
 def _say(line: str) -> None:
-    # Looked up each time: a live display takes stderr's place. Where stderr is closed there is nobody to tell.
+    # sys.stderr is looked up for each line because a live display may replace it. A closed stderr is ignored.
     with contextlib.suppress(OSError, ValueError):
         print(printable(line), file=sys.stderr)
 
 
 def human_line(record: dict[str, Any]) -> str:
-    """A record as one line for people."""
+    """Format a record as one line for people."""
     extras = " ".join(f"{key}={value}" for key, value in record.items() if key not in _OWN and value not in ("", None))
     clock = str(record["time"])[11:19]
     line = f"{clock} {record['level']:<7} {record['role']}: {record['event']}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a run: the registry of keys, how several reports of one step combine, and the totals in `summary.json`.
+"""Metrics of a run: the registry of keys, the combination of reports for one step, and the totals in `summary.json`.
 
-Keys are `group/name[_unit]`, stable, with one line of documentation each; `<...>` in a key stands for a name. Keys that are
-not here (a plugin's, under a group of its own) pass as they are and combine as means.
+Keys have the form `group/name[_unit]` and are stable; `<...>` in a key stands for a name. Unregistered keys, such as
+those of plugins, are recorded too and combine as means.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from relax_core.api.events import EvalFinished
 
 Combine = Literal["mean", "max", "sum", "last"]
 WEIGHT = "samples/scored"
-"""Reports of one step are averaged with this as their weight, where they have it."""
+"""Key whose value weights a report in a mean over the reports of one step; a report without it has weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One documented key."""
+    """A registered metric key with its documentation and rule of combination."""
 
     key: str
     help: str
@@ -35,48 +35,48 @@ class Metric:
 
 
 GROUPS = {
-    "reward": "What the samples of the step earned, before the update.",
-    "eval": "Held-out sets, judged without training on them.",
-    "pairs": "Rows that were compared beforehand.",
+    "reward": "Rewards of the step's samples, before the update.",
+    "eval": "Results on held-out sets, which are never trained on.",
+    "pairs": "Preference pairs: rewards of chosen and rejected rows.",
     "lag": "Completed steps between the weights that sampled a token and those that train on it.",
-    "time": "Seconds of the step, which lasts from commit to commit; roles overlap, so only a role's own parts add up.",
-    "tokens": "Tokens of the step, and their rate.",
-    "samples": "The ledger: running totals, so that issued = trained + dropped + in_flight at every step.",
-    "length": "Sampled tokens an attempt.",
-    "policy": "How the updated policy relates to the one that sampled.",
-    "distill": "How far the policy is from its teacher, where it learns from one.",
-    "train": "The optimizer step.",
-    "routing": "Which experts tokens visited, where their routes are replayed.",
-    "critic": "The critic's step, which trains on the rows of the actor's.",
-    "weights": "Publishing weights to engines.",
-    "bus": "Rows between roles.",
-    "memory": "Of devices that several worker groups share.",
-    "restarts": "Roles and workers that were replaced; running totals.",
-    "guards": "Guards that fired; running totals. What they look at are the numbers above.",
-    "retries": "Work that was done once more after a fault that was not its own; running totals.",
-    "events": "The record of the run itself.",
+    "time": "Seconds in the step. Roles work concurrently, so only the parts of one role add up to the step.",
+    "tokens": "Tokens of the step, and their rates.",
+    "samples": "Counts of the ledger. Totals of the run satisfy issued = trained + dropped + in_flight at every step.",
+    "length": "Lengths of rows and truncation of samples.",
+    "policy": "Comparison of the trained policy with the policy that sampled, and with the reference.",
+    "distill": "Distance between the policy and its teacher, in distillation.",
+    "train": "The optimizer step, and the mismatch between engine and trainer.",
+    "routing": "Replay of expert routes in mixture-of-experts models.",
+    "critic": "The critic's step, which trains on the rows of the actor's step.",
+    "weights": "Weights published to engines.",
+    "bus": "Rows on the bus between roles.",
+    "memory": "Memory of devices that several worker groups share.",
+    "restarts": "Replaced roles and workers; totals of the run.",
+    "guards": "Findings of the guards, which watch training metrics; totals of the run.",
+    "retries": "Work that was repeated after a fault it did not cause; totals of the run.",
+    "events": "Completeness of the run's own record.",
 }
 
 METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "Mean reward of the step's judged samples"),
     Metric("reward/std", "Standard deviation of those rewards"),
-    Metric("reward/greedy", "Mean reward of the samples at temperature 0 that others are compared with"),
+    Metric("reward/greedy", "Mean reward of the greedy baseline samples (temperature 0)"),
     Metric("reward/<component>", "Mean of one reward, before its weight"),
-    Metric("reward/<component>/<part>", "Mean of a part that its scores name"),
-    Metric("reward/<reward>/verdicts/unreadable",
-           "Share of a judge's answers that could not be read, those asked for again included"),
-    Metric("reward/<reward>/verdicts/unanimous", "Share of samples on which all votes of the judge were the same"),
-    Metric("reward/<reward>/verdicts/agreement", "Share of pairs of a sample's votes that were the same, mean over samples"),
-    Metric("reward/<reward>/verdicts/variance", "Variance of a sample's votes, mean over samples"),
+    Metric("reward/<component>/<part>", "Mean of one named part of that reward's scores"),
+    Metric("reward/<reward>/verdicts/unreadable", "Share of a judge's answers that could not be parsed, repeats "
+           "included"),
+    Metric("reward/<reward>/verdicts/unanimous", "Share of samples on which all votes of the judge were equal"),
+    Metric("reward/<reward>/verdicts/agreement", "Share of equal pairs among the votes on a sample, mean over samples"),
+    Metric("reward/<reward>/verdicts/variance", "Variance of the votes on a sample, mean over samples"),
     Metric("reward/<reward>/verdicts/<key>", "Mean of one key of the judge's verdicts, from 0 to 1"),
     Metric("eval/<set>/mean", "Mean reward on a held-out set", "last"),
-    Metric("eval/<set>/loss", "Loss of a held-out set whose rows were given", "last"),
-    Metric("eval/<set>/accuracy", "Share of its pairs whose chosen row is ahead", "last"),
-    Metric("eval/<set>/margin", "By how much, on average", "last"),
-    Metric("eval/<set>/count", "Samples it was judged on", "last"),
-    Metric("eval/<set>/standard_error", "Of that mean; samples of one task are not taken for independent", "last"),
-    Metric("eval/<set>/best_of_<k>", "Best of k samples of a task, mean over tasks: pass@k where rewards are 0 or 1", "last"),
-    Metric("eval/<set>/<name>", "A further number of that set", "last"),
+    Metric("eval/<set>/loss", "Loss on a held-out set of given rows", "last"),
+    Metric("eval/<set>/accuracy", "Share of the set's pairs whose chosen row has the higher reward", "last"),
+    Metric("eval/<set>/margin", "Mean difference of the rewards of chosen and rejected rows of the set", "last"),
+    Metric("eval/<set>/count", "Number of judged samples of the set", "last"),
+    Metric("eval/<set>/standard_error", "Standard error of `eval/<set>/mean`, clustered by task", "last"),
+    Metric("eval/<set>/best_of_<k>", "Best of k samples of a task, mean over tasks; pass@k for 0/1 rewards", "last"),
+    Metric("eval/<set>/<name>", "An additional metric of the set", "last"),
     Metric("pairs/accuracy", "Share of the step's pairs whose chosen row has the higher reward"),
     Metric("pairs/margin", "Mean difference of the rewards of chosen and rejected rows"),
     Metric("pairs/chosen", "Mean reward of chosen rows: a reward model's, or DPO's implicit one"),
@@ -85,128 +85,125 @@ METRICS: tuple[Metric, ...] = (
     Metric("lag/max", "Largest lag of a trained token", "max"),
     Metric("lag/p50", "Median lag of trained tokens"),
     Metric("lag/share_<lag>", "Share of trained tokens with this lag, 0 to 4"),
-    Metric("lag/samples/<lag>", "Samples of the step whose lag (of their oldest trained token) is this; 16 is 16 or "
+    Metric("lag/samples/<lag>", "Number of the step's samples whose oldest trained token has this lag; 16 means 16 or "
            "more", "sum"),
-    Metric("time/step_s", "From the last step's commit to this one's", "last"),
-    Metric("time/rollout_s", "Generating and judging"),
-    Metric("time/sample/queue_s", "Time of a sample, on average, in which its turns waited for an engine. Pauses of the "
-           "engines, for devices or weights, are in none of these"),
-    Metric("time/sample/queue_max_s", "Of the sample that waited longest", "max"),
-    Metric("time/sample/generate_s", "Time in which engines had its turns; of branches that run side by side the sum"),
-    Metric("time/sample/generate_max_s", "Of the sample with the most", "max"),
-    Metric("time/sample/environment_s", "Time in its environment with tools and programs, while no turn was awaited"),
-    Metric("time/sample/environment_max_s", "Of the sample with the most", "max"),
-    Metric("time/sample/reward_s", "Time until it was judged, from when its group was generated and delivered"),
-    Metric("time/sample/reward_max_s", "Of the sample with the most", "max"),
-    Metric("time/train_s", "Forward, backward and update", "last"),
-    Metric("time/wait_rows_s", "The actor waited for rows", "last"),
-    Metric("time/wait_turn_s", "The actor waited for devices that it shares", "last"),
-    Metric("time/critic_s", "The critic learnt from the step, with its wait for devices that it shares", "last"),
-    Metric("time/publish_s", "Publishing the new weights", "last"),
-    Metric("time/<role>/busy_s", "The role worked. One whose work goes on beside its waits (rollout) counts as busy "
-           "then", "last"),
-    Metric("time/<role>/wait_s", "It waited, and did nothing else", "last"),
-    Metric("time/<role>/wait/<debtor>_s", "Of that, by whoever owed it", "last"),
-    Metric("time/<role>/idle_s", "It did neither; busy, wait and idle are the whole step", "last"),
-    Metric("time/bubble_fraction", "Share of the step's device time in which a device did no work of the step: no "
-           "forward, backward or update on a trainer's, no running request on an engine's. Moving weights, saving, "
-           "sleeping and waking are no work", "last"),
+    Metric("time/step_s", "The actor's step: wait for rows and devices, training, commit and publish", "last"),
+    Metric("time/rollout_s", "Mean time of a group from the start of its generation until its last sample ended"),
+    Metric("time/sample/queue_s", "Mean time of a sample during which its turns waited for an engine; pauses of the "
+           "engines, for devices or weights, count in no `time/sample` metric"),
+    Metric("time/sample/queue_max_s", "The longest such time of a sample", "max"),
+    Metric("time/sample/generate_s", "Mean time of a sample in which engines ran its turns, summed over its branches"),
+    Metric("time/sample/generate_max_s", "The longest such time of a sample", "max"),
+    Metric("time/sample/environment_s", "Mean time that a sample spent in its environment, with tools and programs, "
+           "without waiting for a turn"),
+    Metric("time/sample/environment_max_s", "The longest such time of a sample", "max"),
+    Metric("time/sample/reward_s", "Mean time from the delivery of a sample's generated group until it was judged"),
+    Metric("time/sample/reward_max_s", "The longest such time of a sample", "max"),
+    Metric("time/train_s", "The actor's forward, backward and update", "last"),
+    Metric("time/wait_rows_s", "The actor's wait for rows", "last"),
+    Metric("time/wait_turn_s", "The actor's wait for its shared devices", "last"),
+    Metric("time/critic_s", "The critic's training on the step, including its wait for shared devices", "last"),
+    Metric("time/publish_s", "Committing the step and publishing the new weights", "last"),
+    Metric("time/<role>/busy_s", "Time during which the role worked, also if it waited meanwhile (rollout)", "last"),
+    Metric("time/<role>/wait_s", "Time during which the role only waited", "last"),
+    Metric("time/<role>/wait/<debtor>_s", "The part of `time/<role>/wait_s` that this debtor caused", "last"),
+    Metric("time/<role>/idle_s", "The rest of the step: neither work nor a wait", "last"),
+    Metric("time/bubble_fraction", "Share of the step's device time without work. Work is a trainer's forward, "
+           "backward and update, and an engine's running requests, but not saving, moving, offloading or loading "
+           "weights", "last"),
     Metric("time/bubble_fraction/<role>", "The same over the devices of one role: `actor`, `rollout`", "last"),
-    Metric("time/generate_s", "Seconds in which an engine ran requests, summed over the engines' devices", "last"),
-    Metric("time/publish/<part>_s", "Of the last publish that was answered: `gather`, `hash`, `write` by the sender, "
-           "`wire`, `load`, `proof` by its slowest receiver", "last"),
-    Metric("time/<part>_s", "Another part of the step, by name"),
+    Metric("time/generate_s", "Time during which engines ran requests, summed over the engines' devices", "last"),
+    Metric("time/publish/<part>_s", "Part of the last publish that engines confirmed: `gather`, `hash`, `write` at the "
+           "sender; `wire`, `load`, `proof` at the slowest receiver", "last"),
+    Metric("time/<part>_s", "An additional part of the step, by name"),
     Metric("tokens/generated", "Tokens sampled since the last report", "sum"),
-    Metric("tokens/discarded/<reason>", "Of those, tokens that are never trained: of a turn that nobody read, for one", "sum"),
+    Metric("tokens/discarded/<reason>", "The part of `tokens/generated` that is never trained, by reason", "sum"),
     Metric("tokens/trained", "Tokens with a loss in the step", "sum"),
-    Metric("tokens/per_s", "Sampled tokens a second of the step", "last"),
-    Metric("tokens/per_busy_s", "Sampled tokens a second of `time/generate_s`: how fast one device generates while "
-           "it does", "last"),
+    Metric("tokens/per_s", "Sampled tokens per second of the step", "last"),
+    Metric("tokens/per_busy_s", "Sampled tokens per second of `time/generate_s`: speed of one busy device", "last"),
     Metric("samples/scored", "Samples judged since the last report", "sum"),
-    Metric("samples/filtered/<filter>", "Of those, samples of groups that this filter dropped", "sum"),
+    Metric("samples/filtered/<filter>", "The part of `samples/scored` whose groups this filter rejected", "sum"),
     Metric("samples/issued", "Attempts issued so far", "last"),
     Metric("samples/trained", "Attempts trained so far", "last"),
-    Metric("samples/no_gradient", "Of those, attempts whose gradient is zero", "last"),
+    Metric("samples/no_gradient", "The part of `samples/trained` whose gradient was zero", "last"),
     Metric("samples/dropped", "Attempts dropped so far", "last"),
-    Metric("samples/dropped/<reason>", "Attempts dropped so far for one reason", "last"),
-    Metric("samples/balanced", "1 where the ledger agrees with the holders, id by id", "last"),
-    Metric("samples/in_flight", "Attempts now in flight, counted from their holders", "last"),
-    Metric("samples/per_s", "Samples trained a second", "last"),
-    Metric("length/mean", "Mean number of sampled tokens"),
-    Metric("length/max", "Most sampled tokens", "max"),
-    Metric("length/truncated", "Share of samples cut by a limit"),
-    Metric("policy/entropy", "Mean entropy of the policy's tokens"),
-    Metric("policy/approx_kl", "Estimated KL to the policy that the ratio is taken to, a token"),
-    Metric("policy/ref_kl", "Estimated KL to the reference, a token"),
-    Metric("policy/clip_fraction", "Share of tokens where a bound of the surrogate is active"),
+    Metric("samples/dropped/<reason>", "Attempts dropped so far for this reason", "last"),
+    Metric("samples/balanced", "1 if the ledger's attempts in flight are exactly those that roles report", "last"),
+    Metric("samples/in_flight", "Attempts in flight now, as reported by the roles that hold them", "last"),
+    Metric("samples/per_s", "Samples trained per second of the step", "last"),
+    Metric("length/mean", "Mean number of trained tokens of a row"),
+    Metric("length/max", "Largest number of trained tokens of a row", "max"),
+    Metric("length/truncated", "Share of samples that a token or turn limit cut"),
+    Metric("policy/entropy", "Mean entropy of the policy at trained tokens"),
+    Metric("policy/approx_kl", "Estimated KL per token to the policy in the denominator of the ratio"),
+    Metric("policy/ref_kl", "Estimated KL per token to the reference model"),
+    Metric("policy/clip_fraction", "Share of tokens at which the surrogate is clipped"),
     Metric("policy/ratio_max", "Largest ratio of a token", "max"),
-    Metric("policy/importance_weight", "Mean weight of the off-policy correction; 1 where nothing lags"),
-    Metric("policy/importance_weight_max", "The largest, before it is truncated or masked", "max"),
+    Metric("policy/importance_weight", "Mean weight of the off-policy correction; 1 without lag and mismatch"),
+    Metric("policy/importance_weight_max", "Largest such weight, before truncation or masking", "max"),
     Metric("policy/importance_clipped", "Share of tokens whose weight was truncated or masked"),
-    Metric("policy/sequence_masked", "Share of tokens in sequences that were left out as too far off-policy"),
-    Metric("policy/<name>", "A further number of the algorithm"),
-    Metric("distill/kl", "KL from the policy to its teacher, a token; of sampled tokens alone an estimate, which may "
-           "be below 0"),
-    Metric("distill/agreement", "Probability that both give to the same tokens: 1 less their total variation, a token"),
-    Metric("distill/divergence", "The divergence that is trained, a token, before its weight"),
-    Metric("routing/replayed", "Share of the tokens that were fed whose routes were replayed; others went their own "
-           "way"),
-    Metric("routing/differs", "Share of those that the trainer would have sent to other experts in some layer"),
+    Metric("policy/sequence_masked", "Share of tokens in sequences masked as too far off-policy"),
+    Metric("policy/<name>", "An additional metric of the algorithm"),
+    Metric("distill/kl", "KL per token from the policy to its teacher; an estimate from sampled tokens may be below 0"),
+    Metric("distill/agreement", "Probability mass per token that policy and teacher share: 1 - their total variation"),
+    Metric("distill/divergence", "The trained divergence per token, before its weight"),
+    Metric("routing/replayed", "Share of processed tokens with replayed expert routes; the trainer routed the rest"),
+    Metric("routing/differs", "Share of replayed tokens that the trainer would route differently in some layer"),
     Metric("train/loss", "Loss as reduced by the trainer", "last"),
-    Metric("train/loss/<term>", "One term of it", "last"),
+    Metric("train/loss/<term>", "One term of the loss", "last"),
     Metric("train/grad_norm", "Gradient norm before clipping", "last"),
     Metric("train/lr", "Learning rate", "last"),
     Metric("train/rollout_log_prob_diff", "Mean |engine - trainer| log-prob on the same tokens, at the step's start",
            "last"),
-    Metric("train/rollout_log_prob_diff_max", "The largest", "max"),
-    Metric("train/rollout_log_prob_diff_p99", "99 % of tokens are at most this far apart, by counts in buckets that "
-           "are 4 % wide", "last"),
-    Metric("train/rollout_log_prob_diff_lag0", "The same mean over tokens without lag: engine against trainer, "
-           "without learning between", "last"),
-    Metric("train/rollout_log_prob_diff_lag0_max", "The largest of those", "max"),
-    Metric("train/rollout_log_prob_diff_lag0_p99", "Their 99 %", "last"),
-    Metric("train/rollout_kl", "KL of engine to trainer a token, estimated as exp(d) - 1 - d with d = trainer - "
+    Metric("train/rollout_log_prob_diff_max", "Largest |engine - trainer| of a token", "max"),
+    Metric("train/rollout_log_prob_diff_p99", "99th percentile of |engine - trainer|, from a histogram with buckets "
+           "4 % wide", "last"),
+    Metric("train/rollout_log_prob_diff_lag0", "Mean |engine - trainer| over tokens without lag: the mismatch of "
+           "engine and trainer with equal weights", "last"),
+    Metric("train/rollout_log_prob_diff_lag0_max", "Largest |engine - trainer| of a token without lag", "max"),
+    Metric("train/rollout_log_prob_diff_lag0_p99", "99th percentile of the same over tokens without lag", "last"),
+    Metric("train/rollout_kl", "KL per token from engine to trainer, estimated as exp(d) - 1 - d with d = trainer - "
            "engine (k3)", "last"),
     Metric("train/rollout_kl_lag0", "The same over tokens without lag", "last"),
     Metric("train/rollout_ratio_max", "Largest importance ratio trainer / engine of a token, at the step's start",
            "max"),
-    Metric("train/rollout_ratio_min", "The smallest", "last"),
-    Metric("train/rollout_ratio_lag0_max", "The largest over tokens without lag", "max"),
-    Metric("train/rollout_ratio_lag0_min", "The smallest of those", "last"),
-    Metric("train/<name>", "A further number of the trainer", "last"),
+    Metric("train/rollout_ratio_min", "Smallest importance ratio trainer / engine of a token", "last"),
+    Metric("train/rollout_ratio_lag0_max", "Largest such ratio of a token without lag", "max"),
+    Metric("train/rollout_ratio_lag0_min", "Smallest such ratio of a token without lag", "last"),
+    Metric("train/<name>", "An additional metric of the trainer", "last"),
     Metric("critic/loss", "Loss of the values as reduced by the trainer", "last"),
-    Metric("critic/loss/<term>", "One term of it", "last"),
-    Metric("critic/explained_variance", "1 - Var(returns - values) / Var(returns), of the values that the advantages "
-           "were made with; 1 is perfect", "last"),
-    Metric("critic/value_mean", "Mean of those values", "last"),
+    Metric("critic/loss/<term>", "One term of the loss", "last"),
+    Metric("critic/explained_variance", "1 - Var(returns - values) / Var(returns) for the values behind the "
+           "advantages; 1 is perfect", "last"),
+    Metric("critic/value_mean", "Mean of the values behind the advantages", "last"),
     Metric("critic/return_mean", "Mean of the returns", "last"),
-    Metric("critic/clip_fraction", "Share of tokens whose value left the bounds around the old one", "last"),
+    Metric("critic/clip_fraction", "Share of tokens whose value left the clipping range around the old value", "last"),
     Metric("critic/grad_norm", "Gradient norm before clipping", "last"),
     Metric("critic/lr", "Learning rate", "last"),
-    Metric("critic/<name>", "A further number of the critic", "last"),
+    Metric("critic/<name>", "An additional metric of the critic", "last"),
     Metric("weights/publishes", "Versions published so far", "last"),
-    Metric("weights/publish_bytes", "Size of the last published version", "last"),
+    Metric("weights/publish_bytes", "Size of the last published version in bytes", "last"),
     Metric("bus/rows", "Rows on the bus", "last"),
-    Metric("bus/bytes", "Their payload", "last"),
-    Metric("bus/<name>", "A further number of the bus", "last"),
-    Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
-    Metric("memory/trainer_freed_bytes", "Bytes that the trainer really freed when it slept last", "last"),
-    Metric("restarts/<role>", "Replacements so far; `restarts/run`: of the whole run, from its last checkpoint", "last"),
-    Metric("retries/<role>", "Units of its work (samples, requests, steps, publishes) that were done once more so far, after "
-           "a fault that was not theirs", "last"),
-    Metric("guards/<guard>", "Times so far that this guard found evidence that training diverges", "last"),
-    Metric("events/dropped", "Events so far that nobody wrote in time: files of the run lack them", "last"),
+    Metric("bus/bytes", "Bytes of the rows on the bus", "last"),
+    Metric("bus/<name>", "An additional metric of the bus", "last"),
+    Metric("memory/freed_bytes", "Device bytes that offloading freed for the trainer's device lease", "last"),
+    Metric("memory/trainer_freed_bytes", "Device bytes that the trainer freed at its last offload", "last"),
+    Metric("restarts/<role>", "Replacements so far; `restarts/run` counts restarts of the whole run", "last"),
+    Metric("retries/<role>", "Samples, requests, steps or publishes of the role that were repeated so far after a "
+           "fault they did not cause", "last"),
+    Metric("guards/<guard>", "Number of times that the guard has found training to diverge", "last"),
+    Metric("events/dropped", "Events dropped so far, unwritten for too long; the run's files lack them", "last"),
 )  # fmt: skip
 
 
 def metric(key: str) -> Metric | None:
-    """Return the documented metric of a key; a literal one before a pattern."""
+    """Return the registered metric of a key, or None; a literal key takes precedence over a pattern."""
     matching = [known for known in METRICS if known.matches(key)]
     return min(matching, key=lambda known: known.key.count("<"), default=None)
 
 
 class MeasuredMetric:
-    """Several reports for one step, combined as the registry says; means by the weight `samples/scored` of the reports."""
+    """Reports for one step, combined by the rules of the registry; a mean weights each report by its `WEIGHT`."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
@@ -233,9 +230,9 @@ class MeasuredMetric:
 
 
 MEASURES = ("mean", "loss")
-"""Measures of a held-out set: mean reward, or the loss of rows that were given."""
+"""Measures of a held-out set: mean reward, or the loss of given rows."""
 WINDOW = 10
-"""Steps that `reward_first` and `reward_last` are means of."""
+"""Number of steps averaged in `reward_first` and `reward_last`."""
 _DROPPED = "samples/dropped/"
 _RESTARTS, _RETRIES, _GUARDS = "restarts/", "retries/", "guards/"
 _EVENTS_DROPPED = "events/dropped"
@@ -244,7 +241,7 @@ _LAGS = "lag/samples/"
 
 @dataclass(slots=True)
 class Totals:
-    """The totals of a run so far."""
+    """Totals of a run, up to now."""
 
     steps: int = 0
     latest: dict[str, float] = field(default_factory=dict)
@@ -252,10 +249,10 @@ class Totals:
     rewards_first: list[float] = field(default_factory=list)
     rewards_last: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     evals: dict[str, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
-    """First and last judgement of each set."""
+    """First and last result of each held-out set."""
     max_lag: float = 0
     lags: Counter[int] = field(default_factory=Counter)
-    """Trained samples by lag."""
+    """Number of trained samples by lag."""
     tokens_generated: float = 0
     publishes: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
@@ -297,12 +294,12 @@ class Totals:
         self.tokens_generated += metrics.get("tokens/generated", 0)
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add more metrics of a step that was counted."""
+        """Add metrics of a step that was added before; metrics of earlier steps change no total."""
         if step == self.steps:
             self.latest |= {key: value for key, value in metrics.items() if not key.startswith("eval/")}
 
     def evaluated(self, event: EvalFinished) -> dict[str, float]:
-        """Add the scores of a held-out set; return its metrics under their keys."""
+        """Add the result of a held-out set; return its metrics by key."""
         group = f"eval/{event.set_name}"
         metrics = {f"{group}/{key}": float(value) for key, value in event.metrics.items()} | {
             f"{group}/{event.measure}": event.mean,
@@ -314,7 +311,7 @@ class Totals:
         return metrics
 
     def counters(self) -> dict[str, float]:
-        """Return what each step's record carries so that a replay finds it."""
+        """Return the counters that every step's record repeats, so that `replay` can restore them."""
         counted = {"weights/publishes": float(self.publishes)}
         if self.events_dropped:
             counted[_EVENTS_DROPPED] = float(self.events_dropped)
@@ -356,7 +353,7 @@ class Totals:
             "temperature": metrics.get(f"{group}/temperature"),
         }
         first = self.evals.get(name, (judged, judged))[0]
-        self.evals[name] = (first if measure in first else judged, judged)  # a later stage may judge by something else
+        self.evals[name] = (first if measure in first else judged, judged)  # a later stage may use a different measure
 
     def _count(self, key: str) -> int:
         return int(self.latest.get(key, 0))
@@ -375,7 +372,7 @@ def _counts(metrics: Mapping[str, float], prefix: str) -> Counter[str]:
 
 
 def evaluations(metrics: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return name and measure of each held-out set that a line of `metrics.jsonl` judges."""
+    """Return (name, measure) of each held-out set with a result in a line of `metrics.jsonl`."""
     found = {
         (name, measure) for group, name, measure, *_ in (f"{key}//".split("/") for key in metrics) if group == "eval"
     }
@@ -388,7 +385,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def reference(metrics: Iterable[Metric] = METRICS) -> str:
-    """Return the documentation page, in Markdown."""
+    """Return the reference page of all metrics in Markdown."""
     by_group: dict[str, list[Metric]] = {group: [] for group in GROUPS}
     for known in metrics:
         by_group.setdefault(known.key.partition("/")[0], []).append(known)
@@ -400,6 +397,6 @@ def reference(metrics: Iterable[Metric] = METRICS) -> str:
 
 
 _INTRODUCTION = """\
-Each line of `metrics.jsonl` has `schema`, `step`, `time` (Unix seconds), `elapsed_s` (of the run) and some of these keys.
-Lines of one step belong together: `relax_core.open_run(DIR).metrics()` merges them. A value that is not finite is null.
-Keys are stable. Plugins add keys under a group of their own."""
+Each line of `metrics.jsonl` has `schema`, `step`, `time` (Unix seconds), `elapsed_s` (seconds of the run) and some of
+these keys. A step may have several lines; `relax_core.open_run(DIR).metrics()` merges them. A value that is not finite
+is null. Keys are stable. Plugins add keys under groups of their own."""

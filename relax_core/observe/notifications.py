@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to people through Apprise: a run starts, stalls, diverges, recovers or ends.
+"""Messages to people through Apprise when a run starts, stalls, diverges, recovers or ends.
 
-The recorder hands over what happens and goes on at once; each address is sent to in a thread of its own, within a deadline.
-No message holds a secret, a control character or, unless `notify.samples` asks for them, a text of a sample.
+The recorder passes events on without waiting. Each address has a thread of its own and a deadline per message. Messages
+contain no secrets and no control characters, and texts of samples only if `notify.samples` is set.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from relax_core.observe.logging import Redactor
 from relax_core.observe.observers import CallbackWorker, Report
 
 LONGEST = 1_500
-"""Characters of a message: what most services take in one."""
+"""Most characters of a message, which most services accept."""
 LONGEST_SAMPLE = 600
 LATE_S = 30.0
-"""Past its deadline until a wait is told: a heartbeat that says that it ended may be late by seconds."""
+"""Seconds past its deadline after which a wait is reported, since the heartbeat that ends it may be late."""
 IN_LOG = "what it said is in the run's log"
 
 
 class NoticeLimiter:
-    """A token bucket: how many messages go out, and the count of those that did not.
+    """A token bucket that limits messages and counts the suppressed ones.
 
     Invariants:
-    - At most `burst` go out at once, and over any time one more for each `every_s` of it; urgent ones go out in any case.
-    - Each message that did not go out is counted in exactly one that did, the next.
+    - At most `burst` messages are sent at once, then one more per `every_s`. Urgent messages are always sent.
+    - Each suppressed message is counted in exactly one sent message, the next.
     """
 
     def __init__(self, burst: int, every_s: float) -> None:
         self._burst, self._every_s = burst, every_s
         self._tokens, self._at = float(burst), float("-inf")
         self.suppressed: Counter[NoticeKind] = Counter()
-        """By kind, since the last that went out."""
+        """Suppressed messages since the last sent one, by kind."""
 
     def admit(self, kind: NoticeKind, now: float, urgent: bool = False) -> Counter[NoticeKind] | None:
-        """Return what was left out since the last message where this one may go out; None where it is left out too."""
+        """Return the messages suppressed since the last sent one, by kind, or None if this one is suppressed too."""
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) / self._every_s)
         self._at = now
         if self._tokens < 1.0 and not urgent:
@@ -58,18 +58,18 @@ class NoticeLimiter:
 
 
 class Notifier:
-    """Makes messages of what happens in a run, and hands them to a sender for each address.
+    """Messages about a run's events and long waits, with one sender per address.
 
     Invariants:
-    - No call waits for an address. One that fails is logged the first time and counted each time, and tried again with the
-      next message; one that is late for its deadline gets no further message, and those are counted too.
-    - A stall is told once for each wait.
+    - No call waits for an address. The first failure of an address is logged, every failure is counted, and the next
+      message is tried again. An address that misses a deadline gets no further message; those are counted as unsent.
+    - A stall is reported once per wait.
     """
 
     def __init__(
         self, urls: Sequence[str], run_name: str, table: NotifyTable, redactor: Redactor, clock: Clock, report: Report
     ) -> None:
-        """`urls`: those of `table`, read. They are secrets, and appear in nothing that is written."""
+        """`urls` are the resolved addresses of `table`; they are secrets and are never written or logged."""
         self._run_name, self._table, self._redactor, self._clock = run_name, table, redactor, clock
         self._limiter = NoticeLimiter(table.burst, table.every_s)
         self._senders = [
@@ -80,13 +80,13 @@ class Notifier:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Count messages: those that an address took, those that one did not take (yet), and those that were left out."""
+        """Numbers of messages: `sent` and (still) `unsent`, summed over addresses, and `suppressed` by the limiter."""
         sent = sum(sender.sent for sender in self._senders)
         unsent = sum(sender.given for sender in self._senders) - sent
         return {"sent": sent, "unsent": unsent, "suppressed": self._suppressed}
 
     def event(self, event: Event) -> None:
-        """Tell people of an event, where it is one to tell."""
+        """Send a message about an event, if it is of a kind that is reported."""
         match event:
             case events.RunStarted(_, run_dir, config):
                 self._tell("start", "started", f"{config.get('steps', '?')} steps, in {run_dir}", urgent=True)
@@ -107,12 +107,12 @@ class Notifier:
                 self._tell("end", status, self._summary(summary), urgent=True)
 
     def heartbeats(self, heartbeats: Sequence[Heartbeat], now: float) -> None:
-        """Tell people of waits that last too long; `now` is on the clock of the waits."""
+        """Send messages about waits that last too long; `now` is on the clock of the waits."""
         for sender in self._senders:
             sender.check()
         stalled = {}
         if any(heartbeat.state == "paused" for heartbeat in heartbeats):
-            heartbeats = ()  # everybody waits for a person, who was told
+            heartbeats = ()  # a paused run waits for a person, and the message about the pause has been sent
         for wait in (wait for heartbeat in heartbeats for wait in heartbeat.waits):
             late = now - LATE_S > wait.deadline and not wait.polls
             if late or now - wait.since > self._table.stall_s:
@@ -120,12 +120,12 @@ class Notifier:
         for key in stalled.keys() - self._stalled:
             wait = stalled[key]
             owed = f", owed by {wait.owed_by}" if wait.owed_by else ""
-            body = f"{wait.owner} has waited {now - wait.since:.0f} s for {wait.reason}{owed}; `relax why` follows the waits"
+            body = f"{wait.owner} has waited {now - wait.since:.0f} s for {wait.reason}{owed}; see `relax why`"
             self._tell("stall", f"{wait.owner} waits too long", body)
         self._stalled = set(stalled)
 
     def close(self) -> None:
-        """Send what is queued, within the deadline of a message."""
+        """Send the queued messages of each address within the deadline of one message."""
         for sender in self._senders:
             sender.close()
 
@@ -143,17 +143,17 @@ class Notifier:
             sender.give(self._clean(f"{self._run_name}: {title}"), self._clean(body))
 
     def _clean(self, text: str) -> str:
-        """Leave secrets out, and control characters visible; cut it last, so that no part of a secret is left."""
+        """Redact secrets and escape control characters, then cut: cutting first could leave part of a secret."""
         return _cut(printable(self._redactor.text(text)), LONGEST)
 
     def _quoted(self, error: str, exit_code: int) -> str:
-        """Quote an error; that of a plugin may hold texts of samples."""
+        """Return an error's text; without `notify.samples` hide a plugin's, which may contain texts of samples."""
         if exit_code != PluginError.exit_code or self._table.samples:
             return error
         return f"an error of {error.partition(':')[0]}; {IN_LOG}"
 
     def _sample(self, evidence: Mapping[str, Any]) -> list[str]:
-        """Quote the first sample of the step, where that is asked for."""
+        """Return the first sample in the evidence as a line, if `notify.samples` is set."""
         folder = evidence.get("folder")
         if not self._table.samples or not folder:
             return []
@@ -161,7 +161,7 @@ class Notifier:
         return [_cut(f"A sample: {sample.get('response')}", LONGEST_SAMPLE) for sample in found][:1]
 
     def _summary(self, summary: Mapping[str, Any]) -> str:
-        """Describe a run in one line."""
+        """Describe a finished run in one line."""
         parts = [f"{summary.get('steps', 0)} steps", f"{float(summary.get('wall_seconds') or 0):.0f} s"]
         first, last = summary.get("reward_first"), summary.get("reward_last")
         if first is not None and last is not None:
@@ -179,26 +179,26 @@ HINTS = {
 
 
 class UrlSender:
-    """Sends messages to one address in order, in a thread of its own."""
+    """A sender of messages to one address, in order and in a thread of its own."""
 
     def __init__(self, name: str, url: str, clock: Clock, report: Report, timeout_s: float) -> None:
         self._name, self._url, self.given, self.sent, self._failed = name, url, 0, 0, False
         self._worker = CallbackWorker(name, clock, report, timeout_s)
 
     def give(self, title: str, body: str) -> None:
-        """Queue a message; an address that is given up takes none."""
+        """Queue a message; it is discarded if the address was given up."""
         self.given += 1
         self._worker.give(partial(self._send, title, body))
 
     def check(self) -> None:
-        """Give the address up when a message is late for its deadline."""
+        """Give up the address if a message is past its deadline."""
         self._worker.check()
 
     def close(self) -> None:
         self._worker.close()
 
     def _send(self, title: str, body: str) -> None:
-        """Send it. Only the first failure is raised, which the worker reports; the others are counted."""
+        """Send one message. The first failure is raised and reported by the worker; later ones are only counted."""
         target, problem = _target(self._url), "is not understood"
         if target is not None:
             problem = "" if target.notify(title=title, body=body) else "did not take a message"
@@ -211,17 +211,17 @@ class UrlSender:
 
 
 def _target(url: str) -> Any:
-    """Return Apprise's receiver of messages for an address; None where it does not understand that."""
+    """Return the Apprise object for an address, or None if Apprise does not understand the address."""
     import apprise
 
-    # Its own log quotes URLs, which are secrets here; what failed its callers say, without them.
+    # Apprise logs URLs, which are secrets here. Callers report failures without them.
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     target = apprise.Apprise()
     return target if target.add(url) else None
 
 
 def is_understood(url: str) -> bool:
-    """Tell whether Apprise understands an address; nothing is sent."""
+    """Return True if Apprise understands an address; nothing is sent."""
     return _target(url) is not None
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks and observers of a run: the thread in which the code of others is called.
-
-An observer can be slow, raise or hang without holding the run; nothing it is given is changed by it.
-"""
+"""Threads that call the sinks and observers of plugins, so that slow, failing or hanging code never delays the run."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from relax_core.api.role import Clock
 MAX_FAILURES = 3
 MAX_QUEUED = 4096
 Report = Callable[[str, str, str], None]
-"""Called with the worker's name, a sentence, and the frames of the last error."""
+"""Callback for a failure; takes the worker's name, a sentence, and the traceback of the last error."""
 
 
 class CallbackWorker:
-    """Runs the calls to one sink or observer in order, in a thread of its own; `give` never waits.
+    """A thread that runs the calls to one sink or observer in order; `give` never waits.
 
-    Life cycle: `on -> off`. Raising three times, a call past its deadline or a full queue turns it off for good, and that
-    is reported once; the thread of a call that hangs is abandoned.
+    Life cycle: `on -> off`. Three exceptions, a call past its deadline, or a full queue turn it off for good. That is
+    reported once. The thread of a hanging call is abandoned.
     """
 
     def __init__(self, name: str, clock: Clock, report: Report, deadline_s: float = 30.0) -> None:
@@ -38,7 +35,7 @@ class CallbackWorker:
         self._thread.start()
 
     def give(self, call: Callable[[], object]) -> None:
-        """Queue a call; one that is late by now turns the worker off."""
+        """Queue a call, unless the worker is off; turn it off if the running call is past its deadline."""
         self.check()
         if not self.on:
             return
@@ -48,7 +45,7 @@ class CallbackWorker:
             self._off(f"is off: it is {MAX_QUEUED} calls behind")
 
     def ask(self, call: Callable[[], object]) -> None:
-        """Make a call now, within the deadline; its exception is the caller's, and turns the worker off."""
+        """Make a call and wait for it within the deadline; if it fails, turn the worker off and raise its exception."""
         answer: Future[None] = Future()
 
         def run() -> None:
@@ -67,13 +64,13 @@ class CallbackWorker:
             raise
 
     def check(self) -> None:
-        """Turn the worker off when a call is past its deadline."""
+        """Turn the worker off if the running call is past its deadline."""
         since = self._since
         if self.on and since is not None and self._clock.now() - since > self._deadline_s:
             self._off(f"is off: one call took longer than {self._deadline_s:g} s")
 
     def close(self, last: Callable[[], object] | None = None) -> None:
-        """Finish what is queued, then `last`, within the deadline."""
+        """Run the queued calls, then `last`, within the deadline; then end the thread."""
         if last is not None:
             self.give(last)
         if self.on:
@@ -104,5 +101,5 @@ class CallbackWorker:
         if self.on:
             self.on = False
             with contextlib.suppress(queue.Full):
-                self._calls.put_nowait(None)  # An idle thread ends.
+                self._calls.put_nowait(None)  # ends an idle thread
             self._report(self.name, why, frames)

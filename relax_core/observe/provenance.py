@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Origin of a run: source revision, interpreter, packages, machine. No environment variables, no secrets.
 
-Nothing here starts a library: torch and CUDA versions are read from package metadata and from the driver's own files.
+No library is imported for this: versions come from package metadata, and GPU models from files of the NVIDIA driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the content of `provenance.json`; `directory` is where the user's files are."""
+    """Return the content of `provenance.json`; `directory` holds the user's files."""
     return {
         "git": git_state(directory),
         "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
@@ -33,7 +33,7 @@ def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Return the commit and whether tracked files differ from it; None outside a repository or without git."""
+    """Return the commit and a flag for changed tracked files; None outside a repository or without git."""
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -43,13 +43,13 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 def packages() -> dict[str, str]:
     """Return the installed distributions and their versions."""
-    described = (dist.metadata for dist in metadata.distributions())  # parsed anew at each look
+    described = (dist.metadata for dist in metadata.distributions())  # each access to `metadata` parses it again
     found = {own["Name"]: own["Version"] for own in described if own["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def hardware() -> dict[str, Any]:
-    """Describe the machine in words that compare across machines; never its name or address."""
+    """Describe the machine's hardware and system, without its name or address."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),

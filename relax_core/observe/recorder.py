@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a run down: every event of its status service to the run directory, sinks, observers, the display and the log.
+"""The recorder of a run: passes each event to the run directory, sinks, observers, display, notifications and log.
 
-It decides nothing and changes no data. Files are written at once and their failures are the run's; sinks and observers
-work in threads of their own and can't hold or break it.
+Files are written at once, and a failure to write one fails the run. Sinks and observers work in threads of their own
+and can neither delay nor fail it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from relax_core.registry.loader import HOOKS
 
 ENDINGS = ("finished", "stopped", "preempted", "diverged", "failed", "interrupted")
 SHOWN_SAMPLES = 4
-"""Transcripts of a step that sinks get."""
+"""Transcripts of each delivery that are passed to sinks."""
 STATUS_EVERY_S = 5.0
+"""Longest age in seconds of `status.json`; it is written earlier if a role's state changes."""
 WHOLE_RUN = "run"
-"""Restarts of the whole run are counted under this name, beside those of roles and workers."""
+"""Name under which restarts of the whole run are counted; restarts of roles and workers have their own names."""
 
 
 class Display(Protocol):
-    """Shows a run while it goes; called in the controller, so it must be quick."""
+    """A live view of a running run. The controller waits for its calls, so they must be quick."""
 
     def event(self, event: Event) -> None: ...
 
@@ -47,14 +48,14 @@ class Display(Protocol):
 
 
 class Recorder:
-    """The one consumer of a run's events. Use as a context manager: leaving it writes how the run ended.
+    """The only consumer of a run's events; a context manager that records the end of the run on exit.
 
     Life cycle: `starting -> running -> finished | stopped | preempted | diverged | failed | interrupted`; stages of one
     run begin with `enter`.
 
     Invariants:
-    - Events of a stage are written once each, in the order of their numbers.
-    - `summary.json` can be made again from `metrics.jsonl`: totals come from what is written there.
+    - Each event of a stage is written once, in the order of event numbers.
+    - The totals of `summary.json` can be rebuilt from `metrics.jsonl`.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Recorder:
         deadline_s: float = 30.0,
         notifier: Callable[[Report], Notifier] | None = None,
     ) -> None:
-        """`notifier` makes the one that sends messages to people, given where it reports what could not be sent."""
+        """`notifier` makes the run's Notifier from the callback to which it reports failures."""
         self.run_dir, self.ending = run_dir, ""
         self._clock, self._wall = clock or SystemClock(), wall
         self._log = log or RoleLog(run_dir.logs, "controller", redactor=run_dir.redactor)
@@ -83,14 +84,14 @@ class Recorder:
         self._tokens_before = self._totals.tokens_generated
         self._trace, self._time = Trace(self._opened), TimeAccount()
         self._hub_behind: float | None = None
-        """Seconds by which the hub's clock is behind this one: the least seen, as an event is emitted before it comes here."""
+        """Seconds by which the hub's clock lags this one: the least delay seen from an event to its receipt here."""
         self._generated: dict[int, float] = {}
-        """Tokens of steps whose time is not yet accounted."""
+        """Sampled tokens of steps whose time is not yet accounted for, by step."""
         self._published: dict[str, float] = {}
         self._measured: dict[int, MeasuredMetric] = {}
         self._last_number = -1
         self._stage, self._first_step = "", 0
-        """Name of the stage in a run of several, and the steps of those before it."""
+        """Name of the stage in a run with stages, and the number of steps of the earlier stages."""
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
         self._beats: tuple[Heartbeat, ...] = ()
         self._status_key: tuple[Any, ...] | None = None
@@ -118,22 +119,22 @@ class Recorder:
         except InfrastructureError as unwritten:
             if error is None:
                 raise
-            # The error on its way out is the reason; that its last words were not written is only noted.
-            self._log.write("error", f"how the run ended is not written: {unwritten}")
+            # The original error stays the reason of the failure; the failed write of the summary is only logged.
+            self._log.write("error", f"the end of the run could not be recorded: {unwritten}")
         finally:
             self.close()
 
-    # -- what happens
+    # -- input: events, heartbeats, spans
 
     def handle(self, number: int, event: Event) -> None:
-        """Write one numbered event down; a number that was handled is skipped."""
+        """Record a numbered event; skip numbers that were handled before."""
         if number <= self._last_number:
             return
         self._last_number = number
         self.write(event)
 
     def enter(self, stage: str, first_step: int) -> None:
-        """Begin a stage, whose events have numbers of their own; its steps are counted from here on."""
+        """Begin a stage after `first_step` steps of earlier stages; its events are numbered anew."""
         self._account(finish=True)
         self._stage, self._first_step, self._last_number = stage, first_step, -1
         self._hub_behind, self._time = None, TimeAccount()
@@ -142,7 +143,7 @@ class Recorder:
         self._log.write("info", "stage begins", stage=stage, first_step=first_step)
 
     def write(self, event: Event) -> None:
-        """Write one event down."""
+        """Record an event, and pass it to the display, observers and notifier."""
         step = getattr(event, "step", None)
         if self._first_step and step is not None:
             event = replace(event, step=step + self._first_step)
@@ -155,7 +156,7 @@ class Recorder:
             self._notifier.event(told_event)
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
-        """Show role states, and write them where something changed."""
+        """Show the states of roles, and write `status.json` if they changed or the file is old."""
         self._beats = tuple(beats)
         self._show(lambda display: display.heartbeats(beats))
         for worker in (*self._sink_workers.values(), *self._observer_workers.values()):
@@ -166,11 +167,11 @@ class Recorder:
             self._write_status()
 
     def span(self, name: str, role: str, start: float, end: float) -> None:
-        """Add a span to the trace, in seconds of the clock."""
+        """Add a span to the trace; `start` and `end` are seconds of the recorder's clock."""
         self._trace.span(name, role, start, end)
 
     def ready(self) -> None:
-        """Note that every role is ready; after a restart of the whole run, how long that took."""
+        """Record that all roles are ready; after a restart of the whole run, log how long it took."""
         if self._restarting_since is not None:
             since, self._restarting_since = self._restarting_since, None
             self._trace.span("restart", "controller", since, self._clock.now())
@@ -179,8 +180,10 @@ class Recorder:
             self._write_status()
 
     def rewind(self, step: int, in_place: bool = False) -> None:
-        """Forget what came after a step of the run, counted through its stages, that it goes back to; `in_place`, with the
-        rows that are on the bus."""
+        """Remove metrics and transcripts of steps after `step`, which counts over all stages.
+
+        `in_place`: the roles keep running, and rows on the bus stay, as in `RunDirectory.rewind`.
+        """
         self.run_dir.rewind(step, in_place)
         before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
@@ -192,7 +195,7 @@ class Recorder:
         self._time.rewind()
 
     def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Write how the run ended: `summary.json`, trace, status; return the summary."""
+        """Record the end of the run in `summary.json`, `trace.json` and `status.json`; return the summary."""
         if status not in ENDINGS:
             raise RelaxError(f"status: got {status!r}; a run ends as one of {', '.join(ENDINGS)}")
         self.ending = status
@@ -205,10 +208,10 @@ class Recorder:
         return summary
 
     def summary(self, status: str = "running") -> dict[str, Any]:
-        """Return the summary as it would be now."""
+        """Return the content of `summary.json` for a run that ends now with this status."""
         now = self._clock.now()
         ready = self._ready if self._ready is not None else now
-        # What was sampled for a step that was not trained was sampled none the less.
+        # Tokens sampled for a step that is not trained yet count too.
         waiting = sum(measured.values().get("tokens/generated", 0.0) for measured in self._measured.values())
         totals = self._totals.summary()
         totals["tokens_generated"] += int(waiting)
@@ -224,7 +227,7 @@ class Recorder:
         }
 
     def close(self) -> None:
-        """Let sinks and observers finish, within their deadlines; then nothing is open."""
+        """Let sinks and observers finish within their deadlines, then close all files and threads."""
         for name, sink in self._sinks.items():
             self._sink_workers[name].close(sink.close)
         for worker in self._observer_workers.values():
@@ -236,10 +239,10 @@ class Recorder:
         self._log.close()
         self.run_dir.close()
 
-    # -- one event each
+    # -- handling of each kind of event
 
     def _record(self, event: Event) -> Event:
-        """Write the event's own files, log, trace and totals; return it as observers and display shall see it."""
+        """Record an event in files, log, trace and totals; return the event to pass to observers and display."""
         now = self._now()
         match event:
             case events.RunStarted():
@@ -294,7 +297,7 @@ class Recorder:
             case events.RoleFailed(role, error, exit_code, fatal, frames):
                 self._trace.mark("failed", role, now)
                 facts = {"failed": role, "error": error, "exit_code": exit_code, "frames": frames}
-                if fatal:  # it ends the run, and whoever started that is told so by its error
+                if fatal:  # the run ends with this error, and the command prints it
                     self._log.keep("error", "role failed", **facts)
                 else:
                     self._log.write("warning", "role failed", **facts)
@@ -307,7 +310,7 @@ class Recorder:
         return event
 
     def _guard_fired(self, event: events.GuardFired) -> Event:
-        """Save the evidence before anything of it is undone."""
+        """Save a guard's evidence before a rollback deletes it; return the event with the folder of the evidence."""
         evidence = dict(event.evidence)
         evidence["since"] = evidence.get("since", event.step - self._first_step) + self._first_step
         evidence["window"] = [
@@ -323,7 +326,7 @@ class Recorder:
         return replace(event, evidence=evidence)
 
     def _start(self, event: events.RunStarted) -> None:
-        """Open the sinks: a run whose sink can't start does not start."""
+        """Open the sinks; raise PluginError, which ends the run, if one cannot start."""
         self._ready = self._clock.now()
         self._facts |= {"run_id": event.run_id, "state": "running", "steps": event.config.get("steps")}
         self._trace.span("startup", "controller", self._opened, self._ready)
@@ -338,7 +341,7 @@ class Recorder:
         self._write_status()
 
     def _restart(self, step: int, reason: str) -> None:
-        """Go back to the step that the run goes on after; its next start has events, a hub and clocks of its own."""
+        """Go back to `step`, from which the run restarts; its new hub has a new clock and numbers events anew."""
         self._account(finish=True)
         self._restarting_since, self._last_number = self._clock.now(), -1
         self._hub_behind, self._time = None, TimeAccount()
@@ -366,7 +369,7 @@ class Recorder:
         return events.StepFinished(event.step, metrics, at)
 
     def _account(self, finish: bool = False) -> None:
-        """Write down where the time of steps went that every role has sent."""
+        """Write the time metrics of steps for which every role has sent its spans; with `finish`, of all steps."""
         for window, metrics in self._time.take(finish):
             metrics |= self._published
             self._published = {}
@@ -381,7 +384,7 @@ class Recorder:
                 ))  # fmt: skip
 
     def _now(self) -> float:
-        """Return the time by the hub's clock."""
+        """Return the time on the hub's clock."""
         return self._clock.now() - (self._hub_behind or 0.0)
 
     def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -389,10 +392,10 @@ class Recorder:
         self.run_dir.append_metrics(step, self._wall(), metrics, elapsed_s=round(self._elapsed(), 3), **stage)
         self._to_sinks(lambda sink: sink.metrics(step, dict(metrics)))
 
-    # -- others
+    # -- output: display, sinks, observers, status
 
     def _show(self, call: Callable[[Display], None]) -> None:
-        """Call the display; a terminal that went away is no reason to stop."""
+        """Call the display; turn it off if its terminal is gone."""
         if self._display is None:
             return
         try:
@@ -409,7 +412,7 @@ class Recorder:
         for name, observer in self._observers.items():
             function = getattr(observer, hook, None)
             if callable(function):
-                # As in pluggy, an implementation may leave its argument out.
+                # As in pluggy, an implementation may omit the parameter.
                 takes_event = bool(inspect.signature(function).parameters)
                 self._observer_workers[name].give(partial(function, event) if takes_event else function)
 
@@ -429,18 +432,18 @@ class Recorder:
 
 
 def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict[str, float]:
-    """Compute rates per second of the step."""
+    """Return metrics per second of the step."""
     if window.seconds <= 0:
         return {}
     rates = {"tokens/per_s": metrics["tokens/generated"] / window.seconds} if "tokens/generated" in metrics else {}
     if "samples/trained" in metrics:
         trained, earlier = metrics["samples/trained"], before.latest.get("samples/trained", 0.0)
-        since = trained - earlier if trained >= earlier else trained  # each stage counts its own
+        since = trained - earlier if trained >= earlier else trained  # each stage counts from 0
         rates["samples/per_s"] = since / window.seconds
     return rates
 
 
 def _counters(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Choose what the trace draws as curves."""
+    """Return the metrics that the trace draws as curves, by chart."""
     shown = {"lag": ("lag/mean", "lag/max"), "samples in flight": ("samples/in_flight",), "rows": ("bus/rows",)}
     return {name: {key: metrics[key] for key in keys if key in metrics} for name, keys in shown.items()}

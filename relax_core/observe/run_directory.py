@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory: where each file of a run is, made by one writer, rewound when the run resumes.
+"""The run directory: names and locations of a run's files, their one writer, and their rewind when the run goes back.
 
-It knows names and safety (whole documents, append-only files, one writer, secrets left out), not the meaning of numbers:
-the recorder fills it, `views` read it. Every JSON document and line carries `schema`.
+Documents are written whole, metrics and samples are only appended, and secrets are redacted. The recorder fills the
+directory, `views` read it. Every JSON document and line has a `schema`.
 """
 
 from __future__ import annotations
@@ -43,20 +43,19 @@ from relax_core.observe.logging import Redactor
 LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
 RESERVE_BYTES = 64 * 1024
-"""Kept aside so that a run that fills its disk can still write how it ended."""
+"""Size of a reserve file, whose deletion makes room for `summary.json` on a full disk."""
 Request = Literal["checkpoint", "continue", "stop"]
-"""Questions to a run from outside, each a file made by whoever may write the run directory, which is all the permission
-that it needs."""
+"""Requests to a run from another process, each made by creating a file; write access to the run directory suffices."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
 
 class RunDirectory:
-    """One run's files. `create` and `reopen` write, `open` only reads.
+    """The files of one run: `create` and `reopen` open them for writing, `open` for reading.
 
     Invariants:
-    - At most one process has it to write, by the lock; readers see whole documents and whole lines at any time.
-    - Lines of one step of `metrics.jsonl` may be several; transcripts of a step are one file of zstd frames.
-    - A reserve of disk space is kept while it is written, for the summary of a run that fills its disk.
+    - The lock admits one writing process. Readers see whole documents and whole lines at any time.
+    - A step may have several lines in `metrics.jsonl`. The transcripts of a step are one file of zstd frames.
+    - While the run is written, a reserve of disk space is kept for the summary of a run that fills its disk.
     """
 
     def __init__(self, path: Path, redactor: Redactor | None = None, lock: WriterLock | None = None) -> None:
@@ -66,7 +65,7 @@ class RunDirectory:
         self._metrics: AppendOnlyFile | None = None
         self._samples: tuple[int, AppendOnlyFile] | None = None
         self._unsynced: set[Path] = set()
-        """Files that were appended to since the last `sync`."""
+        """Files with data appended since the last `sync`."""
 
     @classmethod
     def create(
@@ -79,14 +78,14 @@ class RunDirectory:
         root: Path | None = None,
         redactor: Redactor | None = None,
     ) -> Self:
-        """A new, empty run directory; `path` or a fresh name under `root`."""
+        """Create a run directory at `path`, which must be empty or missing, or under a new name in `root`."""
         root = root or runs_root()
         chosen = _claim(path) if path is not None else _fresh(root, base_name, now, random)
         with disk_errors(chosen):
             for name in ("samples", "logs", "checkpoints"):
                 (chosen / name).mkdir()
             _reserve(chosen)
-            for folder in (chosen.parent, chosen.parent.parent):  # they may be as new as the run
+            for folder in (chosen.parent, chosen.parent.parent):  # the parents may be new too
                 sync_to_disk(folder)
         if path is None or root.is_dir():
             _point_latest(root, chosen)
@@ -94,11 +93,13 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path, *, redactor: Redactor | None = None) -> Self:
-        """An existing run, to write on: refused while another process does."""
+        """Open an existing run for writing, and remove the record of its end and its open requests.
+
+        Raises ConfigError while another process writes the run.
+        """
         run = cls(cls.open(path).path, redactor, WriterLock(path / ".lock"))
         with disk_errors(run.path):
             _reserve(run.path)
-            # It continues, so the record of its end no longer holds.
             starting = {"run_id": run.name, "state": "starting"}
             run.write("status", status_document((), time.monotonic(), time.time(), starting))
             (run.path / "summary.json").unlink(missing_ok=True)
@@ -108,9 +109,9 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """An existing run, to read."""
+        """Open an existing run for reading."""
         if not (path / "config.toml").is_file():
-            raise ConfigError("run", path, "it must be a run directory, which holds config.toml; see `relax runs`")
+            raise ConfigError("run", path, "name a run directory, which contains config.toml; see `relax runs`")
         return cls(path.resolve())
 
     @property
@@ -126,17 +127,17 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_config(self, toml: str) -> None:
-        """The resolved configuration; secrets in it are references already, and are kept out here again."""
+        """Write the resolved configuration; its secrets are references, and stray secret values are redacted."""
         text = toml if toml.startswith("# schema") else f"# schema: relax.config/1\n{toml}"
         write_text(self.path / "config.toml", self.redactor.known(text))
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
-        """A document by its name: plugins, provenance, status, summary, trace."""
+        """Write a document: plugins, provenance, status, summary or trace."""
         path, schema = self.path / f"{name}.json", f"relax.{name}/1"
-        # A trace is large and made by us; the others may quote what people and plugins wrote.
+        # A trace is large and needs no redaction; all further documents may quote texts of people and plugins.
         clean = values if name == "trace" else self.redactor.value(plain(values))
         try:
-            # The live status is written often, and worth nothing after a power cut.
+            # The status is written often and is useless after a power failure.
             write_document(path, schema, clean, durable=name != "status")
         except DiskFull:
             if name != "summary" or not (self.path / ".reserve").exists():
@@ -145,11 +146,11 @@ class RunDirectory:
             write_document(path, schema, clean)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a document; None before it is first written."""
+        """Return a document, or None before it is first written."""
         return read_document(self.path / f"{name}.json")
 
     def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float | str) -> None:
-        """One flat line: schema, step, time, then the metrics."""
+        """Append one flat line: schema, step, time, the keys of `more`, then the metrics."""
         if self._metrics is None:
             self._metrics = AppendOnlyFile(self.path / "metrics.jsonl", whole_lines)
         record = {"schema": "relax.metrics/1", "step": step, "time": time, **more, **metrics}
@@ -157,11 +158,11 @@ class RunDirectory:
         self._metrics.append((self.redactor.known(encode(record)) + "\n").encode())
 
     def metrics(self) -> Iterable[dict[str, Any]]:
-        """The lines as they were written; several may share a step."""
+        """Yield the lines as written; several may share a step."""
         return read_lines(self.path / "metrics.jsonl")
 
     def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Transcripts of a step, as one zstd frame."""
+        """Append transcripts of a step as one zstd frame."""
         if not samples:
             return
         if self._samples is None or self._samples[0] != step:
@@ -172,22 +173,22 @@ class RunDirectory:
         self._samples[1].append(frame(self.redactor.known(line) for line in lines))
 
     def samples(self, step: int) -> Iterable[dict[str, Any]]:
-        """Transcripts of a step; none where it has none."""
+        """Yield the transcripts of a step."""
         return read_frames(self.samples_path(step))
 
     def samples_path(self, step: int) -> Path:
         return self.path / "samples" / f"step-{step:06d}.jsonl.zst"
 
     def sample_steps(self) -> list[int]:
-        """Steps that have transcripts."""
+        """Return the steps that have transcripts, in order."""
         found = (_SAMPLES.search(path.name) for path in (self.path / "samples").glob("step-*.jsonl.zst"))
         return sorted(int(match.group(1)) for match in found if match)
 
     def rewind(self, step: int, in_place: bool = False) -> None:
-        """Forget metrics and transcripts of steps above a checkpoint that the run goes back to.
+        """Delete metrics and transcripts of steps after `step`, the checkpoint to which the run goes back.
 
-        `in_place`: rows that the weights of that step have sampled are trained again, so that their transcripts, which are of
-        the step after it, stay.
+        `in_place`: rows sampled with the weights of `step` stay on the bus and are trained again. Their transcripts,
+        filed under `step + 1`, stay too.
         """
         self._close_files()
         with disk_errors(self.path):
@@ -204,8 +205,11 @@ class RunDirectory:
     def save_evidence(
         self, step: int, guard: str, evidence: Mapping[str, Any], groups: Iterable[int], first_step: int
     ) -> Path:
-        """Save what a guard has found: its evidence, the configuration, and the samples of these groups, which were written
-        at `first_step` or later. Evidence of the same step before it, which was undone, stays beside it."""
+        """Save a guard's evidence, the configuration and the samples of `groups` in a new folder; return the folder.
+
+        Samples filed before `first_step`, the start of the stage, are not searched. Earlier evidence of the same step
+        and guard, which a rollback has undone, is kept.
+        """
         root = self.path / "guards"
         with disk_errors(root):
             again = len(list(root.glob(f"step-{step:06d}-{guard}*")))
@@ -224,42 +228,42 @@ class RunDirectory:
         return folder
 
     def request(self, request: Request) -> None:
-        """Ask the run's own process for something, from any other one, also on another machine."""
+        """Send a request to the run's process from any process that can write the directory, on any machine."""
         with disk_errors(self.path):
             self._request_file(request).touch()
 
     def take_request(self, request: Request) -> bool:
-        """Tell, once, that somebody has asked for it."""
+        """Return True if the request is open, and close it."""
         try:
             self._request_file(request).unlink()
-        except OSError:  # there is none, or the file system is out of reach for now
+        except OSError:  # no such request, or the file system is temporarily unreachable
             return False
         return True
 
     def is_requested(self, request: Request) -> bool:
-        """Tell whether somebody has asked for this and nobody has taken it up."""
+        """Return True if the request is open: sent, and not yet taken."""
         return self._request_file(request).exists()
 
     def _request_file(self, request: Request) -> Path:
         return self.path / f".{request}-request"
 
     def sync(self) -> None:
-        """Make what was appended survive a crash of the machine; called when a checkpoint is complete."""
+        """Make appended data survive a crash of the machine; called when a checkpoint is complete."""
         with disk_errors(self.path):
             for path in (*sorted(self._unsynced), *sorted({path.parent for path in self._unsynced})):
-                if path.exists():  # transcripts of steps that were taken back are gone
+                if path.exists():  # `rewind` may have deleted transcripts
                     sync_to_disk(path)
         self._unsynced.clear()
 
     def close(self) -> None:
-        """Let another process write. The run's last words are written before."""
+        """Close the files, delete the reserve and release the lock, so that another process may write the run."""
         self._close_files()
         (self.path / ".reserve").unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.release()
 
     def discard(self) -> None:
-        """Remove a directory in which no run has begun, so that its name is free again."""
+        """Delete the directory of a run that has not begun, so that its name is free again."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -276,12 +280,12 @@ class RunDirectory:
 
 
 def runs_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory in which runs are kept: `$RELAX_RUNS`, else ./runs."""
+    """Return the directory that contains runs: `$RELAX_RUNS`, else ./runs."""
     return Path(environ.get("RELAX_RUNS") or "runs")
 
 
 def run_paths(root: Path) -> list[Path]:
-    """Run directories under `root`, newest first."""
+    """Return the run directories under `root`, newest first."""
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if not path.is_symlink() and (path / "config.toml").is_file()]
@@ -289,7 +293,10 @@ def run_paths(root: Path) -> list[Path]:
 
 
 def find_run(name: str | None, root: Path | None = None) -> Path:
-    """A run by path, by name under `root`, by the start of its name; the latest without one."""
+    """Find a run by its path, its name under `root`, or the start of its name; without a name, find the latest run.
+
+    Raises ConfigError if no run, or more than one, matches.
+    """
     root = root or runs_root()
     if name is not None and (Path(name) / "config.toml").is_file():
         return Path(name).resolve()
@@ -306,14 +313,14 @@ def find_run(name: str | None, root: Path | None = None) -> Path:
 
 
 def refuse_while_written(path: Path) -> None:
-    """Raise ConfigError where another process writes the run in this directory."""
+    """Raise ConfigError if another process writes the run in this directory."""
     if (path / ".lock").exists():
         WriterLock(path / ".lock").release()
 
 
 def _claim(path: Path) -> Path:
     if path.exists() and not path.is_dir():
-        raise ConfigError("run_dir", path, "it is a file; name a directory that is empty or does not exist")
+        raise ConfigError("run_dir", path, "the path is a file; name a directory that is empty or does not exist")
     if path.is_dir() and any(path.iterdir()):
         fix = "name a new directory"
         if any((path / "checkpoints").glob("step-*/state.json")):
@@ -328,7 +335,7 @@ def _claim(path: Path) -> Path:
 
 
 def _reserve(path: Path) -> None:
-    # Random bytes: a compressing file system would give no room for zeros.
+    # Random bytes, since a compressing file system stores zeros in no space.
     (path / ".reserve").write_bytes(os.urandom(RESERVE_BYTES))
 
 
@@ -345,7 +352,7 @@ def _fresh(root: Path, base_name: str, now: datetime, random: Random) -> Path:
 
 
 def _point_latest(root: Path, path: Path) -> None:
-    """`latest` is a convenience: where it is somebody's file, or links are not supported, it is left out."""
+    """Point the link `latest` to the run; do nothing if `latest` is a user's file or links are not supported."""
     latest, draft = root / "latest", root / f".latest.{os.getpid()}"
     if latest.exists() and not latest.is_symlink():
         return

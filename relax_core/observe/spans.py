@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans: how a role, an engine or a rank records what it does; how a run accounts for its time; and the trace.
+"""Spans (timed intervals of the work of roles, engines and ranks), the time metrics derived from spans, and the trace.
 
-Times are monotonic seconds of one clock. SpanRecorder works beside the work itself, in any process; TimeAccount and Trace
-are given the spans that heartbeats bring, and belong to whoever writes the run down.
+Times are monotonic seconds of one clock. A SpanRecorder records in the process that does the work. Heartbeats carry its
+spans to the recorder of the run, which passes them to TimeAccount and Trace.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from relax_core.api.events import Span, SpanKind, TimeSpent
 from relax_core.api.role import Clock
 
 RESOLUTION_S = 1e-4
-"""A shorter state belongs to the one before it: the spans stay few, however busy a loop is."""
+"""A state shorter than this many seconds is added to the span before it, so that a busy loop makes few spans."""
 _SAID = 0
-"""The number of the work that `say` named; sections count from 1."""
+"""Key of the work that `say` named; keys of spans and sections count from 1."""
 _PRECEDENCE: tuple[SpanKind, ...] = ("work", "overhead", "wait")
 
 
@@ -31,15 +31,15 @@ class _State:
     name: str
     owed_by: str = ""
     holds: bool = field(default=False, compare=False)
-    """Nothing else goes on meanwhile."""
+    """True if the state takes precedence over all states without `holds`."""
 
 
 class SpanRecorder:
-    """Records the time of one track; implements `api.role.SpanTrack`.
+    """The recorder of one track's time; implements `api.role.SpanTrack`.
 
     Invariants:
-    - Spans never overlap and are in order; gaps are idle. Several things may be open at once: the span is of the one that
-      comes first (holding all others, then work, overhead, wait).
+    - Spans are in order and never overlap; gaps are idle time. If several states are open, the time belongs to the
+      first in this order: a state that `holds`, work, overhead, wait.
     - Every span is taken once.
     """
 
@@ -55,16 +55,16 @@ class SpanRecorder:
 
     @property
     def working(self) -> bool:
-        """Tell whether some section of work is open."""
+        """True while a state of kind work is open."""
         return any(state.kind == "work" for state in self._open.values())
 
     def rest(self, work: str, kind: SpanKind = "work") -> None:
-        """Set what a role does while nothing else is open."""
+        """Set the state of the track while no span is open and `section` was never used."""
         self._base = _State(kind, work)
         self._update()
 
     def say(self, work: str) -> None:
-        """Set what it works at from now on; the empty string: nothing."""
+        """Set the work of the track from now on; an empty string ends it."""
         if work:
             self._open[_SAID] = _State("work", work)
         else:
@@ -73,14 +73,14 @@ class SpanRecorder:
 
     @contextmanager
     def section(self, what: str) -> Iterator[None]:
-        """Open one of several pieces of work side by side: outside of them the track does nothing of its own."""
+        """Record one of several concurrent pieces of work. Once used, the track is idle while nothing is open."""
         self._by_sections = True
         with self.span("work", what):
             yield
 
     @contextmanager
     def span(self, kind: SpanKind, name: str, owed_by: str = "", holds: bool = False) -> Iterator[None]:
-        """Open something that lasts from entry to exit. `holds`: no work goes on meanwhile, whatever sections are open."""
+        """Record a state from entry to exit. `holds`: it takes precedence, also over open sections."""
         self._numbers += 1
         number = self._numbers
         self._open[number] = _State(kind, name, owed_by, holds)
@@ -92,13 +92,13 @@ class SpanRecorder:
             self._update()
 
     def take(self) -> tuple[Span, ...]:
-        """Take the spans up to now that were not taken before."""
+        """Return the spans up to now that were not taken before."""
         self._close(self._clock.now())
         spans, self._spans = tuple(self._spans), []
         return spans
 
     def _update(self) -> None:
-        """Close the span that lasted until now when another state comes first."""
+        """Close the current span if a different state now takes precedence."""
         states = list(self._open.values())
         found = [state for state in states if state.holds]
         for kind in _PRECEDENCE:
@@ -109,7 +109,7 @@ class SpanRecorder:
             self._current = state
 
     def _close(self, now: float) -> None:
-        """Record what lasted from `_since` until now; too short a time goes to what came before."""
+        """Record the current state from `_since` until now; add a time below `RESOLUTION_S` to the span before it."""
         start, self._since = self._since, now
         state = self._current
         if now - start < RESOLUTION_S and self._spans and self._spans[-1].end == start:
@@ -126,24 +126,24 @@ class SpanRecorder:
 
 
 class Unwatched:
-    """The track of a worker whose time nobody records."""
+    """A track that records nothing."""
 
     def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
         return nullcontext()
 
     def say(self, work: str) -> None:
-        """Record nothing."""
+        """Do nothing."""
 
 
 PATIENCE_S = 5.0
-"""A role that has sent nothing for this long after a step's end is gone, and the step is accounted without it."""
+"""Seconds after a step's end for which a role's spans are awaited; then the step is accounted for without them."""
 DEVICES_OF = ("actor", "rollout")
-"""Roles with a bubble fraction of their own."""
+"""Roles with a separate bubble fraction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One step, from commit to commit."""
+    """The time from the commit of one step to the commit of the next, in seconds of the hub's clock."""
 
     step: int
     start: float
@@ -155,11 +155,11 @@ class Window:
 
 
 class TimeAccount:
-    """Accounts for each step's time by spans of roles and devices: busy, waiting (for whom), idle, bubble.
+    """The time metrics of each step, from the spans of roles and devices: busy, wait (by debtor), idle, bubbles.
 
     Invariants:
     - A step's window lies between two commits, on the hub's clock; windows never overlap.
-    - A window is accounted once every role has sent its spans up to the window's end; only spans of open windows are held.
+    - A window is taken once every role has sent its spans up to the window's end. Spans of taken windows are dropped.
     """
 
     def __init__(self) -> None:
@@ -167,12 +167,13 @@ class TimeAccount:
         self._latest = 0.0
         self._roles: set[str] = set()
         self._spans: dict[str, deque[Span]] = defaultdict(deque)
-        """By track, in order."""
+        """Spans of open windows by track, in order."""
         self._role_of: dict[str, str] = {}
-        """Role that a track works for."""
+        """Role to which each track belongs."""
         self._owing: dict[str, set[str]] = defaultdict(set)
+        """Debtors of each track's waits."""
         self._devices: dict[str, set[str]] = defaultdict(set)
-        """By role. A device is known from its first span on, such as the load of the model."""
+        """Devices by role; a device is known from its first span on, such as the load of the model."""
         self._windows: deque[Window] = deque()
         self._last_end: float | None = None
 
@@ -188,7 +189,7 @@ class TimeAccount:
                 self._owing[span.track].add(debtor(span.owed_by))
 
     def step(self, step: int, at: float, step_s: float) -> Window:
-        """Close the window of a committed step; the first one's is as long as the step says."""
+        """Return the window of the step committed at `at`; the first window lasts `step_s` seconds."""
         start = self._last_end if self._last_end is not None and self._last_end < at else at - step_s
         window = Window(step, start, at)
         self._windows.append(window)
@@ -196,7 +197,7 @@ class TimeAccount:
         return window
 
     def take(self, finish: bool = False) -> Iterator[tuple[Window, dict[str, float]]]:
-        """Yield the steps whose time is wholly known; with `finish` all."""
+        """Yield windows whose spans are complete, with their metrics; with `finish`, yield all windows."""
         while self._windows:
             end = self._windows[0].end
             known = bool(self._until) and (min(self._until.values()) >= end or self._latest >= end + PATIENCE_S)
@@ -212,12 +213,12 @@ class TimeAccount:
                     spans.popleft()
 
     def rewind(self) -> None:
-        """Forget open windows: the run goes back."""
+        """Drop open windows, since the run goes back."""
         self._windows.clear()
         self._last_end = None
 
     def _of_role(self, role: str, window: Window) -> dict[str, float]:
-        """Account a role's own track; its devices count in the bubbles."""
+        """Return the time metrics of a role's own track, without its devices."""
         spans = list(clipped(self._spans.get(role, ()), window))
         busy = sum(span.end - span.start for span in spans if span.kind != "wait")
         owed = dict.fromkeys(sorted(self._owing[role]), 0.0)
@@ -233,7 +234,7 @@ class TimeAccount:
         }
 
     def _bubbles(self, window: Window) -> dict[str, float]:
-        """Compute shares of device time without work. A device that two tracks share works while either does."""
+        """Return the shares of device time without work. A device shared by two tracks works while either works."""
         if window.seconds <= 0:
             return {}
         worked = self._worked(window)
@@ -249,7 +250,7 @@ class TimeAccount:
         return metrics | ({"time/generate_s": sum(generating.values())} if self._devices["rollout"] else {})
 
     def _worked(self, window: Window, of: str = "") -> dict[str, float]:
-        """Return seconds of work by device; `of` one role, or all."""
+        """Return seconds of work by device, of the role `of` or of all roles."""
         intervals: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for track, spans in self._spans.items():
             if of in ("", self._role_of[track]):
@@ -258,7 +259,7 @@ class TimeAccount:
                         intervals[device].append((span.start, span.end))
         worked: dict[str, float] = defaultdict(float)
         for device, found in intervals.items():
-            reached = float("-inf")  # the union's length: what overlaps counts once
+            reached = float("-inf")  # overlapping intervals count once
             for start, end in sorted(found):
                 worked[device] += max(end - max(start, reached), 0.0)
                 reached = max(reached, end)
@@ -266,13 +267,13 @@ class TimeAccount:
 
 
 def debtor(owed_by: str) -> str:
-    """Return the first name of those that a wait says in words: `rollout, then advantages` is `rollout`."""
+    """Return the first name in the words of a wait's `owed_by`: `rollout` for `rollout, then advantages`."""
     first = owed_by.replace(",", " ").replace("(", " ").split()
     return first[0].replace("/", "-") if first else "nobody"
 
 
 def clipped(spans: Iterable[Span], window: Window) -> Iterator[Span]:
-    """Yield the parts of spans that lie in a window."""
+    """Yield the parts of spans inside a window."""
     for span in spans:
         start, end = max(span.start, window.start), min(span.end, window.end)
         if start < end:
@@ -281,14 +282,15 @@ def clipped(spans: Iterable[Span], window: Window) -> Iterator[Span]:
 
 MAX_EVENTS = 100_000
 PROCESSES = ("run", "roles", "devices")
-"""Tracks are grouped as Chrome's processes, in this order."""
+"""Groups of tracks, shown as processes of a Chrome trace in this order."""
 _COLOURS = {"wait": "grey", "overhead": "yellow"}
 
 
 class Trace:
-    """Spans of roles, engines and ranks as Chrome trace events, a track each; `document` is `trace.json` for Perfetto.
+    """Spans as Chrome trace events, with one track per role, engine and rank; Perfetto reads the `document`.
 
-    Invariants: spans on one track never overlap, as viewers draw no two there; the oldest events go beyond `max_events`.
+    Invariants: spans on one track never overlap, since viewers cannot draw that. Beyond `max_events`, the oldest events
+    are dropped.
     """
 
     def __init__(self, origin: float, max_events: int = MAX_EVENTS) -> None:
@@ -296,25 +298,25 @@ class Trace:
         self._events: deque[dict[str, Any]] = deque(maxlen=max_events)
         self._tracks: dict[tuple[str, str], int] = {}
         self._last: dict[str, tuple[tuple[str, str, float], dict[str, Any]]] = {}
-        """Last event of each track, and what it did, for whom it waited, until when."""
+        """Last event of each track, preceded by its (name, debtor, end)."""
         self._ends: dict[tuple[str, str], float] = {}
-        """End of the last span, by track of the run."""
+        """End of the last span, by (process, track)."""
         self._steps: list[tuple[float, int]] = []
-        """(end, number) of every step, in order."""
+        """(end, step) of every committed step, in order."""
 
     def span(self, name: str, track: str, start: float, end: float, process: str = "run", **arguments: Any) -> None:
-        """Add something that lasted, on the track or the first beside it where nothing lasts longer than `start`."""
+        """Add a span on `track`, or on the first of `track 2`, `track 3`, ... that is free at `start`."""
         tracks = chain((track,), (f"{track} {number}" for number in count(2)))
         track = next(name for name in tracks if self._at(self._ends.get((process, name), start)) <= self._at(start))
         self._ends[process, track] = max(end, self._ends.get((process, track), end))
         self._add("X", name, process, track, start, dur=max(self._at(end) - self._at(start), 0), args=arguments)
 
     def mark(self, name: str, track: str, at: float) -> None:
-        """Add something that happened."""
+        """Add an instant event."""
         self._add("i", name, "run", track, at, s="t")
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Add what tracks did."""
+        """Add recorded spans; extend a span of which heartbeats bring a further part."""
         for span in spans:
             wait = span.kind == "wait"
             arguments = {"kind": span.kind, **({"owed_by": span.owed_by} if span.owed_by else {})}
@@ -323,7 +325,7 @@ class Trace:
             process = "devices" if span.devices else "roles"
             before = self._last.get(span.track)
             if before is not None and before[0] == (name, span.owed_by, span.start):
-                event = before[1]  # it came in parts, with the heartbeats
+                event = before[1]  # a further part of the same span
                 event["dur"] = self._at(span.end) - event["ts"]
             else:
                 duration = max(self._at(span.end) - self._at(span.start), 0)
@@ -331,7 +333,7 @@ class Trace:
             self._last[span.track] = (name, span.owed_by, span.end), event
 
     def step(self, step: int, start: float, end: float, counters: Mapping[str, Mapping[str, float]]) -> None:
-        """Add a committed step; spans that began within it carry its number. Counters are drawn as curves."""
+        """Add a committed step, whose number marks the spans that began in it; viewers draw `counters` as curves."""
         self._steps.append((end, step))
         self.span(f"step {step}", "steps", start, end, step=step)
         for name, values in counters.items():
@@ -363,7 +365,7 @@ class Trace:
         return [*processes, *threads]
 
     def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Add the step that an event began in."""
+        """Return the event with the number of the step in which it began."""
         if event["ph"] != "X" or "step" in event["args"] or event["ts"] < 0:
             return event
         at = bisect_left(self._steps, (event["ts"] / 1e6 + self._origin + 1e-6, 0))
@@ -380,5 +382,5 @@ class Trace:
         return event
 
     def _at(self, seconds: float) -> int:
-        """Convert to microseconds; both ends of a span are rounded alike, so that neighbours meet."""
+        """Convert to microseconds since the origin; equal times round equally, so adjacent spans meet."""
         return round((seconds - self._origin) * 1e6)

@@ -81,5 +81,5 @@ def test_a_change_that_never_ends_is_named_and_not_waited_for(tmp_path: Path, mo
 
 def test_a_file_that_holds_no_number_is_named(tmp_path: Path) -> None:
     (tmp_path / ".epoch").write_text("what?")
-    with pytest.raises(InfrastructureError, match=r"\.epoch: 'what\?' is no number of starts"):
+    with pytest.raises(InfrastructureError, match=r"\.epoch: 'what\?' is not a start counter"):
         RunEpoch.begin(tmp_path)

@@ -186,7 +186,7 @@ def test_a_wait_beyond_its_limit_is_told_once_and_a_pause_is_none(clock):
     assert [title for title, _ in received] == [
         "maths: critic waits too long", "maths: rollout waits too long", "maths: critic waits too long",
     ]  # fmt: skip
-    assert received[0][1] == "critic has waited 71 s for a grant, owed by actor; `relax why` follows the waits"
+    assert received[0][1] == "critic has waited 71 s for a grant, owed by actor; see `relax why`"
 
 
 def test_an_address_that_hangs_holds_neither_the_run_nor_the_others():

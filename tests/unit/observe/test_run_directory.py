@@ -65,7 +65,7 @@ def test_an_empty_directory_may_be_named_and_a_file_may_not(tmp_path):
     (tmp_path / "empty").mkdir()
     assert create(tmp_path, tmp_path / "empty").path == tmp_path / "empty"
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="it is a file"):
+    with pytest.raises(ConfigError, match="the path is a file"):
         create(tmp_path, tmp_path / "file")
 
 

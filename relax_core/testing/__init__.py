@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance kit: one module a kind, as the table of kinds names it. Needs the extra `relax-core[testing]`.
+"""The conformance kit: one test suite per kind of component. Needs the extra `relax-core[testing]`.
 
-Only tests and `relax plugins check` load it; nothing of the core imports it.
+Only tests and `relax plugins check` import this package; the core itself does not.
 """
 
 import pkgutil

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of algorithms: advantages of valid members only, a loss that no split, padding or order of rows
-changes."""
+"""The conformance suite of algorithms.
+
+The advantages of a group must be finite and depend on no second group. The loss must not depend on chunks, padding or
+row order.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,21 @@ from relax_core.testing.suite import Suite
 
 
 class AlgorithmSuite(Suite):
-    """Subclass it and name the component."""
+    """The suite of an algorithm; a subclass sets `component`."""
 
     kind = "algorithm"
     groups: ClassVar[int] = 3
     group_size: ClassVar[int] = 4
     stops_gradients: ClassVar[bool] = False
-    """True where the loss detaches on purpose, so that finite differences say nothing."""
+    """True if the loss detaches tensors on purpose, which makes a comparison with finite differences meaningless."""
 
     @classmethod
     def prepare(cls) -> None:
-        import relax_core.testing.algorithm_outputs  # noqa: F401  torch takes longer than any exercise
+        import relax_core.testing.algorithm_outputs  # noqa: F401  importing torch takes longer than any exercise
 
     @classmethod
     def exercise(cls, component: Any) -> Any:
-        """Everything once, rounded to what one machine repeats."""
+        """Return all losses with their gradients, and the advantages, computed once."""
         rows = cls.rows(component)
         learnt = [learn(component, rows, fit) for fit in ("", *component.fits)]
         losses = [[repr(one.loss), {name: g.tolist() for name, g in one.gradients.items()}] for one in learnt]
@@ -40,29 +43,31 @@ class AlgorithmSuite(Suite):
 
     @classmethod
     def rows(cls, component: Any) -> RowBatch:
-        """The rows that are learnt from."""
+        """Return the rows to learn from."""
         return random_rows(component, cls.groups, max(cls.group_size, component.min_group_size))
 
     @pytest.fixture
     def each(self, made: Any) -> list[tuple[str, RowBatch]]:
-        """(fit, rows) of every loss it has: its own, named "", and those of further models."""
+        """Return (fit, rows) for every loss: fit "" is the policy's loss, the names in `fits` are further models'."""
         return [(fit, self.rows(made)) for fit in ("", *made.fits)]
 
     def test_columns_and_outputs_are_typed(self, made: Any) -> None:
-        assert all(isinstance(column, Column) for column in made.columns()), "columns() gives a frozenset of Column"
-        assert all(isinstance(output, Output) for output in made.outputs()), "outputs() gives a frozenset of Output"
+        assert all(isinstance(column, Column) for column in made.columns()), "columns() must return Column objects"
+        assert all(isinstance(output, Output) for output in made.outputs()), "outputs() must return Output objects"
 
     def test_advantages_have_their_shape(self, made: Any) -> None:
         rows = _rollout_rows(self, made)
         groups = _grouping(made, rows).groups
         advantages = _advantages(made, groups)
         tokens = (len(rows.columns["tokens"].values),)
-        assert tuple(advantages.values.shape) in (tuple(groups.rewards.shape), tokens), "[groups, samples] or [tokens]"
-        assert np.isfinite(_credited(made, rows)).all(), "advantages must be finite, also where all rewards are equal"
+        assert tuple(advantages.values.shape) in (tuple(groups.rewards.shape), tokens), (
+            "advantages() must return the shape [groups, samples] or [tokens]"
+        )
+        assert np.isfinite(_credited(made, rows)).all(), "advantages must be finite, also if all rewards are equal"
 
     def test_groups_do_not_touch_each_other(self, made: Any) -> None:
         if made.statistics is Scope.BATCH:
-            pytest.skip("its statistics are over the batch")
+            pytest.skip("statistics is Scope.BATCH: advantages may depend on other groups")
         rows = _rollout_rows(self, made)
         first = [index for index, row in enumerate(rows.ids) if row.group == 0]
         alone = _credited(made, rows.take(first))
@@ -76,15 +81,15 @@ class AlgorithmSuite(Suite):
                 _check_term(name, term, batch)
             for name, metric in loss.metrics.items():
                 assert len(metric) == 2 and all(part.numel() == 1 for part in metric), (
-                    f"metric {name}: give (sum, count)"
+                    f"metric {name} is not a pair of scalars; return (sum, count)"
                 )
 
     def test_the_loss_divides_by_the_counts_that_it_declares(self, made: Any) -> None:
         if not made.denominators:
-            pytest.skip("it declares no denominators: each step waits for all of its rows")
+            pytest.skip("denominators is empty: each step waits for all of its rows")
         batch, outputs = prepared(made, self.rows(made), "")
         used = {term.denominator for term in loss_of(made, "", batch, outputs).terms.values()}
-        told = f"denominators: got {sorted(made.denominators)}, the loss divides by {sorted(used)} too; declare all"
+        told = f"denominators is {sorted(made.denominators)}, but the loss divides by {sorted(used)}; declare all"
         assert used <= made.denominators, told
 
     def test_masked_positions_get_no_gradient(self, made: Any, each: Any) -> None:
@@ -100,7 +105,10 @@ class AlgorithmSuite(Suite):
         silent = rows.with_columns({"advantages": Ragged(
             np.zeros_like(rows.columns["advantages"].values), rows.columns["advantages"].lengths)})  # fmt: skip
         for name, gradient in learn(made, silent, "").gradients.items():
-            assert not gradient.any(), f"{name}: zero advantages have a gradient, and their rows would be left out"
+            assert not gradient.any(), (
+                f"{name}: rows whose advantages are 0 have a gradient; zero_advantage_skips must be False, since their "
+                "rows would be left out"
+            )
 
     def test_splitting_into_chunks_changes_nothing(self, made: Any, each: Any) -> None:
         for fit, rows in each:
@@ -113,7 +121,7 @@ class AlgorithmSuite(Suite):
             for name, metric in whole.metrics.items():
                 if not name.endswith(("_max", "_min")):
                     summed = [sum(part.metrics[name][at] for part in parts) for at in (0, 1)]
-                    assert summed == pytest.approx(metric, rel=1e-6), f"metric {name} is no sum over tokens or rows"
+                    assert summed == pytest.approx(metric, rel=1e-6), f"metric {name} is not a sum over tokens or rows"
 
     def test_padding_changes_nothing(self, made: Any, each: Any) -> None:
         for fit, rows in each:
@@ -131,24 +139,26 @@ class AlgorithmSuite(Suite):
 
     def test_gradients_match_finite_differences(self, made: Any, each: Any) -> None:
         if self.stops_gradients:
-            pytest.skip("it stops gradients on purpose")
+            pytest.skip("stops_gradients is True")
         for fit, rows in each:
             for name, gradient in learn(made, rows, fit).gradients.items():
                 slope = measured(made, rows, fit, name, gradient.shape)
                 same = np.allclose(slope, gradient, rtol=1e-4, atol=1e-7)
                 if not same and self.generic:
-                    pytest.skip(f"{name}: differ, as where a loss detaches on purpose; its own tests must say so")
-                assert same, f"{name}: autograd and finite differences disagree; set stops_gradients if it detaches"
+                    pytest.skip(f"{name}: autograd and finite differences differ; set stops_gradients in its own suite")
+                assert same, f"{name}: autograd and finite differences differ; set stops_gradients if the loss detaches"
 
 
 def _check_term(name: str, term: Any, batch: Any) -> None:
-    assert isinstance(term, Term), f"{name}: got {type(term).__name__}; return Term(value, ...)"
+    assert isinstance(term, Term), f"term {name} is a {type(term).__name__}; return Term(value, ...)"
     count = {"token": len(batch.tokens), "row": batch.num_rows, "pair": batch.num_rows // 2}[term.per]
-    assert tuple(term.value.shape) == (count,), f"{name}: per {term.per} means [{count}], got {list(term.value.shape)}"
+    assert tuple(term.value.shape) == (count,), (
+        f"term {name} has the shape {list(term.value.shape)}; per {term.per} means [{count}]"
+    )
 
 
 def _chunks(algorithm: Any, rows: RowBatch) -> Iterator[Sequence[int]]:
-    """Rows one by one; pairs stay together."""
+    """Yield chunks of one row; both rows of a pair are one chunk."""
     if algorithm.source is not Source.PAIRS:
         return ([index] for index in range(len(rows)))
     return ([i, i + 1] for i in range(0, len(rows), 2))
@@ -160,9 +170,9 @@ def _by_token(learnt: Learnt, rows: RowBatch) -> list[tuple[str, np.ndarray]]:
 
 
 def _rollout_rows(suite: AlgorithmSuite, algorithm: Any) -> RowBatch:
-    """Rows whose last group has equal rewards and one failed member."""
+    """Return rows whose last group has equal rewards and one failed sample."""
     if algorithm.source is not Source.ROLLOUT:
-        pytest.skip(f"its source is {algorithm.source}: it has no advantages")
+        pytest.skip(f"source is {algorithm.source}: the algorithm has no advantages")
     rows = suite.rows(algorithm)
     equal = [index for index, row in enumerate(rows.ids) if row.group == rows.ids[-1].group]
     rows.columns["rewards"].values[equal] = 1.0
@@ -180,12 +190,12 @@ def _grouping(algorithm: Any, rows: RowBatch) -> Any:
 
 
 def _credited(algorithm: Any, rows: RowBatch) -> np.ndarray:
-    """[tokens] advantages as the rows get them."""
+    """Return the advantages as the rows get them, [tokens]."""
     grouping = _grouping(algorithm, rows)
     return np.asarray(grouping.columns(_advantages(algorithm, grouping.groups))["advantages"].values)
 
 
 def _advantages(algorithm: Any, groups: Groups) -> Advantages:
     advantages = algorithm.advantages(groups)
-    assert isinstance(advantages, Advantages), f"got {type(advantages).__name__}; return Advantages"
+    assert isinstance(advantages, Advantages), f"advantages() returned {type(advantages).__name__}; return Advantages"
     return advantages

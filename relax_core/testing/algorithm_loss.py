@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One chunk through an algorithm's loss in float64: the loss, its gradients and metrics as plain numbers."""
+"""Evaluation of an algorithm's loss on one chunk in float64: the loss, its gradients and metrics as plain numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from relax_core.api.algorithm import Loss
 from relax_core.api.batch import RowBatch
 
 NUDGE = 1e-6
-"""Step of finite differences in float64; far from the kinks of clipping on random values."""
+"""Step of finite differences in float64; small enough that random values do not cross a clipping bound."""
 
 
 class Learnt(NamedTuple):
-    """The results of training on rows: the loss, its gradient by output ([tokens, ...] each), and metrics as (sum,
-    count)."""
+    """The loss of rows, its gradient by output ([tokens, ...] each), and metrics as (sum, count)."""
 
     loss: float
     gradients: dict[str, np.ndarray]
@@ -24,7 +23,7 @@ class Learnt(NamedTuple):
 
 
 def learn(algorithm: Any, rows: RowBatch, fit: str, counted: RowBatch | None = None, nudge: Any = None) -> Learnt:
-    """One chunk's share of the update: float64, denominators counted over `counted`."""
+    """Return one chunk's share of the update, in float64; denominators are counted over `counted` (default: `rows`)."""
     from relax_core import learn as parts
 
     batch, outputs = prepared(algorithm, rows, fit, nudge)
@@ -42,7 +41,7 @@ def learn(algorithm: Any, rows: RowBatch, fit: str, counted: RowBatch | None = N
 
 def loss_of(algorithm: Any, fit: str, batch: Any, outputs: Any) -> Loss:
     loss = algorithm.fit_loss(fit, batch, outputs) if fit else algorithm.loss(batch, outputs)
-    assert isinstance(loss, Loss), f"got {type(loss).__name__}; return Loss(terms={{...}})"
+    assert isinstance(loss, Loss), f"the loss method returned {type(loss).__name__}; return Loss(terms={{...}})"
     return loss
 
 
@@ -57,7 +56,7 @@ def prepared(algorithm: Any, rows: RowBatch, fit: str, nudge: Any = None) -> tup
 
 
 def measured(algorithm: Any, rows: RowBatch, fit: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient by central differences, one number at a time."""
+    """Compute the gradient for one output by central differences, one number at a time."""
     gradient = np.zeros(shape)
     for place in np.ndindex(shape):
         up, down = (learn(algorithm, rows, fit, nudge=(name, place, step)).loss for step in (NUDGE, -NUDGE))

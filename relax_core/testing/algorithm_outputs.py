@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaf tensors in place of a model's forward, so that an algorithm's gradient can be looked at directly."""
+"""Leaf tensors in place of a model's forward, so that tests can inspect the gradient of an algorithm's loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CRITIC = frozenset({Output("values")})
 
 
 class LeafOutputs(Outputs):
-    """The outputs an algorithm asked for; equal for a row whatever chunk it is in."""
+    """Random values for the outputs that an algorithm declares; a row has the same values in every chunk."""
 
     def __init__(self, leaves: dict[str, Tensor]) -> None:
         super().__init__(leaves)
@@ -25,7 +25,7 @@ class LeafOutputs(Outputs):
 
     @classmethod
     def of(cls, algorithm: Any, batch: PackedBatch, critic: bool, nudge: Any = None) -> Self:
-        """`nudge` = (name, place, by) moves one number of one output."""
+        """Draw the outputs; `nudge` = (name, index, amount) adds an amount to one number of one output."""
         wanted = algorithm.outputs() | (_CRITIC if critic else frozenset())
         arrays: dict[str, np.ndarray] = {}
         for output in sorted(wanted, key=repr):
@@ -37,7 +37,7 @@ class LeafOutputs(Outputs):
 
 
 def _arrays(output: Output, batch: PackedBatch) -> dict[str, np.ndarray]:
-    """[tokens, ...] of one output, [rows] of rewards; log-probs stay near the columns they are compared with."""
+    """Draw one output: [tokens, ...], or [rows] for rewards. Log-probs stay close to `old_log_probs`."""
     if output.name == "top_k":
         shape = (output.k,)
         return {
@@ -57,7 +57,7 @@ def _arrays(output: Output, batch: PackedBatch) -> dict[str, np.ndarray]:
 
 
 def _noise(batch: PackedBatch, name: str, shape: tuple[int, ...], ids: bool = False) -> np.ndarray:
-    """Drawn row by row from the row's own id, so that splitting and padding leave it as it is."""
+    """Draw noise for each row from a seed made of its id, so that splitting and padding do not change it."""
     rows = []
     for row, length in zip(batch.rows.ids, batch.lengths.tolist(), strict=True):
         random = np.random.default_rng([*row, sum(name.encode())])

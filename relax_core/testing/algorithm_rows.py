@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random rows for an algorithm under test: every column it names, in whole groups, of lengths that differ."""
+"""Random rows for an algorithm under test: whole groups, different lengths, and every column that it names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from relax_core.api.bus import Sealed
 from relax_core.api.trajectory import Outcome
 
 PROMPT = 2
-"""Given tokens at the start of each row."""
+"""Number of given tokens at the start of each row."""
 _VOCAB = 32
 FAILED = list(Outcome).index(Outcome.REWARD_ERROR)
 _ALWAYS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "rewards", "weight_versions")
 
 
 def random_rows(algorithm: Any, groups: int, group_size: int, seed: int = 0) -> RowBatch:
-    """One row a sample; `advantages` are constant over a row, one row has an observation in its middle."""
+    """Draw one row per sample. `advantages` are constant over a row; the first row has an observation in its middle."""
     random = np.random.default_rng(seed)
     if algorithm.source is Source.PAIRS:
         group_size = 2
@@ -50,8 +50,10 @@ def random_rows(algorithm: Any, groups: int, group_size: int, seed: int = 0) -> 
 
 
 def with_turns(rows: RowBatch) -> RowBatch:
-    """Rows whose turns are the stretches between given tokens; all begin in one state and one context, the last one earns the
-    reward."""
+    """Add turn columns to rows: each run of trained tokens is a turn.
+
+    All turns begin in the same state and context; the last turn of a row earns its reward.
+    """
     mask, rewards = rows.columns["loss_mask"], rows.columns["rewards"].values
     turns = [np.cumsum(np.diff(row, prepend=0) == 1) * row - 1 for row in (own.astype(np.int32) for own in mask.rows())]
     earned = [np.where(row == row.max(), reward, 0.0) for row, reward in zip(turns, rewards, strict=True)]
@@ -67,7 +69,7 @@ def with_turns(rows: RowBatch) -> RowBatch:
 
 
 def padded(rows: RowBatch, width: int) -> RowBatch:
-    """The same rows with `width` further tokens that nobody trains, filled with other values."""
+    """Append `width` tokens with loss_mask 0 and arbitrary values to each row."""
     random = np.random.default_rng(9)
     lengths = rows.columns["tokens"].lengths
     columns = dict(rows.columns)
@@ -80,7 +82,7 @@ def padded(rows: RowBatch, width: int) -> RowBatch:
 
 
 def sealed(rows: RowBatch) -> dict[AttemptId, Sealed]:
-    """The samples of these rows as the bus knows them, from their rewards and outcomes."""
+    """Return the samples of these rows as the bus seals them, with their rewards and outcomes."""
     trained = [int(mask.sum()) for mask in rows.columns["loss_mask"].rows()]
     judged = zip(rows.columns["rewards"].values, rows.columns["outcome"].values, trained, strict=True)
     return {
@@ -90,7 +92,7 @@ def sealed(rows: RowBatch) -> dict[AttemptId, Sealed]:
 
 
 def greedy(rows: RowBatch) -> dict[AttemptId, Sealed]:
-    """One more sample of each group, without rows, where an algorithm asks for it."""
+    """Return one greedy baseline sample per group, which has no rows."""
     last = {row.group: row for row in rows.ids}
     attempts = [AttemptId(group, row.sample + 1, row.attempt) for group, row in last.items()]
     return {attempt: Sealed(attempt, 0, Outcome.FINISHED, 0.5, baseline=True) for attempt in attempts}
@@ -118,7 +120,7 @@ def _column(column: Column, lengths: np.ndarray, random: np.random.Generator) ->
 
 
 def _values(column: Column, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-    """Log-probs are negative, ids and versions small; float64, so that gradients can be measured."""
+    """Draw column values: negative log-probs, small ids and versions; float64, for finite differences."""
     if not column.dtype.startswith(("float", "bfloat")):
         return random.integers(0, 2, shape).astype("int64" if column.dtype == "object" else column.dtype)
     values = random.normal(size=shape)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exercises a suite in a process of its own, so that a component that blocks or crashes fails its suite and stops nothing.
+"""Runs of a suite's exercise in a separate process, so that a blocking or crashing component fails only its suite.
 
-The suite travels there by cloudpickle over a pipe; classes of modules that the process could not import go by value. The
-processes are forked from servers, one for each hash seed, which have imported what is slow and never run code of authors;
-where nothing can be forked they are started plainly. `child.py` is the other end.
+The suite is sent there with cloudpickle over a pipe; classes from modules that the process cannot import are sent by
+value. Processes are forked from servers, one per hash seed, which have imported slow modules and never run a plugin's
+code. If forking fails, a new interpreter is started. `child.py` is the code of these processes.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ import cloudpickle
 from relax_core.registry.handshake import find_module
 
 START_S = 180.0
-"""For imports, before the exercise's own deadline begins: heavy libraries load slowly on a busy machine."""
+"""Seconds for imports, before the exercise's own deadline begins; heavy libraries load slowly on a busy machine."""
 READY = b"\x00ready\n"
 MODULE = "relax_core.testing.child"
 SLOW_MODULES = ("numpy", "sympy", "math_verify", "torch", "transformers", "transformers.modeling_utils")
-"""Imported by a server where the process of the tests has them too."""
+"""Modules that a server imports if the process of the tests has imported them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """An end: a value, or an error."""
+    """The result of an exercise: its value, or an error."""
 
     value: Any = None
     error: str = ""
     raised: bool = False
-    """The component raised: its samples may not suit it."""
+    """True if the component raised; the suite's samples may not suit it."""
     blocked: bool = False
+    """True if the exercise, or its imports, missed the deadline."""
 
 
 def run_apart(suite: type[Any], hash_seed: int, deadline_s: float) -> Apart:
-    """`suite.exercise` on a new instance, in another process with this hash seed."""
+    """Run `suite.exercise` on a new instance in another process with this hash seed."""
     path = [entry for entry in sys.path if entry]
     environ = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(path)}
     modules = [name for name in SLOW_MODULES if name in sys.modules]
@@ -60,18 +61,18 @@ def run_apart(suite: type[Any], hash_seed: int, deadline_s: float) -> Apart:
 
 @dataclass
 class ExerciseProcess:
-    """A process in a session of its own, and its pipes."""
+    """A process that runs an exercise, in its own process group, and its pipes."""
 
     pid: int
     stdin: int
     stdout: int
     stderr: int
     wait: Callable[[], int]
-    """Return the exit code, or the negative signal."""
+    """Wait for the end; return the exit code, or the negative number of the signal."""
 
     def end(self) -> None:
-        """Kill it with all that it started."""
-        with suppress(ProcessLookupError):  # it has ended already, and left nothing
+        """Kill the process and all processes that it started, and close the pipes."""
+        with suppress(ProcessLookupError):  # the process and its children have ended already
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
         for pipe in (self.stdin, self.stdout, self.stderr):
@@ -92,18 +93,18 @@ def _started(environ: Mapping[str, str]) -> ExerciseProcess:
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Make the child's ends of stdin, stdout and stderr, and ours."""
+    """Make pipes for stdin, stdout and stderr; return the child's ends and this process's ends."""
     (reads, to_child), (from_child, writes), (noise, complains) = os.pipe(), os.pipe(), os.pipe()
     return (reads, writes, complains), (to_child, from_child, noise)
 
 
 class Server:
-    """This process's side of a server: `started -> (asked to fork, then for the child's end)* -> ended` with this process.
+    """A client of a fork server: `started -> (fork -> exit code of the child)* -> ended` with this process.
 
     Invariants:
-    - There is one for each hash seed; its children have the environment, directory and path of the time they are asked for.
-    - It has one child at a time, and waits for it.
-    - One that can't fork, or died, gives no child; then one is started plainly.
+    - There is one server per hash seed. A child gets the environment, directory and path of the moment of its request.
+    - A server has one child at a time and waits for its end.
+    - A server that cannot fork, or has died, yields no child; the caller then starts a new interpreter.
     """
 
     _running: ClassVar[dict[str, Server]] = {}
@@ -119,21 +120,21 @@ class Server:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Self:
-        """Return the running server of this hash seed; start it where there is none."""
+        """Return the running server of this hash seed; start one if necessary."""
         server = cls._running.get(environ["PYTHONHASHSEED"])
         if server is None or server._process.poll() is not None:
             server = cls._running[environ["PYTHONHASHSEED"]] = cls(environ)
         return server  # type: ignore[return-value]
 
     def fork(self, modules: list[str], environ: Mapping[str, str], path: list[str]) -> ExerciseProcess | None:
-        """Fork a child that has these modules."""
+        """Fork a child that has imported these modules; return None if that fails."""
         given, pipes = _pipes()
         request = pickle.dumps((modules, dict(environ), path, os.getcwd()))
         try:
             socket.send_fds(self._line, [len(request).to_bytes(8)], given)
             self._line.sendall(request)
             pid = self._number()
-        except OSError:  # it has died, or hangs in an import
+        except OSError:  # the server has died, or hangs in an import
             self._process.kill()
             self._process.wait()
             pid = 0
@@ -170,7 +171,7 @@ class Server:
 
 
 def serve(line: socket.socket) -> None:
-    """Be a server until the other side ends, which ends this process; return in each child."""
+    """Serve fork requests until the client's end of `line` closes, then exit; return only in the forked children."""
     while True:
         head, given, _, _ = socket.recv_fds(line, 8, 3)
         if len(head) < 8:
@@ -206,7 +207,7 @@ def _imported(modules: list[str]) -> bool:
     try:
         for name in modules:
             __import__(name)
-    except Exception:  # a child that is started plainly tells why
+    except Exception:  # a new interpreter will report the error
         return False
     return True
 
@@ -217,20 +218,20 @@ def _converse(child: ExerciseProcess, payload: bytes, deadline_s: float) -> Apar
         pipe.write(payload)
     started = _read_until_ready(child.stdout, time.monotonic() + START_S)
     if started is None:
-        return Apart(error=f"its import did not end within {START_S:g} s", blocked=True)
+        return Apart(error=f"the component's import did not end within {START_S:g} s", blocked=True)
     read = _read_to_end((child.stdout, child.stderr), time.monotonic() + deadline_s if started else None)
     if read is None:
         return Apart(blocked=True)
     answer, noise = read
     if not answer:
         last = noise.decode(errors="replace").strip()[-1500:]
-        return Apart(error=f"its process ended with exit code {child.wait()}\n{last}")
+        return Apart(error=f"the component ended its process with exit code {child.wait()}\n{last}")
     value, error, raised = pickle.loads(answer)
     return Apart(value, error, raised)
 
 
 def _read_until_ready(pipe: int, deadline: float) -> bool | None:
-    """True once imported, False where the child ended first, None where it takes too long."""
+    """Return True once the child has imported its modules, False if it ended first, None if the deadline passed."""
     got = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -245,7 +246,7 @@ def _read_until_ready(pipe: int, deadline: float) -> bool | None:
 
 
 def _read_to_end(pipes: tuple[int, int], deadline: float | None) -> tuple[bytes, bytes] | None:
-    """Read both until nobody writes to them any more; None where that takes too long."""
+    """Read both pipes until all their writers have closed them; return None if the deadline passed."""
     got = {pipe: bytearray() for pipe in pipes}
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
@@ -272,7 +273,7 @@ def _packed(suite: type[Any]) -> bytes:
 
 @contextmanager
 def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    """Pickle what these modules define by value where a fresh interpreter would not find them."""
+    """Pickle the definitions of these modules by value if a new interpreter could not import the module."""
     strangers = [module for module in modules if not _importable(module)]
     for module in strangers:
         cloudpickle.register_pickle_by_value(module)

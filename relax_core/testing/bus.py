@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of buses: leases, fencing, credits, whole groups, sealing, drops, the account, lineage and
-persistence.
+"""The conformance suite of buses: leases, fences, credits, whole groups, seals, drops, account, lineage, persistence.
 
-Every bus passes it as it stands. A subclass names the component; one whose bus needs a cluster or service overrides
-`exercise` and the fixture `on_bus` to bring it up.
+Every bus must pass all tests. A subclass names the component. If the bus needs a cluster or service, the subclass also
+overrides `exercise` and the fixture `on_bus` to start it.
 """
 
 from __future__ import annotations
@@ -23,23 +22,29 @@ from relax_core.testing.bus_training import TrainingSuite
 
 
 class BusSuite(TrainingSuite):
-    """Subclass it and name the component."""
+    """The suite of a bus; a subclass sets `component`."""
 
     # -- admission ------------------------------------------------------------------------------------------------
 
     @scenario()
     async def test_admits_whole_groups_up_to_the_bound(self, lab: BusFixture) -> None:
         issues = [*await lab.admit(1), *await lab.admit(9)]
-        assert [issue.group for issue in issues] == [0, 1, 2, 3], "max_staleness 1: two steps' groups"
+        assert [issue.group for issue in issues] == [0, 1, 2, 3], (
+            "with max_staleness 1, admit() must grant two steps' groups"
+        )
         assert all(len(issue.attempts) == 2 and issue.retry == 0 for issue in issues)
         assert await lab.admit(1, SHORT_S) == ()
 
     @scenario(max_staleness=0)
     async def test_admits_nothing_to_an_engine_that_is_too_old_or_given_up(self, lab: BusFixture) -> None:
         await lab.train()
-        assert await lab.bus.admit("rollout", START, 9, SHORT_S) == (), "max_staleness 0, one version behind"
+        assert await lab.bus.admit("rollout", START, 9, SHORT_S) == (), (
+            "admit() granted groups to an engine that is too old"
+        )
         other = Version("actor", 7, 1)
-        assert await lab.bus.admit("rollout", other, 9, SHORT_S) == (), "another incarnation"
+        assert await lab.bus.admit("rollout", other, 9, SHORT_S) == (), (
+            "admit() granted groups to an unknown incarnation"
+        )
 
     @scenario()
     async def test_admission_waits_for_a_step_to_end(self, lab: BusFixture) -> None:
@@ -164,7 +169,7 @@ class BusSuite(TrainingSuite):
         issues = await lab.admit(4)
         for issue in issues[:2]:
             assert await lab.put(issue.attempts)
-        assert not await lab.put(issues[2].attempts, wait_s=SHORT_S), "four rows are all there is"
+        assert not await lab.put(issues[2].attempts, wait_s=SHORT_S), "put() stored more than max_rows = 4 rows"
         waiting = asyncio.create_task(lab.put(issues[2].attempts))
         await lab.credit()
         claim = await lab.claim_step()
@@ -200,7 +205,7 @@ class BusSuite(TrainingSuite):
         await lab.fail(issues[0].attempts[1])
         account = await lab.bus.account()
         assert account.dropped == {DropReason.FAILED: 1, DropReason.TOO_FEW_VALID: 1}
-        assert [issue.group for issue in await lab.admit(4)] == [4], "the place is free again"
+        assert [issue.group for issue in await lab.admit(4)] == [4], "a dropped group must free its place"
         assert await lab.problem() == ""
 
     @scenario()
@@ -221,7 +226,7 @@ class BusSuite(TrainingSuite):
         (issue,) = await lab.admit(1)
         await lab.bus.drop(issue.attempts, DropReason.FILTERED)
         gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
-        assert gone == frozenset(issue.attempts), "the holder learns what to abort"
+        assert gone == frozenset(issue.attempts), "report_held must return the attempts that have ended"
         assert await lab.put(issue.attempts)
         assert (await lab.bus.statistics())["rows"] == 0
         assert await lab.problem() == ""
@@ -275,7 +280,7 @@ class BusSuite(TrainingSuite):
     @scenario()
     async def test_a_sample_of_weights_that_a_rollback_gave_up_is_not_taken(self, lab: BusFixture) -> None:
         restored = await lab.bus.rollback(0)
-        assert not await lab.bus.abandoned(START), "the restored weights are the same"
+        assert not await lab.bus.abandoned(START), "abandoned() must be False for restored weights"
         assert not await lab.bus.abandoned(restored)
         assert await lab.bus.abandoned(START.next())
         (issue,) = await lab.admit(1)
@@ -325,17 +330,19 @@ class BusSuite(TrainingSuite):
         await lab.bus.acknowledge(ahead)
         claim = await lab.claim_step()
         version = await lab.bus.trained([claim], 0)
-        assert await lab.step_waits(), "what is left has old_log_probs of the last version"
+        assert await lab.step_waits(), "the actor got rows with outdated old_log_probs"
         again = await lab.claim("actor_fwd", 4)
         assert again.groups == (2, 3)
         await lab.bus.write(again, {"old_log_probs": by_row(again.rows)}, version)
         last = await lab.claim_step()
         assert last.groups == (2, 3)
-        assert last.versions == {"old_log_probs": {2: version, 3: version}}, "a claim tells who made a column"
+        assert last.versions == {"old_log_probs": {2: version, 3: version}}, (
+            "claim.versions must name who wrote a column"
+        )
 
 
 async def _with_experts(lab: BusFixture) -> tuple[Claim, np.ndarray]:
-    """Two groups with a column of [tokens, layers, top_k], written for both at once."""
+    """Write a column [tokens, layers, top_k] for two groups; return a claim to read it, and its values."""
     await lab.produce(2)
     claim = await lab.claim(groups=2)
     experts = np.arange(7 * 4 * 2, dtype=np.uint8).reshape(7, 4, 2)
@@ -344,7 +351,7 @@ async def _with_experts(lab: BusFixture) -> tuple[Claim, np.ndarray]:
 
 
 async def _fenced(lab: BusFixture, claim: Claim) -> None:
-    """No use of the claim does anything any more."""
+    """Assert that every use of the claim raises StaleFence."""
     for use in (
         lab.bus.verify(claim),
         lab.bus.read(claim, ("tokens",)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run around a bus, for its conformance suite: a producer, a role that credits, a trainer. Rows name their sample."""
+"""A simulated run around a bus, for its conformance suite: a producer, a role that writes advantages, and a trainer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 
 WAIT_S = 60.0
-"""Longest wait for something that must come."""
+"""Seconds within which an expected result must arrive."""
 SHORT_S = 0.05
-"""How long a call waits that must come back empty-handed."""
+"""Seconds to wait in a call that must return without a result."""
 FIRST = ("tokens", "rewards")
 START = Version("actor", 0, 0)
 SETTINGS = BusSettings(group_size=2, groups_per_step=2, max_staleness=1, columns=("tokens", "advantages"))
@@ -31,11 +31,13 @@ Open = Callable[[BusSettings, str, Version], Awaitable[Bus]]
 
 @dataclass(slots=True)
 class BusFixture:
-    """One open bus and what the producer at it knows."""
+    """An open bus with the state of its producer."""
 
     bus: Bus
     held: set[AttemptId] = field(default_factory=set)
+    """Admitted attempts that are not on the bus yet."""
     admitted: int = 0
+    """Number of attempts admitted so far."""
 
     async def admit(self, limit: int = 2, wait_s: float = WAIT_S) -> tuple[Issue, ...]:
         """Admit groups that an engine with the newest weights may start."""
@@ -47,7 +49,7 @@ class BusFixture:
     async def put(
         self, attempts: Sequence[AttemptId], rows: int = 1, wait_s: float = WAIT_S, step: int | None = None
     ) -> bool:
-        """Finish samples: each with `rows` rows, sampled by the newest weights or those of `step`."""
+        """Put samples on the bus, each with `rows` rows, sampled by the newest weights or by those of `step`."""
         tokens, version = 4, await self.bus.version()
         step, newest = (version.step, {version.incarnation: version.step}) if step is None else (step, {0: step})
         ids = tuple(RowId(*attempt, row) for attempt in attempts for row in range(rows))
@@ -63,42 +65,42 @@ class BusFixture:
         self.held.discard(attempt)
 
     async def produce(self, groups: int = 2) -> tuple[Issue, ...]:
-        """Put so many whole groups on the bus, group by group."""
+        """Put this number of whole groups on the bus, one after another."""
         issues = await self.admit(groups)
         for issue in issues:
             await self.put(issue.attempts)
         return issues
 
     async def claim(self, task: str = "advantages", groups: int = 1, needs: Sequence[str] = FIRST) -> Claim:
-        """Claim rows that must be there for a task."""
+        """Claim rows for a task; fail if none arrive."""
         return await self._claimed(ClaimRequest(task, tuple(needs), groups))
 
     async def nothing_for(self, task: str) -> bool:
-        """Tell whether a task gets no rows now."""
+        """Return True if a task gets no rows now."""
         return await self.bus.claim(ClaimRequest(task, FIRST, 1), SHORT_S) is None
 
     async def credit(self) -> Claim:
-        """Claim, fill advantages, acknowledge; each row's advantage is its group number."""
+        """Claim rows, write their advantages (each row's group number) and acknowledge."""
         claim = await self.claim(groups=8)
         await self.bus.write(claim, {"advantages": by_row(claim.rows)})
         await self.bus.acknowledge(claim)
         return claim
 
     async def claim_step(self, overdue: bool = False) -> Claim:
-        """Claim the actor's groups for its next step, which must be there."""
+        """Claim the actor's groups for its next step; fail if none arrive."""
         return await self._claimed(await self.step_request(overdue))
 
     async def _claimed(self, request: ClaimRequest) -> Claim:
         claim = await self.bus.claim(request, WAIT_S)
-        assert claim is not None, f"rows that are ready were not handed out within {WAIT_S:g} s"
+        assert claim is not None, f"claim() returned no rows within {WAIT_S:g} s, although rows are ready"
         return claim
 
     async def step_waits(self) -> bool:
-        """Tell whether the actor gets nothing for its next step now."""
+        """Return True if the actor gets no rows for its next step now."""
         return await self.bus.claim(await self.step_request(False), SHORT_S) is None
 
     async def step_request(self, overdue: bool) -> ClaimRequest:
-        """Return the request by which the actor asks for its next step."""
+        """Return the actor's claim request for its next step."""
         step = (await self.bus.version()).step
         return ClaimRequest("actor", FIRST, 2, 1, trains=True, step=step, overdue=overdue)
 
@@ -111,7 +113,7 @@ class BusFixture:
         return claim
 
     async def problem(self) -> str:
-        """Return what the account finds wrong, told what the producer holds; empty when it balances."""
+        """Report the held attempts; return the account's error text, which is empty if the account balances."""
         await self.bus.report_held("rollout", frozenset(self.held), self.admitted)
         account = await self.bus.account()
         ended = account.trained + sum(account.dropped.values())
@@ -121,7 +123,7 @@ class BusFixture:
 
 
 def run_on(opens: Open, directory: str, scenario: Scenario, version: Version, settings: dict[str, Any]) -> Any:
-    """Run a scenario on a bus that is opened over a directory, and closed after it."""
+    """Open a bus over a directory, run a scenario on it, and close it."""
 
     async def main() -> Any:
         bus = await opens(dataclasses.replace(SETTINGS, **settings), directory, version)
@@ -134,10 +136,10 @@ def run_on(opens: Open, directory: str, scenario: Scenario, version: Version, se
 
 
 def scenario(**settings: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Make a test of a coroutine `(self, lab)`, which runs on a bus that is opened with these settings."""
+    """Turn a coroutine `(self, lab)` into a test that runs on a bus with these settings."""
 
     def decorated(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-        def test(self: Any, on_bus: Any) -> None:  # its own signature, by which pytest finds the fixture
+        def test(self: Any, on_bus: Any) -> None:  # pytest finds the fixture by this signature
             on_bus(lambda lab: work(self, lab), **settings)
 
         test.__name__, test.__qualname__, test.__module__ = work.__name__, work.__qualname__, work.__module__
@@ -147,7 +149,7 @@ def scenario(**settings: Any) -> Callable[[Callable[..., Awaitable[None]]], Call
 
 
 def columns(ids: Sequence[RowId], tokens: int) -> dict[str, Ragged]:
-    """Make columns whose token values name their row; lengths differ from row to row."""
+    """Make columns whose token values identify their row; row lengths differ by sample."""
     lengths = np.array([tokens + row.sample for row in ids], np.int64)
     values = [np.full(tokens + row.sample, token(row), np.int32) for row in ids]
     return {"tokens": Ragged(np.concatenate([np.zeros(0, np.int32), *values]), lengths), "rewards": by_row(ids)}
@@ -158,5 +160,5 @@ def token(row: RowId) -> int:
 
 
 def by_row(ids: Sequence[RowId]) -> Ragged:
-    """Make one number a row: its group."""
+    """Make a column with each row's group number."""
     return Ragged(np.array([row.group for row in ids], np.float32), np.ones(len(ids), np.int64))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance checks of a bus over steps: each is committed once, what waits, what is dropped, what a rollback and a
-restart leave."""
+"""Conformance checks of a bus over several steps: commits, waits, drops, rollbacks and restarts."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from relax_core.testing.suite import Suite
 
 
 class TrainingSuite(Suite):
-    """The half of `BusSuite` that is about steps and lineage."""
+    """The part of `BusSuite` that checks steps, lineage and persistence."""
 
     kind: ClassVar[str] = "bus"
 
     @classmethod
     def opens(cls, component: BusComponent) -> Open:
-        """Open the bus of a component; in another way where its roles are in other processes."""
+        """Return the function that opens the bus; override it if roles reach the bus from separate processes."""
         return partial(open_bus, component)
 
     @classmethod
@@ -40,7 +39,7 @@ class TrainingSuite(Suite):
 
     @pytest.fixture
     def on_bus(self, made: BusComponent, tmp_path: Path) -> Callable[..., Any]:
-        """Runs a scenario on a bus that is opened over one directory, and closed after it."""
+        """Return a function that runs a scenario on a bus over one directory, which all its calls share."""
 
         def run(scenario: Scenario, version: Version = START, **settings: Any) -> Any:
             return run_on(self.opens(made), str(tmp_path), scenario, version, settings)
@@ -52,7 +51,7 @@ class TrainingSuite(Suite):
     @scenario()
     async def test_a_step_is_committed_once(self, lab: BusFixture) -> None:
         claim = await lab.train()
-        assert await lab.bus.trained([claim], 0) == Version("actor", 0, 1), "a repeat is harmless"
+        assert await lab.bus.trained([claim], 0) == Version("actor", 0, 1), "a repeated commit must change nothing"
         account = await lab.bus.account()
         assert (account.trained, account.in_flight) == (4, 0)
         with pytest.raises(StaleFence):
@@ -69,9 +68,9 @@ class TrainingSuite(Suite):
         await lab.bus.trained([await lab.claim_step()], 0)
         await lab.produce(2)
         await lab.credit()
-        assert await lab.step_waits(), "two older groups need both places"
+        assert await lab.step_waits(), "the step must wait for two older groups, which would expire"
         late = await lab.claim_step(overdue=True)
-        assert late.groups == (4, 5), "after the deadline it takes what is ready"
+        assert late.groups == (4, 5), "an overdue step must take the ready groups"
         await lab.bus.trained([late], 1)
         assert (await lab.bus.account()).dropped == {DropReason.DEADLINE: 4}
         lab.held.clear()
@@ -132,7 +131,7 @@ class TrainingSuite(Suite):
     def test_a_step_that_waited_in_vain_lets_go_of_what_keeps_it(self, on_bus: Any, late: str) -> None:
         async def checked(lab: BusFixture) -> None:
             stuck = await lab.admit(4)
-            assert await lab.bus.let_go(0) == (0, 1), "a step's worth, the oldest"
+            assert await lab.bus.let_go(0) == (0, 1), "let_go must end the oldest groups, as many as a step needs"
             gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
             assert gone == {attempt for issue in stuck[:2] for attempt in issue.attempts}
             lab.held -= gone
@@ -141,7 +140,7 @@ class TrainingSuite(Suite):
                 await lab.put(issue.attempts)
             await lab.credit()
             assert len((await lab.claim_step(overdue=True)).groups) == 2
-            assert await lab.bus.let_go(0) == (2, 3), "what the step has is not ended"
+            assert await lab.bus.let_go(0) == (2, 3), "let_go must not end groups that the step has"
             assert await lab.problem() == ""
 
         on_bus(checked, late=late)
@@ -185,7 +184,7 @@ class TrainingSuite(Suite):
         account = await lab.bus.account()
         assert (account.trained, account.in_flight, account.dropped) == (0, 8, {DropReason.ABANDONED: 4})
         back = await lab.claim_step()
-        assert back.groups == (0, 1), "in the order that was recorded"
+        assert back.groups == (0, 1), "a rollback must return groups in their recorded order"
         assert (await lab.bus.read(back, ("advantages",))).columns["advantages"].values.tolist() == [0, 0, 1, 1]
         assert await lab.problem() == ""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other end of `run_apart`: unpickle a suite from stdin, import its component, say so, exercise it, answer.
+"""The process behind `run_apart`: reads a pickled suite from stdin, imports its component, exercises it and answers.
 
-With the number of a socket as its argument it is a server, which forks such processes.
+With the descriptor of a socket as its argument, the process is a fork server for such processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relax_core.testing.apart import READY, serve
 
 
 def main() -> None:
-    """Run the suite from stdin and write its answer to stdout; whatever the component prints goes to stderr."""
+    """Run the suite from stdin and write its answer to stdout; output of the component goes to stderr."""
     forked = len(sys.argv) > 1
     if forked:
         serve(socket.socket(fileno=int(sys.argv.pop())))
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _end() -> None:
-    """End as an interpreter does, but free nothing: freeing the server's modules takes longer than most exercises."""
+    """Exit like an interpreter but free no modules, since freeing them takes longer than most exercises."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

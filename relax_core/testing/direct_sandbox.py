@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of a sandbox without a run: boxes in the process that asks."""
+"""A sandbox client for tests, which opens boxes in the calling process instead of a run's sandbox process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from relax_core.registry import Catalogue
 
 
 class DirectSandbox:
-    """`api.SandboxClient` over a component."""
+    """`api.SandboxClient` of one sandbox component."""
 
     def __init__(self, sandbox: Sandbox, limits: SandboxLimits) -> None:
         self._sandbox, self._limits = sandbox, limits
 
     @classmethod
     def of(cls, name: str, limits: SandboxLimits, files: tuple[str, ...]) -> DirectSandbox:
-        """Make the client of the sandbox of this name, with its default options."""
+        """Make a client of the sandbox with this name and its default options."""
         return cls(_catalogue(files).build(Chosen("sandbox", name), Sandbox), limits)
 
     @asynccontextmanager
@@ -33,7 +33,7 @@ class DirectSandbox:
 
 
 class DirectBox:
-    """`api.Box` over one that a component made."""
+    """`api.Box` of a box that a sandbox component opened."""
 
     def __init__(self, box: OpenBox) -> None:
         self._box, self.python = box, box.python

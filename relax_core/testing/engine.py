@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance of engines, against a tiny real model: what every backend must give, and what it claims to give.
+"""The conformance suite of engines, which compares an engine with a plain forward of a tiny real model.
 
     class TestMine(EngineSuite):
         component = "my-engine"          # or the class
 
-One engine serves the whole class, as engines are slow to start; a test that changes weights puts them back.
-Capabilities that are not claimed are skipped, those that are claimed are held to.
+Engines are slow to start, so one engine serves all tests; a test that changes weights restores them. Tests of a
+capability run only if the engine declares it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SAMPLES = 8
 
 
 class EngineSuite(WeightChecks):
-    """Subclass it in the plugin's tests."""
+    """The suite of an engine; a subclass sets `component`."""
 
     samples: ClassVar[int] = 2000
-    """Samples of one token that are compared with the distribution; fewer for an engine of small batches."""
+    """One-token samples to compare with the model's distribution; lower it for an engine of small batches."""
     prompts_at_once: ClassVar[int] = 100
-    """Prompts of 100 tokens that arrive together: more than one iteration takes."""
+    """Prompts of 100 tokens sent in one call; more than one iteration of the engine can take."""
 
-    # What a request gets.
+    # Results of requests.
 
     def test_facts_state_vocabulary_and_context(self, lab: EngineFixture) -> None:
         assert (lab.facts["vocab_size"], lab.facts["max_context"]) == (VOCABULARY, CONTEXT)
@@ -164,7 +164,7 @@ class EngineSuite(WeightChecks):
             want = [0.0, *(plain[i, token] for i, token in enumerate(tokens[1:]))]
             np.testing.assert_allclose(scored, want, atol=TOLERANCE)
 
-    # Refusals: nothing runs, and the engine still serves.
+    # Refused requests: the whole call fails, and the engine still serves.
 
     @pytest.mark.parametrize("token", [-1, VOCABULARY, 1 << 40])
     def test_id_outside_of_the_vocabulary_is_refused(self, lab: EngineFixture, token: int) -> None:
@@ -187,7 +187,7 @@ class EngineSuite(WeightChecks):
         with pytest.raises(ValueError, match="floor"):
             lab.generate(lab.request(PROMPT, 2, floor=lab.version.step + 1))
 
-    # Requests under way.
+    # Running requests: abort, pause and cancellation.
 
     def test_abort_ends_a_request_and_keeps_its_tokens(self, lab: EngineFixture) -> None:
         async def abort_one() -> list[Delta]:
@@ -245,7 +245,7 @@ class EngineSuite(WeightChecks):
         lab.run(leave())
         self.still_serves(lab)
 
-    # Sleep.
+    # Offloading.
 
     @pytest.mark.parametrize("part", ["kv", "weights"])
     def test_sleep_frees_and_wake_restores(self, lab: EngineFixture, part: str) -> None:
@@ -268,7 +268,7 @@ class EngineSuite(WeightChecks):
             lab.run(lab.engine.sleep(["attention"]))
         self.still_serves(lab)
 
-    # The end.
+    # Stop.
 
     def test_a_stopped_engine_says_so_and_serves_nothing(self, lab: EngineFixture) -> None:
         other = EngineFixture(self.make_engine(), lab.model, lab.other).start()
@@ -280,10 +280,10 @@ class EngineSuite(WeightChecks):
 
 
 class PrefixChecks:
-    """Tests that a group's samples compute their prompt once, and that an update ends that.
+    """Tests that samples of one prompt share its cache, and that a weight update clears the cache.
 
-    For engines that share caches of prompts that begin alike, and count `prompt_tokens` and `cached_tokens` in the facts
-    of `health`, used beside `EngineSuite`: `class TestMine(PrefixChecks, EngineSuite)`.
+    For engines that share caches of common prefixes and count `prompt_tokens` and `cached_tokens` in the facts of
+    `health`. Use it together with `EngineSuite`: `class TestMine(PrefixChecks, EngineSuite)`.
     """
 
     def test_samples_of_one_prompt_compute_it_once(self, lab: EngineFixture) -> None:
@@ -293,7 +293,9 @@ class PrefixChecks:
             agrees(lab.model, LONG_PROMPT, got)
         prompt, cached = (after - had for after, had in zip(counted(lab), before, strict=True))
         assert prompt == SAMPLES * len(LONG_PROMPT)
-        assert cached >= 0.8 * (SAMPLES - 1) * len(LONG_PROMPT), f"{cached} of {prompt} prompt tokens were shared"
+        assert cached >= 0.8 * (SAMPLES - 1) * len(LONG_PROMPT), (
+            f"only {cached} of {prompt} prompt tokens came from the cache"
+        )
 
     def test_samples_go_on_when_the_one_before_them_is_aborted(self, lab: EngineFixture) -> None:
         requests = [lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(4)]
@@ -320,6 +322,6 @@ class PrefixChecks:
 
 
 def counted(lab: EngineFixture) -> tuple[int, int]:
-    """Count (prompt tokens, those of them that were found) so far."""
+    """Return the engine's counts of (prompt tokens, prompt tokens found in the cache)."""
     facts: dict[str, Any] = dict(lab.run(lab.engine.health()).facts)
     return int(facts["prompt_tokens"]), int(facts["cached_tokens"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixture of engine tests: tiny real models, an engine on an event loop of its own, versions to publish; and the
-reference that it is held to, a plain forward without cache, padding or batching. Nothing here imports an engine's code.
+"""The fixture of engine tests: tiny real models, a started engine, and versions to publish to it.
+
+The reference for its results is a plain forward without cache, padding or batching. No engine's code is imported here.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ VOCABULARY, CONTEXT = 64, 128
 PROMPT = (5, 9, 33, 2, 17)
 PROMPTS = (PROMPT, (7,), (60, 3), (5, 9, 33, 2, 18), tuple(range(2, 40)))
 LONG = 88
-"""Tokens of requests that must still run when something happens to them."""
+"""Tokens of requests that must still be running when a test pauses or updates the engine."""
 TOLERANCE = 1e-4
 _DEADLINE_S = 120.0
 _KNOWN_S = 30.0
 LORA: Mapping[str, Any] = {"rank": 2, "alpha": 4.0, "targets": ("q_proj", "down_proj")}
-"""`[model] lora`, for engines that take adapters."""
+"""The `[model] lora` table for engines with the capability `lora`."""
 DISK = Chosen("weight-transport", "disk")
 SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class EngineFixture:
-    """A started engine, two model folders of one architecture, and a place to publish from one to the other."""
+    """An engine with an event loop, two model folders of one architecture, and a place to publish their weights."""
 
     def __init__(self, engine: Engine, model: str, other: str, transport: Disk | None = None) -> None:
         self.engine, self.model, self.other = engine, model, other
-        self._folder = tempfile.TemporaryDirectory(prefix="relax-lab-")  # it goes too where nobody stops this
+        self._folder = tempfile.TemporaryDirectory(prefix="relax-lab-")  # deleted also without `stop`
         self.location = self._folder.name
         self.runner = asyncio.Runner()
         self.facts: dict[str, Any] = {}
@@ -74,19 +75,19 @@ class EngineFixture:
         return GenerateRequest(f"request-{self._requests}", tuple(tokens), max_new_tokens, **fields)
 
     def generate(self, *requests: GenerateRequest) -> list[Delta]:
-        """Generate one joined delta a request, in their order."""
+        """Run requests to their end; return one joined delta per request, in their order."""
         return self.run(gather(self.engine, requests))
 
     def publish(self, tensors: Tensors | None = None, version: Version | None = None, source: str = "") -> Manifest:
-        """Publish a version of the other folder's weights, of those of `source`, or of the tensors given."""
+        """Publish a version: the given tensors, or the weights of the folder `source` (default: `self.other`)."""
         return self._send(version, "full", "", tensors or tensors_of(source or self.other))
 
     def publish_delta(self, tensors: Tensors) -> Manifest:
-        """Publish a delta on top of what was sent last."""
+        """Publish a delta relative to the version that was sent last."""
         return self._send(None, "delta", str(Version("actor", self.version.incarnation, self._step)), tensors)
 
     def publish_adapter(self, tensors: Tensors, base: str = "") -> Manifest:
-        """Publish an adapter over the engine's folder, or over another base."""
+        """Publish an adapter for the weights with the fingerprint `base` (default: those of the engine's folder)."""
         return self._send(None, "lora", base or str(self.facts["fingerprint"]), tensors)
 
     def _send(self, version: Version | None, payload: Payload, base: str, tensors: Tensors) -> Manifest:
@@ -103,7 +104,7 @@ class EngineFixture:
 
 
 async def gather(engine: Engine, requests: Sequence[GenerateRequest]) -> list[Delta]:
-    """Run requests to their end and join each one's deltas."""
+    """Run requests to their end; join the deltas of each."""
     parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
     async for deltas in engine.generate(requests):
         for delta in deltas:
@@ -112,8 +113,8 @@ async def gather(engine: Engine, requests: Sequence[GenerateRequest]) -> list[De
 
 
 def joined(parts: Sequence[Delta]) -> Delta:
-    """Join the deltas of one request; checks that exactly the last one finishes."""
-    assert parts, "the request ended without a delta"
+    """Join the deltas of one request; assert that only the last one has a `finish`."""
+    assert parts, "generate() ended a request without a delta"
     assert [bool(part.finish) for part in parts] == [False] * (len(parts) - 1) + [True]
     tokens = tuple(token for part in parts for token in part.tokens)
     log_probs = tuple(value for part in parts for value in part.log_probs)
@@ -125,7 +126,7 @@ def joined(parts: Sequence[Delta]) -> Delta:
 
 
 async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | None = None) -> None:
-    """Wait until the engine holds so many requests, or all of them have ended already."""
+    """Wait until `health` counts this number of running and waiting requests, or `running` is done."""
     async with asyncio.timeout(_KNOWN_S):
         while True:
             health = await engine.health()
@@ -134,11 +135,11 @@ async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | N
             await asyncio.sleep(0.001)
 
 
-# -- the reference ------------------------------------------------------------------------------------------------------
+# -- the reference -----------------------------------------------------------------------------------------------------
 
 
 def plain_log_probs(directory: str, tokens: Sequence[int]) -> np.ndarray:
-    """Compute log-probs [tokens, vocabulary] after each token, one sequence, float32."""
+    """Compute the log-probs [tokens, vocabulary] after each token of one sequence in float32."""
     import torch
 
     files = tuple((str(path), path.stat().st_mtime_ns) for path in sorted(Path(directory).iterdir()))
@@ -150,7 +151,7 @@ def plain_log_probs(directory: str, tokens: Sequence[int]) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _plain_model(directory: str, files: tuple[tuple[str, int], ...]) -> Any:
-    """Load a folder's model once while its files stay the same: loading takes longer than the forward pass."""
+    """Load a folder's model; cached by its files, because loading takes longer than the forward pass."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -165,7 +166,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def agrees(
     model: str, prompt: tuple[int, ...], got: Delta, how: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> np.ndarray:
-    """Assert that log-probs are those of a plain forward; returns its log-probs after each token."""
+    """Assert that log-probs equal those of a plain forward, changed by `how`; return the forward's log-probs."""
     plain = plain_log_probs(model, (*prompt, *got.tokens))
     rows = plain[len(prompt) - 1 : -1]
     rows = rows if how is None else how(rows)
@@ -175,7 +176,7 @@ def agrees(
 
 
 def truncated(plain: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """Compute the distribution after top_k, then top_p, row by row in plain loops."""
+    """Compute the log-probs after top_k, then top_p truncation, row by row."""
     out = np.full_like(plain, -np.inf)
     for row, log_probs in enumerate(plain):
         kept = (-log_probs).argsort(kind="stable")[:top_k]
@@ -185,11 +186,11 @@ def truncated(plain: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
     return out
 
 
-# -- models and weights -------------------------------------------------------------------------------------------------
+# -- models and weights ------------------------------------------------------------------------------------------------
 
 
 def tiny_qwen3(directory: str, seed: int) -> str:
-    """Save a Qwen3 of 60 thousand parameters with peaked, varied distributions as a Hugging Face folder."""
+    """Save a random Qwen3 of 60 thousand parameters with peaked distributions as a Hugging Face folder."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -211,7 +212,7 @@ def tensors_of(directory: str) -> Tensors:
 
 
 def folder_with(model: str, arrays: Mapping[str, Any], folder: Path) -> str:
-    """Copy a model folder and put float32 weights into the copy."""
+    """Copy a model folder with these weights, in float32; return the copy's path."""
     import torch
     from safetensors.torch import save_file
 
@@ -222,7 +223,7 @@ def folder_with(model: str, arrays: Mapping[str, Any], folder: Path) -> str:
 
 
 def rounded(tensors: Tensors, dtype: str) -> Tensors:
-    """Round float32 tensors once, to even, to another format."""
+    """Round float32 tensors to the format `dtype`, half to even."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -235,7 +236,7 @@ def rounded(tensors: Tensors, dtype: str) -> Tensors:
 
 
 def damaged(tensors: Tensors, fault: str) -> Tensors:
-    """Give the same weights with one thing wrong."""
+    """Return the tensors with one fault."""
     (name, array, dtype), *rest = tensors
     wrong: dict[str, Tensors] = {
         "missing": [],
@@ -248,7 +249,7 @@ def damaged(tensors: Tensors, fault: str) -> Tensors:
 
 
 def moved(tensors: Tensors, seed: int) -> Tensors:
-    """Change some elements of some tensors."""
+    """Return the tensors with a tenth of the elements changed in every third tensor."""
     random = np.random.default_rng(seed)
     changed = [np.array(array) for _, array, _ in tensors]
     for array in changed[::3]:
@@ -257,7 +258,7 @@ def moved(tensors: Tensors, seed: int) -> Tensors:
 
 
 def adapter(model: str, seed: int) -> Tensors:
-    """Make pairs for all modules that the engine was told of (`LORA`)."""
+    """Make random adapter tensors for all modules that `LORA` targets."""
     random, rank = np.random.default_rng(seed), LORA["rank"]
     pairs: Tensors = []
     for name, array, _ in tensors_of(model):

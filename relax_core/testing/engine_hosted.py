@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in a worker process of its own, as it runs in production: for suites of engines of which a process has one."""
+"""An engine in a worker process, as in production; for suites of engines that allow only one instance per process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_S, CALL_S = 600.0, 120.0
 
 
 class HostedEngine(Engine[Options]):
-    """An engine whose calls go over the wire to a worker that hosts the component of this name."""
+    """An engine that forwards all calls to a worker process, which hosts the component with this name."""
 
     capabilities: ClassVar[Capabilities] = Capabilities()
 
@@ -81,5 +81,5 @@ class HostedEngine(Engine[Options]):
 
     def _there(self) -> Worker:
         if self._worker is None:
-            raise InfrastructureError("the engine has stopped (its process has ended); start another")
+            raise InfrastructureError("the engine has stopped and its process has ended; start another engine")
         return self._worker

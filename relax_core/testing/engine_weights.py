@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance of engines' weights, a part of `EngineSuite`: whole versions, deltas, adapters and number formats, between
-requests and in the middle of one. Each is loaded as published or refused whole, and every token says which it is of.
+"""The part of `EngineSuite` that checks weight updates: full versions, deltas, adapters and number formats.
+
+Updates come between requests and during one. An engine must load a version exactly as published or refuse the whole
+version. For each token, it must report the version that sampled the token.
 """
 
 from __future__ import annotations
@@ -42,20 +44,20 @@ from relax_core.testing.suite import Suite
 
 REFUSED = (ValueError, RelaxError)
 APART = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
-"""Of a log-prob from that of a float32 forward with the same, rounded weights."""
+"""Largest difference of a log-prob from that of a float32 forward with the same rounded weights, by number format."""
 NORMAL = 1e-5
-"""Of the sum of probabilities from 1; a softmax in bfloat16 is off by a hundred times as much."""
+"""Largest difference of a sum of probabilities from 1; a softmax in bfloat16 is off by a hundred times as much."""
 
 TRIES = 5
 
 
 def while_generating(lands: Callable[[], bool]) -> None:
-    """Publish while an engine generates, again where it was done before it could be told to pause."""
-    assert any(lands() for _ in range(TRIES)), f"of {TRIES} publishes none landed in the middle of a request"
+    """Publish while an engine generates; try again if the engine finished before it was paused."""
+    assert any(lands() for _ in range(TRIES)), f"none of {TRIES} updates took effect during a request"
 
 
 class WeightChecks(Suite):
-    """The half of `EngineSuite` that is about weights; a test that changes the engine's puts them back."""
+    """The weight tests of `EngineSuite`; a test that changes the engine's weights restores them."""
 
     kind: ClassVar[str] = "engine"
 
@@ -70,7 +72,7 @@ class WeightChecks(Suite):
 
     @classmethod
     def make_engine(cls) -> Engine:
-        """Make an engine with its host's part done: it can build the transports the suite publishes through."""
+        """Make an engine that can build the suite's weight transport, as its host would let it."""
         engine = cls.make()
         assert isinstance(engine, Engine)
         engine.build = lambda chosen: Disk()  # type: ignore[attr-defined]
@@ -78,7 +80,7 @@ class WeightChecks(Suite):
 
     def needs(self, claimed: object, what: str) -> None:
         if not claimed:
-            pytest.skip(f"does not claim {what}")
+            pytest.skip(f"the engine does not declare {what}")
 
     def still_serves(self, lab: EngineFixture) -> None:
         (got,) = lab.generate(lab.request(PROMPT, 2))
@@ -98,7 +100,7 @@ class WeightChecks(Suite):
 
     @pytest.fixture
     def renewed(self, lab: EngineFixture) -> Iterator[Callable[[], str]]:
-        """Loads the other folder's weights and says which; the first ones come back afterwards."""
+        """Return a function that loads the fixture's second model; restore the first model afterwards."""
         self.needs(lab.engine.capabilities.receives_online, "online updates")
 
         def renew() -> str:
@@ -146,7 +148,7 @@ class WeightChecks(Suite):
             lab.run(lab.engine.update_weights(lab.publish(), Chosen("weight-transport", "carrier-pigeon")))
         self.still_serves(lab)
 
-    # -- in the middle of a request: the engine may be done before it is told to pause, and is asked again -----------
+    # -- updates during a request; tried again if the engine finishes before it is paused ------------------------------
 
     def test_weights_may_land_in_the_middle_of_a_request(self, lab: EngineFixture, renewed: Callable[[], str]) -> None:
         self.needs(lab.engine.capabilities.in_flight_updates, "in-flight updates")
@@ -208,7 +210,9 @@ class WeightChecks(Suite):
         if {part.version for part in parts} == {0}:
             return False
         assert {part.version for part in parts} == {0, 1}
-        assert {part.oldest_cache for part in parts} == {0}, "its cache began under the first weights"
+        assert {part.oldest_cache for part in parts} == {0}, (
+            "oldest_cache must be the version under which the cache began"
+        )
         so_far: tuple[int, ...] = PROMPT
         for part in parts:
             if part.version == 0:
@@ -252,9 +256,9 @@ class WeightChecks(Suite):
 
     @pytest.fixture
     def based(self, lab: EngineFixture) -> Iterator[EngineFixture]:
-        """The engine with its first weights published, so that a delta can follow; they come back afterwards.
+        """Publish the first weights as the base of a delta; restore them afterwards.
 
-        A suite whose engine has deltas behind an option turns that on in its `options`.
+        If an option of the engine enables deltas, its suite sets the option in `options`.
         """
         self.needs(lab.engine.capabilities.delta, "deltas")
         lab.update(lab.publish(source=lab.model))
@@ -275,15 +279,17 @@ class WeightChecks(Suite):
             agrees(folder_with(based.model, arrays, tmp_path / str(seed)), PROMPT, got)
             assert got.version == manifest.version.step
         whole = based.update(based.publish(tensors))
-        assert (whole.resident, whole.layout) == (receipt.resident, receipt.layout), "memory differs from the whole's"
+        assert (whole.resident, whole.layout) == (receipt.resident, receipt.layout), (
+            "a delta gives other weights than the full version"
+        )
 
     @pytest.mark.parametrize("fault", ["base", "damaged", "other model"])
     def test_a_wrong_delta_is_refused_whole(self, based: EngineFixture, fault: str) -> None:
         first = moved(tensors_of(based.model), 1)
         have = based.version
-        based.publish_delta(first)  # this engine does not take it
+        based.publish_delta(first)  # never loaded by the engine
         manifest = based.publish_delta(moved(first, 2))
-        if fault == "damaged":  # of the right version by its own word, of another's bytes
+        if fault == "damaged":  # claims the right base, but its bytes belong to another base
             manifest = replace(manifest, base=str(have))
         if fault == "other model":
             manifest = replace(manifest, tensors=manifest.tensors[1:])
@@ -299,16 +305,16 @@ class WeightChecks(Suite):
             based.update(based.publish_delta(moved(tensors_of(based.model), 1)))
         assert based.version == adapted
 
-    # -- number formats: weights have the one that is claimed, log-probs are computed in float32 whatever it is ---------
+    # -- number formats: weights are stored in the declared format, log-probs are computed in float32 -----------------
 
     @pytest.fixture(scope="class", params=tuple(APART))
     def formatted(
         self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[tuple[str, EngineFixture]]:
-        """An engine that was started anew in each format; it has float32 weights in its folder."""
+        """Start a new engine for each number format, from a folder with float32 weights."""
         engine, dtype = request.cls.make_engine(), request.param
         if dtype not in engine.capabilities.dtypes:
-            pytest.skip(f"does not claim {dtype}")
+            pytest.skip(f"the engine does not declare the format {dtype}")
         first, second = (tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2))
         lab = EngineFixture(engine, first, second).start(dtype, version=Version("actor", 0, 0))
         yield dtype, lab

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of environments: typed answers, the same episode for the same seed, samples that do not touch
-each other."""
+"""The conformance suite of environments: result types, reproducible episodes, independent samples."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ SEED = 7
 
 
 class EnvironmentSuite(Suite):
-    """Subclass it, name the component, and give tasks and turns that fit it."""
+    """The suite of an environment; a subclass sets `component`, and `tasks` and `turns` that suit it."""
 
     kind = "environment"
     tasks: ClassVar[Sequence[Task]] = (Task("one", "Say a number.", "4"), Task("two", "Say a number.", "5"))
     turns: ClassVar[Sequence[str | Action]] = ("4", "5", "")
-    """What the policy says, turn by turn, until the environment is done; an action where it calls tools."""
+    """Turns of the policy, played until the environment is done; use an Action for a turn with tool calls."""
     sandbox: ClassVar[str] = DEFAULT_SANDBOX
-    """The sandbox of an environment that needs one."""
+    """Name of the sandbox for an environment that needs one."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:
@@ -36,7 +35,7 @@ class EnvironmentSuite(Suite):
 
     @classmethod
     def played(cls, component: Any) -> list[Any]:
-        """Every task's episode, one after another."""
+        """Play every task's episode, one after another; return the observations of each."""
 
         async def all_alone() -> list[Any]:
             opened = await _opened(component)
@@ -47,21 +46,23 @@ class EnvironmentSuite(Suite):
     def test_writes_step_or_run(self) -> None:
         target: Any = self.target()
         stepped = target.step is not Environment.step and target.reset is not Environment.reset
-        assert target.drives() or stepped, "write `reset` and `step`, or `run`"
+        assert target.drives() or stepped, "the class implements neither `reset` and `step` nor `run`"
 
     def test_its_methods_are_async(self) -> None:
         target: Any = self.target()
         plain = [
             n for n in ("open", "reset", "step", "run", "close") if not inspect.iscoroutinefunction(getattr(target, n))
         ]
-        assert plain == [], "write them with `async def`"
+        assert plain == [], "these methods must be defined with `async def`"
 
     def test_samples_do_not_touch_each_other(self, made: Any) -> None:
         async def side_by_side() -> list[Any]:
             opened = await _opened(made)
             return list(await asyncio.gather(*(_episode(type(self), made, opened, task) for task in self.tasks)))
 
-        assert asyncio.run(side_by_side()) == self.played(made), "keep a sample's state on self, not on the class"
+        assert asyncio.run(side_by_side()) == self.played(made), (
+            "concurrent samples influence each other; keep a sample's state on self, not on the class"
+        )
 
     def test_close_is_safe_before_reset(self, made: Any) -> None:
         asyncio.run(_fresh(type(self), made, ((), None)).close())
@@ -74,11 +75,11 @@ class EnvironmentSuite(Suite):
     def test_tools_are_well_formed(self, made: Any) -> None:
         tools, _ = asyncio.run(_opened(made))
         assert all(isinstance(tool, Tool) for tool in tools)
-        assert len({tool.name for tool in tools}) == len(tools), "two tools of one name"
+        assert len({tool.name for tool in tools}) == len(tools), "two tools have the same name"
 
 
 Opened = tuple[tuple[Tool, ...], object]
-"""The tools of a run, and what instances share."""
+"""The tools of a run, and the object that `open` returned."""
 
 
 async def _opened(component: Any) -> Opened:
@@ -100,7 +101,7 @@ async def _episode(suite: type[EnvironmentSuite], component: Any, opened: Opened
 async def _stepped(environment: Any, task: Task, turns: Sequence[str | Action]) -> list[Any]:
     first = await environment.reset(task, SEED)
     assert first is None or isinstance(first, (Observation, str)), (
-        f"reset gave {type(first).__name__}; return an Observation"
+        f"reset() returned {type(first).__name__}; return an Observation or None"
     )
     heard: list[Any] = [_words(first)]
     for turn in turns:
@@ -122,11 +123,11 @@ def _fresh(suite: type[EnvironmentSuite], component: Any, opened: Opened) -> Any
 
 
 def _check(step: Any) -> None:
-    assert isinstance(step, Step), f"step gave {type(step).__name__}; return a Step"
-    assert isinstance(step.observation, (str, Observation)), "an observation is text or an Observation"
-    assert isinstance(step.done, bool), f"done is {step.done!r}; it is True or False"
+    assert isinstance(step, Step), f"step() returned {type(step).__name__}; return a Step"
+    assert isinstance(step.observation, (str, Observation)), "Step.observation must be a string or an Observation"
+    assert isinstance(step.done, bool), f"Step.done is {step.done!r}; it must be True or False"
     if step.reward is not None:
-        assert is_finite(step.reward), f"reward is {step.reward!r}; it is finite"
+        assert is_finite(step.reward), f"Step.reward is {step.reward!r}; it must be a finite number or None"
 
 
 def _action(said: str | Action) -> Action:
@@ -138,7 +139,7 @@ def _words(observation: Any) -> str:
 
 
 class ScriptedSession:
-    """A policy that says what it was told to; for environments that write `run`."""
+    """A session whose policy takes scripted turns, for environments that implement `run`."""
 
     def __init__(self, turns: Sequence[str | Action], heard: list[Any] | None = None) -> None:
         self._turns = list(turns)
@@ -157,7 +158,7 @@ class ScriptedSession:
         return action
 
     def observe(self, observation: Observation | str) -> None:
-        assert isinstance(observation, (str, Observation)), "observe takes text or an Observation"
+        assert isinstance(observation, (str, Observation)), "session.observe() takes a string or an Observation"
         self.heard.append(_words(observation))
 
     def fork(self, name: str = "") -> ScriptedSession:
@@ -174,11 +175,11 @@ class ScriptedSession:
         return ScriptedSession(self._turns, self.heard)
 
     def discard(self, reason: str) -> None:
-        assert reason, "a turn is discarded for a reason"
+        assert reason, "session.discard() needs a reason"
 
     def reward(self, value: float) -> None:
-        assert is_finite(value), f"reward is {value!r}; it is finite"
+        assert is_finite(value), f"session.reward() got {value!r}; it must be a finite number"
         self.heard.append(value)
 
     def note(self, info: Mapping[str, Any]) -> None:
-        json.dumps(info)  # it travels between processes, and into records
+        json.dumps(info)  # raises for an `info` that cannot be sent to another process or recorded

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of filters: for every group a reason or an empty string, the same each time."""
+"""The conformance suite of filters: each group gets a reason or an empty string, the same on each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relax_core.testing.suite import Suite
 
 
 class FilterSuite(Suite):
-    """Subclass it and name the component."""
+    """The suite of a filter; a subclass sets `component`."""
 
     kind = "filter"
     task: ClassVar[Task] = Task("sum", "What is 2 + 2?", "4")
@@ -22,7 +22,7 @@ class FilterSuite(Suite):
     rewards: ClassVar[Sequence[Sequence[float]]] = (
         (1.0, 0.0, 0.5, 0.0), (0.0,) * 4, (1.0,) * 4, (nan, 1.0, 0.0, nan), (nan,) * 4,
     )  # fmt: skip
-    """One group each, a reward a response; NaN has no verdict."""
+    """Groups: one reward per response; NaN marks a sample without a verdict."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:
@@ -38,7 +38,7 @@ class FilterSuite(Suite):
     def test_a_reason_is_text(self, made: Any) -> None:
         for rewards in self.rewards:
             assert isinstance(self.reason(made, rewards), str), (
-                "return the reason, or an empty string to keep the group"
+                "reject() must return a string: the reason, or an empty string to keep the group"
             )
 
     def test_a_group_of_one_is_judged(self, made: Any) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that are no processes: the same hosts on this event loop, with their threads. For tests and benchmarks of small
-models, where starting a process takes longer than what it does. Nothing can be killed here.
+"""Workers without processes: their hosts run on this event loop, with their threads.
+
+For tests and benchmarks of small models, in which starting a process takes longer than its work. They cannot be killed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from relax_core.rpc.host import Builder, Host, free_port
 
 
 class InProcessWorker:
-    """A handle on one host."""
+    """`api.role.Worker` of a host in this process."""
 
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self.name, self.pid, self.host = spec.name, os.getpid(), "127.0.0.1"
@@ -39,15 +40,15 @@ class InProcessWorker:
         return True
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        with contextlib.suppress(ConfigError):  # not everything that is hosted has something to end
+        with contextlib.suppress(ConfigError):  # the hosted component may have no `stop`
             await self.call("stop", timeout_s=timeout_s)
 
     async def kill(self) -> None:
-        """End the worker; what it holds is freed with the last reference to it."""
+        """Do nothing; the host is freed with its last reference."""
 
 
 class InProcessWorkers:
-    """`api.role.Workers` of one process."""
+    """`api.role.Workers` that run in this process."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder

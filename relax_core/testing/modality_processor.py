@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of modality processors: the same tensors for the same bytes, as many placeholders as announced,
-clear refusals."""
+"""The conformance suite of modality processors: reproducible tensors, correct budgets, refusal of damaged bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from relax_core.testing.suite import Suite
 
 
 class ModalityProcessorSuite(Suite):
-    """Subclass it, name the component, and give a `[model]` table and the bytes of a medium."""
+    """The suite of a processor; a subclass sets `component`, a `[model]` table, and a medium with its bytes."""
 
     kind = "modality-processor"
     model: ClassVar[Mapping[str, Any]] = {}
@@ -24,9 +23,9 @@ class ModalityProcessorSuite(Suite):
 
     @classmethod
     def processed(cls, component: Any) -> tuple[int, Any]:
-        """(budget, result) of the suite's medium."""
+        """Process the suite's medium; return (budget, result)."""
         if cls.media is None:
-            raise NotImplementedError("give `media` and `data` in the suite")
+            raise NotImplementedError("the suite has no sample; set `media` and `data` in it")
         return component.budget(cls.media, cls.model), component.process(cls.media, cls.data, cls.model)
 
     @classmethod
@@ -36,7 +35,7 @@ class ModalityProcessorSuite(Suite):
 
     def test_it_takes_the_tokens_it_said(self, made: Any) -> None:
         budget, result = self.processed(made)
-        assert isinstance(result, ProcessedMedia), f"got {type(result).__name__}; return ProcessedMedia"
+        assert isinstance(result, ProcessedMedia), f"process() returned {type(result).__name__}; return ProcessedMedia"
         assert result.num_placeholders == budget
         assert result.key and result.tensors
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of model families: ids of their own vocabulary, turns appended without touching what was
-sampled."""
+"""The conformance suite of model families: valid token ids, and deltas that leave sampled tokens unchanged."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ NEXT = (Message("user", "And 3 + 3?"),)
 
 
 class ModelFamilySuite(Suite):
-    """Subclass it, name the component, and give a `[model]` table; a small local tokenizer is enough."""
+    """The suite of a family; a subclass sets `component` and a `[model]` table; a small local tokenizer is enough."""
 
     kind = "model-family"
     model: ClassVar[Mapping[str, Any]] = {}
     text: ClassVar[str] = "What is 2 + 2?"
-    """Text that its tokenizer can write back as it was."""
+    """Text that the tokenizer can encode and decode without a change."""
 
     @classmethod
     def open(cls, component: Any) -> Any:
-        """The component with its model's files read; without a model of the author's there is nothing to open."""
+        """Open the component with the suite's `[model]` table; return the component."""
         if not cls.model:
-            raise NotImplementedError("give `model`, a [model] table, in the suite")
+            raise NotImplementedError("the suite has no model; set `model`, a [model] table, in it")
         component.open(cls.model)
         return component
 
@@ -46,7 +45,9 @@ class ModelFamilySuite(Suite):
 
     def test_ids_are_of_its_vocabulary(self, family: Any) -> None:
         for rendered in (family.start(ASKED), family.start(self.text), family.delta((*ASKED, SAID), NEXT)):
-            assert isinstance(rendered, Rendered), f"got {type(rendered).__name__}; return Rendered"
+            assert isinstance(rendered, Rendered), (
+                f"got a {type(rendered).__name__}; start() and delta() must return Rendered"
+            )
             assert rendered.tokens and all(0 <= token < family.vocab_size for token in rendered.tokens)
 
     def test_text_is_written_back_as_it_was(self, family: Any) -> None:

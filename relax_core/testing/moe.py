@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny mixtures of experts, and what they route by in a plain forward: without cache, padding or batching."""
+"""Tiny mixture-of-experts models, and their expert routes in a plain forward without cache, padding or batching."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 
 
 def moe_config(kind: str = "qwen3_moe", **changes: Any) -> Any:
-    """A configuration of transformers."""
+    """Make a transformers configuration of a tiny mixture-of-experts model."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(kind.split()[0], **{**_SIZE, **_MORE[kind], **changes})
 
 
 def tiny_moe(directory: str, seed: int, kind: str = "qwen3_moe", **changes: Any) -> str:
-    """Save a mixture of experts with weights of this seed; returns the folder."""
+    """Save a mixture-of-experts model with random weights of this seed; return its folder."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -49,14 +49,14 @@ def tiny_moe(directory: str, seed: int, kind: str = "qwen3_moe", **changes: Any)
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(moe_config(kind, **changes), dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):  # zeros would route every token alike
+            if name.endswith("mlp.gate.weight"):  # zero weights would give all tokens the same route
                 torch.nn.init.normal_(parameter, std=0.5)
         model.save_pretrained(directory)
     return directory
 
 
 def plain_routes(directory: str, tokens: Sequence[int], layers: int = LAYERS) -> np.ndarray:
-    """[tokens, layers, top_k] sorted experts that a plain forward of one sequence visits."""
+    """Return the sorted experts [tokens, layers, top_k] that a plain forward of one sequence visits."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -74,7 +74,7 @@ def plain_routes(directory: str, tokens: Sequence[int], layers: int = LAYERS) ->
 
 
 async def routed(engine: Engine, requests: Sequence[GenerateRequest], routing: Routing) -> list[tuple[Delta, Routes]]:
-    """Run requests to their end: the last delta of each with all of its tokens, and what was told of its positions."""
+    """Run requests to their end; return for each a delta with all its tokens, and its reported routes."""
     from dataclasses import replace
 
     told = {request.id: Routes(routing) for request in requests}

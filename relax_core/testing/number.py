@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The test of whether a value is a number that can be learnt from."""
+"""A check for finite numbers."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from numbers import Real
 
 
 def is_finite(value: object) -> bool:
-    """Any real number of Python or numpy that is neither NaN nor infinite."""
+    """Return True for a real number of Python or numpy that is neither NaN nor infinite."""
     return isinstance(value, Real) and math.isfinite(value)

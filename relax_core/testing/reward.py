@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of rewards: a finite score for every sample, the same each time, whatever the policy wrote."""
+"""The conformance suite of rewards: a finite and reproducible score for every response."""
 
 from __future__ import annotations
 
@@ -26,30 +26,29 @@ SUM = Task("sum", "What is 2 + 2?", "4")
 
 
 class RewardSuite(Suite):
-    """Subclass it, name the component, and give samples that fit it."""
+    """The suite of a reward; a subclass sets `component`, and `samples` that suit it."""
 
     kind = "reward"
     samples: ClassVar[Sequence[Sample]] = ((SUM, "4"), (SUM, "5"), (SUM, "The answer is 4."))
     """(task, response) pairs."""
     best: ClassVar[int | None] = None
-    """Index of the sample that must score highest, where there is one."""
+    """Index of the sample that must score highest; None skips this check."""
     sandbox: ClassVar[str] = DEFAULT_SANDBOX
-    """The sandbox of a reward that needs one."""
+    """Name of the sandbox for a reward that needs one."""
 
     @classmethod
     def engine_says(cls, prompt: str) -> str:
-        """Return the answer of the engines that the reward asks (`needs_engines`); override it where they must say
-        something else."""
+        """Return the scripted answer of the engines in `needs_engines`; override it for another answer."""
         return "1"
 
     @classmethod
     def judged(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
-        """The reward's own results, one a sample, whichever of the three forms it has."""
+        """Score copies of samples with the reward's method; return one result per sample."""
         return cls.handed(reward, copy.deepcopy(samples))
 
     @classmethod
     def handed(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return the same results, given these samples themselves instead of copies."""
+        """Score these samples themselves instead of copies, as `judged` does."""
         reward.engines = {name: ScriptedClient(name, cls.engine_says) for name in reward.needs_engines}
         if reward.needs_sandbox is not None:
             reward.sandbox = DirectSandbox.of(cls.sandbox, reward.needs_sandbox, cls.files)
@@ -63,7 +62,7 @@ class RewardSuite(Suite):
 
     def test_scores_are_finite_numbers(self, made: Any) -> None:
         results = self.judged(made, self.samples)
-        assert len(results) == len(self.samples), "return one score a sample, in order"
+        assert len(results) == len(self.samples), "the reward must return one score per sample, in order"
         for result in results:
             _check(result)
 
@@ -78,15 +77,23 @@ class RewardSuite(Suite):
 
     def test_needed_columns_are_names(self) -> None:
         needed = getattr(self.target(), "needs_columns", ())
-        assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of column names"
+        assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), (
+            "needs_columns must be a tuple of column names"
+        )
 
     def test_a_reward_that_asks_a_sandbox_awaits_it(self, made: Any) -> None:
-        assert made.needs_sandbox is None or self._waits(made), "it waits for programs: write it as `async def`"
+        assert made.needs_sandbox is None or self._waits(made), (
+            "a reward with needs_sandbox waits for programs; define its method with `async def`"
+        )
 
     def test_a_reward_that_asks_engines_awaits_them(self, made: Any) -> None:
         needed = made.needs_engines
-        assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of pool names"
-        assert not needed or self._waits(made), "it waits for engines: write it as `async def`"
+        assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), (
+            "needs_engines must be a tuple of pool names"
+        )
+        assert not needed or self._waits(made), (
+            "a reward with needs_engines waits for engines; define its method with `async def`"
+        )
 
     @staticmethod
     def _waits(made: Any) -> bool:
@@ -118,16 +125,16 @@ async def _settled(result: Any) -> Any:
 
 
 def _with_columns(task: Task, needed: Sequence[str]) -> Task:
-    """The default samples with a text in each column that the reward reads."""
+    """Return the task with a text in each column that the reward reads and the task lacks."""
     missing = {name: "4" for name in needed if task.column(name) is None}
     return replace(task, metadata={**task.metadata, **missing}) if missing else task
 
 
 def _check(result: Any) -> None:
-    assert isinstance(result, (Score, Real)), f"got {type(result).__name__}; return a number or a Score"
+    assert isinstance(result, (Score, Real)), f"the reward returned {type(result).__name__}; return a number or a Score"
     score = result if isinstance(result, Score) else Score(float(result))
     for value in (score.value, *score.parts.values(), *score.steps):
-        assert is_finite(value), f"got {value!r}; scores are finite numbers"
+        assert is_finite(value), f"the reward returned {value!r}; scores must be finite numbers"
 
 
 def _value(result: Any) -> float:
@@ -135,7 +142,7 @@ def _value(result: Any) -> float:
 
 
 def plain(result: Any) -> Any:
-    """A result as data that compares."""
+    """Convert a result to plain data that can be compared."""
     if isinstance(result, Score):
         return [
             repr(result.value),

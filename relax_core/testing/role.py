@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of roles before a run: operations under their own name, told without making the role. Graph
-tests run roles."""
+"""The conformance suite of roles, which does not run them: the class declares operations named after the role."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from relax_core.testing.suite import Suite
 
 
 class RoleSuite(Suite):
-    """Subclass it and name the component."""
+    """The suite of a role; a subclass sets `component`."""
 
     kind = "role"
 
@@ -24,12 +23,14 @@ class RoleSuite(Suite):
         operations, name = type(made).operations(), made.name.replace("-", "_")
         assert operations and all(isinstance(operation, Operation) for operation in operations)
         for operation in operations:
-            assert operation.role.replace("-", "_") == name, f"{operation.name} is of role {operation.role!r}"
-            assert operation.name.partition(".")[0] == name, f"{operation.name}: write `{name}.verb`"
+            assert operation.role.replace("-", "_") == name, (
+                f"operation {operation.name} names the role {operation.role!r}; it must name its own"
+            )
+            assert operation.name.partition(".")[0] == name, f"rename the operation {operation.name} to `{name}.verb`"
 
     def test_operations_of_one_role_have_different_names(self, made: Any) -> None:
         names = [operation.name for operation in type(made).operations()]
         assert len(set(names)) == len(names)
 
     def test_it_runs_as_a_coroutine(self, made: Any) -> None:
-        assert inspect.iscoroutinefunction(made.run), "write `async def run(self, context)`"
+        assert inspect.iscoroutinefunction(made.run), "define `run` with `async def run(self, context)`"

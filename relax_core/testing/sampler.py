@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of samplers: a task that exists, the same for the same seed and history, and a state that
-continues."""
+"""The conformance suite of samplers: valid picks, reproducible from seed and history, and a complete saved state."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ SEED = 11
 
 
 class SamplerSuite(Suite):
-    """Subclass it and name the component."""
+    """The suite of a sampler; a subclass sets `component`."""
 
     kind = "sampler"
     num_tasks: ClassVar[int] = 7
     picks: ClassVar[int] = 25
-    """Groups that are issued; more than there are tasks."""
+    """Number of groups to pick tasks for; more than `num_tasks`."""
     columns: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Values of metadata columns that the sampler reads, in turn: `{"difficulty": (1, 2, 3)}`."""
+    """Metadata columns that the sampler reads; tasks cycle through the values: `{"difficulty": (1, 2, 3)}`."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:
@@ -30,7 +29,7 @@ class SamplerSuite(Suite):
 
     @classmethod
     def tasks(cls, count: int) -> list[Task]:
-        """So many tasks with the columns."""
+        """Return `count` tasks with the suite's columns."""
         return [
             Task(str(n), f"task {n}", metadata={name: values[n % len(values)] for name, values in cls.columns.items()})
             for n in range(count)
@@ -38,7 +37,7 @@ class SamplerSuite(Suite):
 
     @classmethod
     def picked(cls, sampler: Any, groups: Iterable[int], tasks: Sequence[Task] = ()) -> list[int]:
-        """Indices for these groups, each followed by the group's rewards."""
+        """Pick a task for each group and report the group's rewards after each pick; return the picked indices."""
         tasks = tasks or cls.tasks(cls.num_tasks)
         sampler.open(tasks)
         indices = []
@@ -50,7 +49,9 @@ class SamplerSuite(Suite):
 
     def test_every_pick_is_a_task(self, made: Any) -> None:
         for index in self.picked(made, range(self.picks)):
-            assert isinstance(index, int) and 0 <= index < self.num_tasks, f"pick gave {index!r} of {self.num_tasks}"
+            assert isinstance(index, int) and 0 <= index < self.num_tasks, (
+                f"pick() returned {index!r}; return an index below num_tasks = {self.num_tasks}"
+            )
 
     def test_another_instance_continues_from_its_state(self, made: Any) -> None:
         half = self.picks // 2
@@ -59,7 +60,9 @@ class SamplerSuite(Suite):
         other = self.make()
         other.load(state)
         rest = range(half, self.picks)
-        assert self.picked(other, rest) == self.picked(made, rest), "state() and load() leave something out"
+        assert self.picked(other, rest) == self.picked(made, rest), (
+            "a new instance picked other tasks after load(state()); the state is incomplete"
+        )
 
     def test_a_group_may_end_without_rewards(self, made: Any) -> None:
         made.learned(0, made.pick(0, self.num_tasks, SEED), [])

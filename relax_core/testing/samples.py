@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories for tests: a prompt and a response as the engine would have left them, a token a byte."""
+"""Trajectories for tests: a prompt and a sampled response, with one token per byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relax_core.api.trajectory import Node, Outcome, Trajectory
 
 
 def trajectory(task: Task, response: str, outcome: Outcome = Outcome.FINISHED) -> Trajectory:
-    """One finished attempt: the policy answered `response` at once."""
+    """Return an attempt in which the policy answered `response` in its first turn."""
     prompt = (Message("user", task.prompt),) if isinstance(task.prompt, str) else tuple(task.prompt)
     given = tuple("".join(message.text for message in prompt).encode()) or (0,)
     own = tuple(response.encode()) or (0,)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of sandboxes: limits hold, how a program ended is told, and nothing of a box is left. One that says it
-`isolates` lets a program see nothing of the user's and reach nothing."""
+"""The conformance suite of sandboxes: limits, results of programs, and removal of everything in a closed box.
+
+If a sandbox declares `isolates`, its programs must neither see the user's data and processes nor reach a network.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ for pid in pids:
 places = {0!r}, {0!r} + "/secret", "/etc/passwd", {1!r}, "/sys/kernel"
 print(*map(reads, places), "SECRET_TOKEN" in str(found), len(pids) > 5, *map(os.path.exists, places))
 """
-"""Tells whether it reads a folder and a file of the user, a file of the system, a process of the user and the kernel's
-settings, finds a secret of the environment or other processes; then whether it finds those places at all."""
+"""Program that prints True or False for each attempt: read a folder and a file of the user, a file of the system, a
+process of the user, settings of the kernel; find a secret in the environment; see more than five processes. Then it
+prints whether each of the five paths exists."""
 TALK = """
 import os, socket
 with socket.socket(socket.AF_UNIX) as talk:
@@ -67,17 +70,18 @@ PROGRAMS = {
     "disk": ("open('big', 'wb').write(bytes(1 << 25))", ProgramEnd.DISK),
 }
 GREEDY = {
-    # Without the pause there are tens of thousands of processes before a busy machine counts them.
+    # Without the pause, a busy machine would have tens of thousands of processes before the limit takes effect.
     "forks": "import os, time\nwhile True:\n os.fork()\n time.sleep(0.1)",
     "threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
     "memory": "held = [bytearray(1 << 20) for _ in range(4096)]",
-    "shared memory": "import mmap\nheld = [mmap.mmap(-1, 1 << 20) for _ in range(999)]\nfor m in held: m.write(bytes(1 << 20))",
+    "shared memory": "import mmap\nheld = [mmap.mmap(-1, 1 << 20) for _ in range(999)]\n"
+    "for m in held: m.write(bytes(1 << 20))",
     "sleep": "import time; time.sleep(60)",
 }
 
 
 class SandboxSuite(Suite):
-    """Subclass it and name the component."""
+    """The suite of a sandbox; a subclass sets `component`."""
 
     kind = "sandbox"
     deadline_s: ClassVar[float] = 60.0
@@ -93,7 +97,7 @@ class SandboxSuite(Suite):
     @pytest.fixture(scope="class")
     @classmethod
     def probed(cls, seen: Any) -> None:
-        """Probe the machine once for all boxes."""
+        """Run the sandbox's `probe` once, before any box is opened."""
         asyncio.run(cls.make().probe())
 
     @pytest.fixture
@@ -103,14 +107,14 @@ class SandboxSuite(Suite):
 
     @pytest.fixture
     async def listening(self) -> AsyncIterator[tuple[str, int]]:
-        """A server that says in capitals what it hears: the path of its Unix socket, and its port on the loopback."""
+        """Serve an echo in capital letters; yield the path of its Unix socket and its port on 127.0.0.1."""
 
         async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write((await reader.read(100)).upper())
             await writer.drain()
             writer.close()
 
-        with TemporaryDirectory(prefix="relax-") as folder:  # a path short enough for a socket
+        with TemporaryDirectory(prefix="relax-") as folder:  # short, since the length of a socket's path is limited
             path = f"{folder}/socket"
             local = await asyncio.start_unix_server(shout, path)
             tcp = await asyncio.start_server(shout, "127.0.0.1", 0)
@@ -152,7 +156,7 @@ class SandboxSuite(Suite):
 
     @pytest.mark.parametrize("what", GREEDY)
     async def test_a_greedy_program_ends_within_its_limits_and_the_box_goes_on(self, box: Box, what: str) -> None:
-        # Only sleeping may meet the limit of time, however slow the machine is.
+        # Only "sleep" may reach the time limit, also on a slow machine.
         result = await _python(box, GREEDY[what], wall_s=1.0 if what == "sleep" else 600.0)
         assert result.end not in (ProgramEnd.OK, ProgramEnd.OUTPUT), result.stderr[-500:]
         assert (result.end is ProgramEnd.WALL) == (what == "sleep")
@@ -196,7 +200,9 @@ class SandboxSuite(Suite):
             assert [result.stdout for result in results] == [b"HELLO\n"] * 3, results[0].stderr
             if made.isolates:
                 assert await _told_of_loopback(box, port, socket=True) == b"refused"
-            assert b"KeyError" in (await _python(box, TALK)).stderr, "another program of the box is not given it"
+            assert b"KeyError" in (await _python(box, TALK)).stderr, (
+                "a program without socket=True must not get the socket"
+            )
             told = await _python(box, "import os; print(os.environ['RELAX_SOCKET'])", socket=True)
             tried = f"import socket; socket.socket(socket.AF_UNIX).connect({told.stdout.decode().strip()!r})"
             assert (await _python(box, tried)).end is (ProgramEnd.EXIT if made.isolates else ProgramEnd.OK)
@@ -214,7 +220,7 @@ class SandboxSuite(Suite):
             with pytest.raises(ValueError, match="no Unix socket"):
                 await made.open(replace(LIMITS, socket=str(path)))
 
-    # -- of those that isolate ------------------------------------------------------------------------------------------
+    # -- isolation -----------------------------------------------------------------------------------------------------
 
     async def test_a_program_sees_no_files_processes_or_variables_of_the_user(
         self, made: Any, box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,7 +261,10 @@ class SandboxSuite(Suite):
     async def test_what_a_program_leaves_behind_ends_with_it(self, made: Any, box: Box) -> None:
         if not made.isolates:
             return
-        daemon = "import os, time\nif not os.fork():\n os.setsid()\n if not os.fork():\n  time.sleep(0.3); open('late', 'w')\n"
+        daemon = (
+            "import os, time\nif not os.fork():\n os.setsid()\n if not os.fork():\n"
+            "  time.sleep(0.3); open('late', 'w')\n"
+        )
         assert (await _python(box, daemon)).end is ProgramEnd.OK
         await asyncio.sleep(0.8)
         with pytest.raises(ValueError, match="late"):
@@ -275,7 +284,7 @@ async def _python(
 
 
 async def _told_of_loopback(box: Box, port: int, socket: bool = False) -> bytes:
-    """Let a program connect to a port of this machine; return the last word of its error."""
+    """Run a program that connects to a port of this machine; return the last word of its error."""
     result = await _python(box, f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", socket=socket)
     return result.stderr.split()[-1]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of scaling policies: a number of engines that the devices allow, from the snapshots alone."""
+"""The conformance suite of scaling policies: a valid number of engines, which depends on the load snapshots only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVEN = Load(2, busy=0.5, waiting_for_rows=0.1, waiting_for_credit=0.1, free_devi
 
 
 class ScalingPolicySuite(Suite):
-    """Subclass it and name the component."""
+    """The suite of a scaling policy; a subclass sets `component`."""
 
     kind = "scaling-policy"
     loads: ClassVar[tuple[Load, ...]] = (
@@ -29,13 +29,15 @@ class ScalingPolicySuite(Suite):
 
     @classmethod
     def history(cls, load: Load) -> tuple[Load, ...]:
-        """Ten minutes of the same load, a snapshot a minute."""
+        """Return ten minutes of the same load, with one snapshot per minute."""
         return tuple(replace(load, now=60.0 * minute) for minute in range(10))
 
     def test_the_number_is_one_that_devices_allow(self, made: Any) -> None:
         for load in self.loads:
             number = made.engines(self.history(load))
-            assert isinstance(number, int) and 1 <= number <= load.engines + load.free_devices, f"{number!r} at {load}"
+            assert isinstance(number, int) and 1 <= number <= load.engines + load.free_devices, (
+                f"engines() returned {number!r} at {load}; return an int from 1 to engines + free_devices"
+            )
 
     def test_a_run_without_history_keeps_its_engines(self, made: Any) -> None:
         assert made.engines((EVEN,)) >= 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of an engine pool without the pool: conformance suites give it to rewards that ask an engine.
+"""A client of an engine pool with scripted answers, for the conformance tests of rewards that call an engine.
 
-It says of every prompt what the suite says, and finds every token equally likely.
+The suite supplies the answer to each prompt. All tokens have the same log-prob.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from relax_core.api.engine import Generated, Prompt
 from relax_core.api.task import Message
 
 BYTES = 256
-"""Its vocabulary."""
+"""Size of the vocabulary: a token is a byte."""
 
 
 class ScriptedClient:
-    """`api.EngineHand` without an engine."""
+    """`api.engine.ModelClient` with scripted answers."""
 
     def __init__(self, name: str, answer: Callable[[str], str]) -> None:
         self.name, self._answer = name, answer

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of sinks: a sink takes a whole run, changes nothing it is given, closes at any time, and
-survives a resume.
+"""The conformance suite of sinks: writing a whole run, unchanged arguments, closing at any time, and resuming.
 
-A suite that overrides `read_back` is also held to what the sink's store shows in the end.
+A suite that overrides `read_back` also checks the values that the sink has stored.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ Shown = Mapping[str, Mapping[int, float]]
 
 
 class SinkSuite(Suite):
-    """Subclass it and name the component; give options where its defaults need a service."""
+    """The suite of a sink; a subclass sets `component`, and `options` if the defaults need a service."""
 
     kind: ClassVar[str] = "sink"
 
     @classmethod
     def read_back(cls, run_dir: Path) -> Shown | None:
-        """Key to step to value, from where the sink wrote; None where that can't be read here."""
+        """Return the values that the sink stored, by metric key and step; None skips the checks of stored values."""
         return None
 
     @classmethod
@@ -65,8 +64,8 @@ class SinkSuite(Suite):
         made.samples(1, samples)
         made.metrics(1, values)
         made.close()
-        assert values == metrics(1), "copy the metrics before you change them"
-        assert samples == [dict(sample) for sample in SAMPLES], "copy the samples before you change them"
+        assert values == metrics(1), "metrics() changed its argument; copy it first"
+        assert samples == [dict(sample) for sample in SAMPLES], "samples() changed its argument; copy it first"
 
     def test_closes_without_data_and_twice(self, made: Any, tmp_path: Path) -> None:
         made.open(str(tmp_path), "run", CONFIG)
@@ -78,8 +77,8 @@ class SinkSuite(Suite):
         _write(self.make(), str(tmp_path), range(3, 7), offset=1.0)
         shown = self._expect(tmp_path, range(1, 7))
         if shown is not None:
-            assert shown["reward/mean"][2] == metrics(2)["reward/mean"], "step 2 was in the checkpoint"
-            assert shown["reward/mean"][3] == metrics(3, 1.0)["reward/mean"], "step 3 was trained again"
+            assert shown["reward/mean"][2] == metrics(2)["reward/mean"], "a resume must keep step 2"
+            assert shown["reward/mean"][3] == metrics(3, 1.0)["reward/mean"], "a resume must replace step 3"
 
     def _expect(self, run_dir: Path, steps: range) -> Shown | None:
         shown = self.read_back(run_dir)
@@ -89,7 +88,7 @@ class SinkSuite(Suite):
 
 
 def metrics(step: int, offset: float = 0.0) -> dict[str, float]:
-    """A step's metrics; values that single precision keeps."""
+    """Return metrics of a step, with values that are exact in single precision."""
     return {"reward/mean": step / 8 + offset, "time/step_s": 0.5, "samples/dropped/expired": 0.0}
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of every conformance suite. A plugin's tests subclass a kind's suite and name a component:
+"""The base of all conformance suites.
+
+A plugin's tests subclass the suite of a kind and name a component:
 
     class TestMine(RewardSuite):
         component = "my-reward"          # or the class
         samples = ((Task("1", "2+2?", "4"), "4"),)
 
-Suites need pytest and nothing else; a component is exercised in a process of its own first (`apart.py`), so one that blocks
-or crashes fails its suite and stops nothing.
+Suites need only pytest. A component is exercised in a separate process first (`apart.py`), so a component that blocks
+or crashes fails its suite without stopping the tests.
 """
 
 from __future__ import annotations
@@ -27,46 +29,46 @@ from relax_core.testing.apart import Apart, run_apart
 
 
 class Suite:
-    """The base of all conformance suites: checks that hold for every component, whatever its kind."""
+    """The base of all conformance suites, with the checks that apply to components of every kind."""
 
     kind: ClassVar[str] = ""
     component: ClassVar[str | type] = ""
-    """Its name, as users write it, or its class."""
+    """The component's name, as in a configuration, or its class."""
     options: ClassVar[Mapping[str, Any]] = {}
-    """Options to test it with."""
+    """Options of the tested instances."""
     files: ClassVar[tuple[str, ...]] = ()
-    """Single-file plugins that the name comes from."""
+    """Single-file plugins in which the name is defined."""
     deadline_s: ClassVar[float] = 30.0
-    """Once imported, its exercise must end within this."""
+    """Seconds within which the exercise must end, after the imports."""
     generic: ClassVar[bool] = False
-    """Set by `relax plugins check`, which has no samples of the author's: what only they can show is skipped."""
+    """True in `relax plugins check`, which lacks the author's samples: tests that need them are skipped."""
 
     @classmethod
     def target(cls) -> type[Configurable]:
-        """The component's class."""
+        """Return the component's class."""
         if not isinstance(cls.component, str):
             return cls.component
-        return _target_of(cls)  # type: ignore[arg-type]  # mypy knows no hash of a class
+        return _target_of(cls)  # type: ignore[arg-type]  # mypy does not know that classes are hashable
 
     @classmethod
     def make(cls) -> Any:
-        """A new instance with the suite's options."""
+        """Make a new instance with the suite's options."""
         target = cls.target()
         return target(build_options(target.options_model(), cls.options, f"{cls.kind}.{target.__name__}"))
 
     @classmethod
     def prepare(cls) -> None:
-        """Import what the exercise will: its deadline begins afterwards."""
+        """Import modules that the exercise needs, before its deadline begins."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:
-        """Use the component once in all ways that its kind has; returns plain data that must not differ."""
+        """Use the component once in all ways of its kind; return plain data that must be the same on each call."""
         return None
 
     @pytest.fixture(scope="class")
     @classmethod
     def seen(cls) -> Any:
-        """Return what two processes saw, the second with another hash seed."""
+        """Return the results of two processes with different hash seeds."""
         values = []
         for hash_seed in (1, 2):
             apart = run_apart(cls, hash_seed, cls.deadline_s)
@@ -76,17 +78,17 @@ class Suite:
 
     @classmethod
     def judge(cls, apart: Apart) -> None:
-        """Fail, or skip where only the author's own samples could tell."""
+        """Fail for a blocked or failed exercise; skip a generic one that raised, since its samples may not suit."""
         if apart.blocked:
-            pytest.fail(f"did not return within {cls.deadline_s:g} s; it blocks for ever", pytrace=False)
+            pytest.fail(f"the component did not return within {cls.deadline_s:g} s; it blocks for ever", pytrace=False)
         if apart.error and cls.generic and apart.raised:
-            pytest.skip(f"needs samples of its own; subclass {cls.__mro__[1].__name__} in its tests ({apart.error})")
+            pytest.skip(f"needs its own samples; subclass {cls.__mro__[1].__name__} in its tests ({apart.error})")
         if apart.error:
             pytest.fail(apart.error, pytrace=False)
 
     @pytest.fixture
     def made(self, seen: Any) -> Any:
-        """An instance in this process, once it is known that it does not block."""
+        """Make an instance in this process, after the exercise has shown that the component does not block."""
         return self.make()
 
     def test_is_of_its_kind(self) -> None:
@@ -106,35 +108,35 @@ class Suite:
         table = KINDS[self.kind].table
         of_core = {"name", *keys_model(table).model_fields} if table else set()
         taken = sorted(of_core & self.target().options_model().model_fields.keys())
-        assert taken == [], f"rename them: [{table}] has keys of these names, which belong to the core"
+        assert taken == [], f"rename these options: [{table}] already has keys of the core with these names"
 
     def test_discovery_imports_nothing_heavy(self) -> None:
         imports = _imports_of_listings(f"{self.target().__module__}:{self.target().__qualname__}")
         if imports is None:
-            pytest.skip("no installed plugin offers it; install the project to have its listing looked at")
+            pytest.skip("no installed plugin provides the component; install its project to check the imports")
         assert imports == ""
 
     def test_the_same_input_gives_the_same_result(self, seen: Any) -> None:
         (first, again), _ = seen
-        assert first == again, "the second time gave another result; take randomness from the seed that is handed in"
+        assert first == again, "the second call gave another result; draw randomness only from the seed argument"
 
     def test_every_process_gives_the_same_result(self, seen: Any) -> None:
         (here, _), (elsewhere, _) = seen
-        assert here == elsewhere, "another process gave another result; it depends on hash order, time or chance"
+        assert here == elsewhere, "another process gave another result; it depends on hash order, time or randomness"
 
 
 @cache
 def _target_of(suite: type[Suite]) -> type[Configurable]:
-    """Look a suite's component up by its name, once: reading the catalogue takes longer than most tests."""
+    """Find a suite's component by its name; cached because reading the catalogue takes longer than most tests."""
     return Catalogue.load(suite.files).target(suite.kind, str(suite.component))
 
 
 @cache
 def _imports_of_listings(target: str) -> str | None:
-    """Return the heavy imports of all installed plugins that offer the target; None where no plugin offers it."""
+    """Return the heavy imports of the installed plugins that provide the target; None if no plugin provides it."""
     listing = {r.module for r in Catalogue.load().records if target in (c.target for _, c in r.components)}
     return "".join(map(_heavy_imports, listing)) if listing else None
 
 
 _heavy_imports = cache(heavy_imports)
-"""The listings of one plugin are one module, whose import alone is looked at once."""
+"""Heavy imports of a plugin's listing module, computed once per module."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of task sources: the same tasks by index each time the source is opened, and errors that name
-the file."""
+"""The conformance suite of task sources: reproducible access by index, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -23,17 +22,19 @@ ROWS: tuple[Mapping[str, Any], ...] = tuple(
 
 
 class TaskSourceSuite(Suite):
-    """Subclass it and name the component; where it does not read `.jsonl`, write `store`."""
+    """The suite of a source; a subclass sets `component`, and implements `store` for files that are not `.jsonl`."""
 
     kind = "task-source"
     columns: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def store(cls, rows: tuple[Mapping[str, Any], ...], directory: Path) -> str:
-        """Write rows where the source finds them; returns the path to open."""
+        """Write rows in the source's format to the directory; return the path to open."""
         suffixes = getattr(cls.target(), "suffixes", ())
         if ".jsonl" not in suffixes:
-            raise NotImplementedError(f"it reads {', '.join(suffixes) or 'no suffix'}: write `store` in the suite")
+            raise NotImplementedError(
+                f"the source reads {', '.join(suffixes) or 'no suffix'}; implement `store` in its suite"
+            )
         path = directory / "tasks.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return str(path)
@@ -54,7 +55,7 @@ class TaskSourceSuite(Suite):
         tasks = [opened[index] for index in range(len(opened))]
         assert len(tasks) == len(ROWS)
         assert all(isinstance(task, Task) for task in tasks)
-        assert len({task.id for task in tasks}) == len(tasks), "two tasks of one id"
+        assert len({task.id for task in tasks}) == len(tasks), "two tasks have the same id"
 
     def test_tasks_can_be_read_in_any_order(self, opened: Any) -> None:
         forwards = [opened[index] for index in range(len(opened))]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance of trainers: exact counts, no gradient lost or invented, continuation bit for bit, honest weights.
+"""The conformance suite of trainers: exact counts and gradients, bit-exact continuation, correct published weights.
 
-Subclass it as `TestMine(TrainerSuite)` and name the component; the model is a tiny Qwen3 made from a seed. What is
-compared is what every trainer tells: metrics, the gradient's norm, and the bytes it publishes.
+Subclass it as `TestMine(TrainerSuite)` and name the component. The model is a tiny Qwen3 made from a seed. Tests
+compare results that every trainer reports: metrics, the gradient norm, and published bytes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from relax_core.testing.suite import Suite
 from relax_core.testing.trainer_fixture import VOCAB, InMemory, Reinforce, make_rows, with_values
 
 FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""Number formats, and how safetensors calls them."""
+"""Names of number formats in safetensors files."""
 
 
 def tiny_model(
     directory: Path, seed: int = 0, vocab_size: int = VOCAB, dtype: str = "float32", key_value_heads: int = 1
 ) -> str:
-    """A Qwen3 of a few thousand random parameters as a Hugging Face folder, the same for the same seed."""
+    """Save a Qwen3 of a few thousand random parameters as a Hugging Face folder; equal seeds give equal models."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -49,20 +49,20 @@ def tiny_model(
 
 
 class TrainerSuite(Suite):
-    """The conformance suite of trainers: checks of a step, a publish and a checkpoint."""
+    """The suite of a trainer; a subclass sets `component`."""
 
     kind: ClassVar[str] = "trainer"
     deadline_s: ClassVar[float] = 120.0
     tolerance: ClassVar[float] = 1e-5
-    """Relative, of a loss or a norm computed in another order."""
+    """Largest relative difference of losses and norms that are computed in a different order."""
     rounding: ClassVar[float] = 1e-5
-    """Absolute, of a log-prob computed in another order."""
+    """Largest absolute difference of log-probs that are computed in a different order."""
     dtype: ClassVar[str] = "float32"
     """`[model] dtype` of all tests."""
     ranks: ClassVar[int] = 1
-    """Processes; several of them are driven as one trainer."""
+    """Number of rank processes; several ranks are tested as one trainer."""
     tensor_parallel: ClassVar[int] = 1
-    """Ranks that compute the same rows together (tensor parallel)."""
+    """Number of ranks that compute the same rows together (tensor parallelism)."""
     algorithm: ClassVar[Chosen] = Chosen("algorithm", "reinforce")
     transport: ClassVar[Chosen] = Chosen("weight-transport", "in-memory")
 
@@ -70,7 +70,7 @@ class TrainerSuite(Suite):
 
     @classmethod
     def make(cls) -> Any:
-        """A new instance; of several ranks where the suite has them."""
+        """Make a new instance, which runs on several processes if `ranks` is above 1."""
         if cls.ranks == 1:
             return super().make()
         from relax_core.testing.trainer_ranks import RankedTrainer
@@ -79,7 +79,7 @@ class TrainerSuite(Suite):
 
     @classmethod
     def start(cls, trainer: Trainer, folder: str, **changes: Any) -> Trainer:
-        """A started trainer; algorithm and transport are the suite's own."""
+        """Start a trainer with the suite's algorithm and transport; `changes` replace fields of the TrainerSpec."""
         transports: dict[str, InMemory] = {}
 
         def build(chosen: Chosen) -> Any:
@@ -113,13 +113,13 @@ class TrainerSuite(Suite):
 
     @pytest.fixture(scope="class")
     def first_step(self, folder: str) -> tuple[UpdateResult, str]:
-        """The result of one plain step and the fingerprint of its weights, which many tests compare with."""
+        """Return the result of one plain step and the fingerprint of its weights, as a reference for many tests."""
         with self.running(folder) as trainer:
             return self.step(trainer, 0, make_rows()), self.fingerprint(trainer, 1)
 
     @pytest.fixture(scope="class")
     def by_format(self, folder: str) -> dict[str, tuple[UpdateResult, Manifest]]:
-        """The result of the same step and the manifest of its weights, for each format of the engines."""
+        """Return the result of the same step and the manifest of its weights, by number format of the engines."""
         made = {}
         for engines in FORMATS:
             with self.running(folder, publish_dtype=engines) as trainer:
@@ -140,7 +140,7 @@ class TrainerSuite(Suite):
     def step(
         trainer: Trainer, step: int, rows: RowBatch, *, budget: int = 0, nominal: Mapping[str, float] | None = None
     ) -> UpdateResult:
-        """A step of one update; `nominal` counts are divided by first."""
+        """Train a step of one update; the loss is first divided by the `nominal` counts (default: the true ones)."""
         trainer.begin_step(Version("actor", 0, step))
         return update(trainer, [chunk(trainer, rows, budget)], nominal or count(rows), count(rows))
 
@@ -187,7 +187,7 @@ class TrainerSuite(Suite):
         self.assert_near(late, first_step[0])
 
     def assert_near(self, result: UpdateResult, expected: UpdateResult) -> None:
-        """Fail unless both updates have the same gradient's norm and the same loss, up to rounding."""
+        """Assert that both updates have the same gradient norm and loss, up to `tolerance`."""
         assert result.grad_norm == pytest.approx(expected.grad_norm, rel=self.tolerance)
         assert result.metrics["train/loss"] == pytest.approx(expected.metrics["train/loss"], rel=self.tolerance)
 
@@ -342,10 +342,10 @@ class TrainerSuite(Suite):
 
 
 class FurtherConfiguration(TrainerSuite):
-    """The suite of a component that a `TrainerSuite` already tests, with other options, another format or more ranks.
+    """A `TrainerSuite` for a further configuration (options, number format, ranks) of a component tested elsewhere.
 
-    Leaves out the checks whose code does not depend on these: discovery, the order of versions, the names in error texts,
-    and agreement of processes, which would start six more.
+    It omits checks that do not depend on the configuration: discovery, the order of versions, names in error texts, and
+    the agreement of processes, which would start six more.
     """
 
     test_is_of_its_kind: Any = None
@@ -363,7 +363,7 @@ class FurtherConfiguration(TrainerSuite):
 def update(
     trainer: Trainer, chunks: Sequence[Chunk], nominal: Mapping[str, float], counts: Mapping[str, float]
 ) -> UpdateResult:
-    """One update as the shell runs it: computed again, at the trainer's lower scale, as long as it overflows."""
+    """Run one update as the actor does; repeat it, at the trainer's lower loss scale, while it overflows."""
     while True:
         trainer.begin_update(nominal)
         for part in chunks:
@@ -374,12 +374,12 @@ def update(
 
 
 def chunk(trainer: Trainer, rows: RowBatch, budget: int = 0) -> Chunk:
-    """Rows with the trainer's own plan for one rank."""
+    """Return rows with the trainer's plan for one rank."""
     return Chunk(rows, trainer.plan([int(length) for length in rows.columns["tokens"].lengths], 1, budget))
 
 
 def forward(trainer: Trainer, rows: RowBatch, budget: int, columns: Sequence[str] = ("log_probs",)) -> Ragged:
-    """The first of the columns, checked to be of the rows given."""
+    """Run a forward pass; return the first of the columns, after asserting that its rows are those given."""
     filled = trainer.forward(chunk(trainer, rows, budget), columns)
     assert filled.ids == rows.ids
     return filled.columns[columns[0]]

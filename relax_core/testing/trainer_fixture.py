@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that a trainer under test is given: random rows, an algorithm, a weight transport.
-
-Rows are groups with a prompt in common, observations, advantages, all of one version.
-"""
+"""Inputs for a trainer under test: random rows, an algorithm and a weight transport."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ VOCAB = 64
 
 
 def make_rows(seed: int = 0, groups: int = 4, size: int = 4, version: int = 0, vocab_size: int = VOCAB) -> RowBatch:
-    """Rows of 2 to 16 tokens: a prompt that the group has in common, some observation tokens, an advantage a sample."""
+    """Make rows of 2 to 16 tokens: a prompt shared by the group, some observation tokens, one advantage per sample."""
     random = np.random.default_rng(seed)
     prompts = [random.integers(0, vocab_size, random.integers(1, 6)) for _ in range(groups)]
     tokens = [_continued(random, prompts[index // size], vocab_size) for index in range(groups * size)]
@@ -60,12 +57,15 @@ def _mask(random: np.random.Generator, length: int) -> np.ndarray:
 
 
 def with_values(rows: RowBatch, name: str, values: np.ndarray) -> RowBatch:
-    """A token column replaced."""
+    """Return rows with a token column replaced or added."""
     return rows.with_columns({name: Ragged(values, rows.columns["tokens"].lengths)})
 
 
 class Reinforce(Algorithm):
-    """`-A log p` over all tokens, and a critic's `(V - A)^2`; with option `skips` rows of advantage 0 may be left out."""
+    """An algorithm with the losses `-A log p` and, for a critic, `(V - A)^2`.
+
+    Option `skips` (default: True) sets `zero_advantage_skips`.
+    """
 
     fits = ("critic",)
 
@@ -81,7 +81,7 @@ class Reinforce(Algorithm):
 
 
 class InMemory(WeightTransport):
-    """Keeps what was sent; the location is ignored."""
+    """A weight transport that keeps sent tensors in memory and ignores the location."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options or Options())

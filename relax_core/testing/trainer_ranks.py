@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer's ranks as processes, driven like one trainer: what holds for one rank can be asked of several.
+"""A trainer on several rank processes with the interface of one trainer, so that the same tests apply.
 
-Loading torch takes longer than any test. So the processes outlive the trainers in them, and a server forks them that has
-loaded torch once. All of them end with this process, whose connection they read. Algorithm and transport are those of the
-trainers' suite, built in each rank.
+Loading torch takes longer than any test. So rank processes are reused by later trainers, and are forked from a server
+that has loaded torch once. All end with this process, whose connection they read. Each rank builds the algorithm and
+transport of the trainer suite.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, free_port, raised
 
 CALL_S, GRACE_S = 120.0, 3.0
-"""For an answer; and for the others', once one rank has failed."""
+"""Seconds to wait for an answer, and for the remaining answers once a rank has failed."""
 REQUEST_BYTES = 2**16
 
 
 class RankProcess:
-    """A rank's process, which a server forked or this process started."""
+    """The process of a rank, forked by the server or started by this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -57,7 +57,7 @@ class RankProcess:
 
 
 class TrainerRanks:
-    """Processes that wait for calls."""
+    """The rank processes of one trainer, which execute calls."""
 
     def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
         started = [_start_rank(preload) for _ in range(size)]
@@ -66,7 +66,10 @@ class TrainerRanks:
         atexit.register(self.end)
 
     def ask(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """One call of every rank; the first failure is raised, and ends all of them where one does not answer."""
+        """Call a method on every rank; return the answers, or raise the first failure.
+
+        If a rank does not answer, all ranks are killed.
+        """
         for line, arguments in zip(self._lines, calls, strict=True):
             line.send_bytes(messages.encode((method, tuple(arguments))))
         answers: dict[Connection, Any] = {}
@@ -79,7 +82,7 @@ class TrainerRanks:
             answers |= {line: _answer(line) for line in ready if isinstance(line, Connection)}
         failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
         if failures or len(answers) < len(self._lines):
-            raise raised(failures[0], "rank") if failures else WorkerDied(f"{method}: no rank answered")
+            raise raised(failures[0], "rank") if failures else WorkerDied(f"{method}: a rank did not answer in time")
         return [answers[line] for line in self._lines]
 
     @property
@@ -93,13 +96,13 @@ class TrainerRanks:
 
 
 class RankedTrainer(Trainer[Any]):
-    """A trainer class on several ranks, as one."""
+    """A trainer that runs a trainer class on several rank processes."""
 
     idle: dict[int, list[TrainerRanks]] = {}
-    """Of this process, by size: a process holds one trainer at a time."""
+    """Rank processes without a trainer, by number of ranks; a process holds one trainer at a time."""
 
     def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int, tensor_parallel: int = 1) -> None:
-        """`tensor_parallel`: so many ranks that follow each other compute the same rows."""
+        """`tensor_parallel`: number of consecutive ranks that compute the same rows."""
         super().__init__(target.options_model()(**options))
         self._tensor_parallel = tensor_parallel
         self._target, self._plain, self._size = target, target(self.options), size
@@ -114,7 +117,7 @@ class RankedTrainer(Trainer[Any]):
                  for port in [free_port("127.0.0.1")] for r in range(self._size)]  # fmt: skip
         try:
             facts: Mapping[str, Any] = self._each("start", [(rank,) for rank in ranks])[0]
-        except BaseException:  # it may have been refused before the ranks met, or after
+        except BaseException:  # the ranks may be in different states: some have joined, some have not
             self._ranks.end()
             raise
         return facts
@@ -140,7 +143,9 @@ class RankedTrainer(Trainer[Any]):
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         first, *others = self._all("finish_update", dict(denominators))
         if differing := [other for other in others if repr(other) != repr(first)]:
-            raise AssertionError(f"ranks tell of different updates: {first} and {differing[0]}")
+            raise AssertionError(
+                f"finish_update() returned different results on different ranks: {first} and {differing[0]}"
+            )
         return first  # type: ignore[no-any-return]
 
     def abort_update(self) -> None:
@@ -175,7 +180,10 @@ class RankedTrainer(Trainer[Any]):
 
 
 def spread(chunk: Chunk, size: int, tensor_parallel: int = 1) -> Chunk:
-    """Deal out the micro-batches of a plan for one rank: some ranks get fewer rows, or none; ranks of a group the same."""
+    """Distribute a plan for one rank over several ranks; some get fewer rows or none.
+
+    Ranks of one tensor-parallel group get the same rows.
+    """
     batches, groups = chunk.plan.micro_batches[0], size // tensor_parallel
     ranks = [rank // tensor_parallel for rank in range(size)]
     dealt = (tuple(batch[(own + at) % groups :: groups] for at, batch in enumerate(batches)) for own in ranks)
@@ -191,11 +199,11 @@ def _start_rank(preload: Sequence[str]) -> tuple[RankProcess, Connection]:
 
 
 _servers: list[socket.socket] = []
-"""The connection to this process's server, once it was started."""
+"""The connection to this process's fork server; empty before its start."""
 
 
 def _fork(preload: Sequence[str], theirs: socket.socket) -> int:
-    """Return the process id of a rank that the server forked; 0 where the server can't fork."""
+    """Fork a rank from the server; return its process id, or 0 if the server cannot fork."""
     if not _servers:
         line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_end:
@@ -226,7 +234,7 @@ def _answer(line: Connection) -> Any:
 
 
 def _serve(line: Connection) -> None:
-    """Make trainers and call them in this rank until the connection's other end closes."""
+    """Make trainers and call them in this rank until the parent closes the connection."""
     from relax_core.testing.trainer_fixture import InMemory, Reinforce
 
     made: Any = None
@@ -253,7 +261,7 @@ def _serve(line: Connection) -> None:
 
 
 def _be_server(line: socket.socket) -> int:
-    """Fork a rank for each request until the other end closes; return the rank's descriptor in each child."""
+    """Fork a rank for each request until the parent closes the line; return the rank's descriptor in each child."""
     while True:
         data, given, _, _ = socket.recv_fds(line, REQUEST_BYTES, 1)
         if not data:
@@ -270,7 +278,7 @@ def _be_server(line: socket.socket) -> int:
 
 
 def _imported(modules: Sequence[str]) -> bool:
-    """Import the modules; False where one can't be imported: a rank that is started plainly raises the error."""
+    """Import the modules; return False if that fails, so that a newly started rank reports the error."""
     try:
         for name in modules:
             importlib.import_module(name)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance of weight transports: what arrives is what was sent, and every corruption of it is caught.
+"""The conformance suite of weight transports: exact transfer of tensors, and detection of every corruption.
 
-class TestMine(WeightTransportSuite):
-    component = "my-transport"       # or the class
+    class TestMine(WeightTransportSuite):
+        component = "my-transport"       # or the class
 
-Corruptions are in `weight_transport_corruptions`; each is made once for each payload,
-through the real chain from sender to receipt.
+Corruptions are in `weight_transport_corruptions`. Each is tested with each payload, through the real chain from sender
+to receipt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAYLOADS: tuple[Payload, ...] = ("full", "delta", "lora")
 
 
 def some_tensors(seed: int = 0) -> Tensors:
-    """Shapes and dtypes of a small model: matrices, a vector, a scalar, bf16 bits, an empty one."""
+    """Make tensors of different shapes and dtypes: matrices, bf16 bits, a scalar, integers, an empty tensor."""
     random = np.random.default_rng(seed)
     return [
         ("layers.0.weight", random.standard_normal((8, 4), np.float32), "F32"),
@@ -50,7 +50,7 @@ def some_tensors(seed: int = 0) -> Tensors:
 
 
 def some_adapters(seed: int = 0) -> Tensors:
-    """A rank 2 adapter of two matrices, under peft's names."""
+    """Make a rank-2 adapter of two matrices with the names of peft."""
     random = np.random.default_rng(seed)
     prefix = "base_model.model.layers"
     return [
@@ -65,7 +65,7 @@ def tensors_of(payload: str) -> Tensors:
 
 
 class WeightTransportSuite(Suite):
-    """Sender and receiver are two instances, as in two processes."""
+    """The suite of a weight transport; a subclass sets `component`. Sender and receiver are separate instances."""
 
     kind: ClassVar[str] = "weight-transport"
 
@@ -77,7 +77,7 @@ class WeightTransportSuite(Suite):
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> Iterator[str]:
-        """Name where it may write; override for transports that need another place."""
+        """Yield a directory that the transport may write; override it for transports that need a different place."""
         if not self.build().same_host or not Path("/dev/shm").is_dir():
             yield str(tmp_path)
             return
@@ -87,7 +87,7 @@ class WeightTransportSuite(Suite):
 
     @pytest.fixture
     def sender(self) -> WeightTransport:
-        """Lives as long as its versions are received."""
+        """Make the sending instance, which lives until its versions are received."""
         return self.build()
 
     def send(
@@ -98,9 +98,10 @@ class WeightTransportSuite(Suite):
         return sender.send(Version("actor", 0, step), payload, base, chosen, location)
 
     def receive(
-        self, sender: WeightTransport, manifest: Manifest, tensors: Tensors | None = None, resident: Resident | None = None
+        self, sender: WeightTransport, manifest: Manifest, tensors: Tensors | None = None,
+        resident: Resident | None = None,
     ) -> Tensors:  # fmt: skip
-        """By another instance; a live sender hands out meanwhile."""
+        """Receive a version with a new instance, while a live sender transfers it."""
         with Transfer(sender, manifest, some_tensors() if tensors is None else tensors):
             arrived = self.build().receive(manifest, resident)
             return [(info.name, np.array(array), info.dtype) for info, array in arrived]
@@ -135,7 +136,7 @@ class WeightTransportSuite(Suite):
 
     def test_versions_lie_beside_each_other(self, sender: WeightTransport, location: str) -> None:
         if sender.live:
-            pytest.skip("only the newest version is handed out")
+            pytest.skip("a live transport sends only the newest version")
         manifests = [self.send(sender, location, step, some_tensors(step)) for step in (1, 2)]
         for step, manifest in enumerate(manifests, 1):
             self.equal(self.receive(sender, manifest), some_tensors(step))
@@ -229,4 +230,4 @@ class WeightTransportSuite(Suite):
 
     def needs(self, sender: WeightTransport, payload: str) -> None:
         if payload not in sender.payloads:
-            pytest.skip(f"does not move {payload}")
+            pytest.skip(f"payloads of the transport do not include {payload}")

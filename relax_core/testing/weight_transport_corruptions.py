@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way in which a publish may not be what it says, as one function each; all must be refused within that publish.
+"""Corruptions of a publish, one function each; all must be refused within that publish.
 
-A corruption begins with a chain whose last version is proved, and publishes once. That it returns means that nobody noticed.
+A corruption gets a chain whose last version is proved, and publishes once. If the function returns, neither the
+transport nor the weight service has detected the corruption.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from relax_core.testing.weight_transport_fixture import PublishedChain, Transfer
 Corruption = Callable[[PublishedChain], object]
 CORRUPTIONS: dict[str, Corruption] = {}
 ONLY = {"delta_without_its_base": "delta", "delta_on_another_base": "delta", "dropped_adapter_tensor": "lora"}
-"""Lies that one payload alone can tell."""
+"""Corruptions that exist for one payload only."""
 
 
 def _corruption(function: Corruption) -> Corruption:
@@ -29,7 +30,7 @@ def corruptions_of(payload: str) -> list[str]:
     return [name for name in CORRUPTIONS if ONLY.get(name, payload) == payload]
 
 
-# -- the bytes are others than the manifest's -----------------------------------------------------------------------
+# -- the bytes differ from the manifest -----------------------------------------------------------------------------
 
 
 @_corruption
@@ -73,7 +74,7 @@ def flipped_bit_on_the_wire(chain: PublishedChain) -> None:
     chain.publish(after, wire=[(name, flipped, dtype), *rest])
 
 
-# -- the sender sends what is not the trainer's ---------------------------------------------------------------------
+# -- the sender sends tensors that are not the trainer's ------------------------------------------------------------
 
 
 @_corruption
@@ -126,7 +127,7 @@ def false_fingerprint_of_one(chain: PublishedChain) -> None:
 
 @_corruption
 def bytes_of_an_earlier_version(chain: PublishedChain) -> None:
-    """The manifest of the new one leads to where the last one is."""
+    """Give the manifest of a new version the location of the last version."""
     last, after = chain.newest, moved(chain.now)
     assert last is not None
     manifest = chain.send(after)
@@ -138,14 +139,14 @@ def bytes_of_an_earlier_version(chain: PublishedChain) -> None:
 
 @_corruption
 def abandoned_incarnation(chain: PublishedChain) -> None:
-    """A trainer that was given up publishes on, after its successor did."""
+    """Publish from an abandoned trainer after its successor has published."""
     _successor(chain)
     chain.publish(moved(chain.now))
 
 
 @_corruption
 def receipt_of_an_abandoned_incarnation(chain: PublishedChain) -> None:
-    """A receiver proves what it loaded after the successor has published."""
+    """Hand in the receipt of an abandoned version after the successor has published."""
     after = moved(chain.now)
     manifest = chain.send(after)
     announce, chain.registry.announce = chain.registry.announce, lambda *_: None
@@ -164,7 +165,7 @@ def _successor(chain: PublishedChain, announce: Callable[..., None] | None = Non
 
 @_corruption
 def delta_without_its_base(chain: PublishedChain) -> None:
-    """The receiver has nothing to put it on."""
+    """Receive a delta without base tensors."""
     after = moved(chain.now)
     manifest = chain.send(after)
     chain.registry.announce(manifest, None)
@@ -174,7 +175,7 @@ def delta_without_its_base(chain: PublishedChain) -> None:
 
 @_corruption
 def delta_on_another_base(chain: PublishedChain) -> None:
-    """The receiver has another version than the one the delta is made for."""
+    """Receive a delta on tensors that differ from its base."""
     name, (array, dtype) = next(iter(chain.receiver.tensors.items()))
     chain.receiver.tensors[name] = (moved([(name, array, dtype), ("", array, dtype)], by=5)[0][1], dtype)
     chain.publish(moved(chain.now))

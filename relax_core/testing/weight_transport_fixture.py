@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fixture of weight transport tests: a sender, a plain receiver, and the real chain between them.
 
-The receiver checks nothing itself: it copies what arrives and hands in the fingerprints of what it then has. So what is
-caught was caught by the transport, or by the proofs of the weight service, and by nobody else.
+The receiver performs no checks: it copies the tensors that arrive and hands in the fingerprints of its copy. So every
+detected corruption was detected by the transport or by the proofs of the weight service.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from relax_core.weights.registry import WeightRegistry, prove_successor
 Tensors = Sequence[tuple[str, np.ndarray, str]]
 REFUSED = (ValueError, RelaxError)
 WAIT_S = 5.0
-"""For a receiver that is there already; a corruption that it sees through at once leaves the sender alone that long."""
+"""Seconds that a live sender waits for its receiver, in vain if the receiver refused the manifest at once."""
 
 
 def infos_of(tensors: Tensors) -> tuple[TensorInfo, ...]:
@@ -42,7 +42,7 @@ def infos_of(tensors: Tensors) -> tuple[TensorInfo, ...]:
 
 
 class Transfer:
-    """A live sender at work beside its receiver; for a stored version nothing."""
+    """A thread in which a live sender transfers a version while a receiver takes it; nothing for a stored version."""
 
     def __init__(self, sender: WeightTransport, manifest: Manifest, tensors: Tensors, receivers: int = 1) -> None:
         self.took, self.error = 0, ""
@@ -53,7 +53,7 @@ class Transfer:
         sender, manifest, tensors, receivers = self._work
         try:
             self.took = sender.transfer(manifest, tensors, receivers, WAIT_S)
-        except REFUSED as error:  # whoever receives notices
+        except REFUSED as error:  # the receiver fails too and reports the error
             self.error = str(error)
 
     def __enter__(self) -> Transfer:
@@ -68,12 +68,12 @@ class Transfer:
 
 @dataclass
 class Receiver:
-    """A model that takes what comes."""
+    """A model that loads all arriving tensors without checks."""
 
     name: str
     tensors: dict[str, tuple[np.ndarray, str]]
     honest: bool = True
-    """False: its receipts repeat what the manifest says instead of what it has."""
+    """False if its receipts repeat the manifest's fingerprints instead of computing them from its tensors."""
 
     def load(self, transport: WeightTransport, manifest: Manifest) -> Receipt:
         arrived = []
@@ -91,7 +91,7 @@ class Receiver:
 
 
 class ImmediateRegistry:
-    """A `WeightRegistry` that is called without an event loop, at the `time` that a test sets: no call of it waits."""
+    """A `WeightRegistry` with synchronous calls, none of which may wait, and a clock that the test sets by `time`."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -102,7 +102,7 @@ class ImmediateRegistry:
         return self.time
 
     async def sleep(self, seconds: float) -> None:
-        raise AssertionError("a call waits")
+        raise AssertionError("a call of the registry would wait")
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._registry, name)
@@ -112,23 +112,23 @@ class ImmediateRegistry:
                 method(*args, **named).send(None)
             except StopIteration as end:
                 return end.value
-            raise AssertionError(f"{name} waits")
+            raise AssertionError(f"{name} of the registry would wait")
 
         return call
 
 
 @dataclass
 class PublishedChain:
-    """One trainer's publishes on their way to one receiver, through the real service."""
+    """A chain of publishes from one trainer to one receiver, through the real weight service."""
 
     sender: WeightTransport
     transport: WeightTransport
-    """The receiver's instance."""
+    """The receiver's transport instance."""
     location: str
     payload: Payload
     receiver: Receiver
     now: Tensors = ()
-    """What the trainer has."""
+    """Tensors of the trainer after the last publish."""
     newest: Manifest | None = None
     registry: ImmediateRegistry = field(default_factory=ImmediateRegistry)
 
@@ -137,12 +137,12 @@ class PublishedChain:
         cls, sender: WeightTransport, transport: WeightTransport, location: str, payload: Payload, tensors: Tensors,
         honest: bool = True,
     ) -> PublishedChain:  # fmt: skip
-        """A first version has arrived and is proved."""
+        """Make a chain whose first version is received and proved."""
         receiver = Receiver("engine-0", {}, honest)
         chain = cls(sender, transport, location, payload, receiver)
         if payload == "delta":
             _ = chain.publish(tensors, payload="full")
-            if sender.live:  # it learns only from the first delta that deltas are wanted
+            if sender.live:  # a live sender learns from its first delta that deltas are used
                 chain.publish(moved(tensors), payload="delta")
         else:
             chain.publish(tensors)
@@ -150,13 +150,16 @@ class PublishedChain:
 
     @property
     def version(self) -> Version:
-        """Return the version that was published last."""
+        """Version published last, or actor@0.0."""
         return self.newest.version if self.newest else Version("actor", 0, 0)
 
     def publish(
         self, tensors: Tensors, wire: Tensors | None = None, payload: Payload | None = None, **false_fields: object
     ) -> Receipt:
-        """One publish of what the trainer has. `wire`: what is really sent; `false_fields`: fields of a false manifest."""
+        """Publish the trainer's `tensors` and receive them.
+
+        `wire`: tensors sent instead; `false_fields`: manifest fields to falsify.
+        """
         manifest, sent = self.send(tensors, wire, payload, **false_fields), tensors if wire is None else wire
         return self.arrive(manifest, sent, tensors)
 
@@ -172,8 +175,7 @@ class PublishedChain:
         return replace(manifest, **false_fields)  # type: ignore[arg-type]
 
     def _honest(self, manifest: Manifest, tensors: Tensors) -> Manifest:
-        """Return the manifest with the infos and fingerprints of these tensors, though the bytes sent are those of
-        others."""
+        """Return the manifest with the infos and fingerprints of `tensors`, although different tensors were sent."""
         infos = infos_of(tensors)
         known = {info.name: info.fingerprint for info in self.newest.tensors} if self.newest else {}
         unchanged = tuple(info.name for info in infos if known.get(info.name) == info.fingerprint)
@@ -183,19 +185,19 @@ class PublishedChain:
         )  # fmt: skip
 
     def arrive(self, manifest: Manifest, sent: Tensors, tensors: Tensors) -> Receipt:
-        """The way of a manifest: announced, received, proved."""
+        """Announce a manifest, receive its version and prove the receipt; raise an error if one of these is refused."""
         prove_successor(self.newest, manifest, applied=self.newest is not None)
         self.registry.announce(manifest, Chosen("weight-transport", "tested"))
         with Transfer(self.sender, manifest, sent):
             receipt = self.receiver.load(self.transport, manifest)
         if not self.registry.receipt(receipt):
-            raise InfrastructureError(f"{receipt.version}: the receipt counts for nothing, its version was abandoned")
+            raise InfrastructureError(f"{receipt.version}: the receipt is refused, since its version was abandoned")
         self.newest, self.now = manifest, tensors
         return receipt
 
 
 def moved(tensors: Tensors, by: int = 1) -> list[tuple[str, np.ndarray, str]]:
-    """A small step of training: a bit of every third element changes, in every tensor but the last one."""
+    """Imitate a training step: add `by` to the bits of every third element, in all tensors but the last."""
     after = [(name, np.array(array), dtype) for name, array, dtype in tensors]
     for _, array, _ in after[:-1]:
         bits = array.reshape(-1).view(f"u{array.itemsize}")

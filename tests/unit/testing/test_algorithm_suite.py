@@ -62,7 +62,7 @@ ALONE = {
     "reduces": ("Term(value)", "Term(value / value.numel())", "splitting_into_chunks"),
     "mixes rows": ("Term(value)", "Term(value - value.mean())", "padding_changes_nothing"),
     "reads masked": ("Term(value)", "Term(value + policy.log_probs.sum())", "have a gradient"),
-    "not a count": ("batch.loss_mask.sum())}", "torch.tensor(1.0))}", "is no sum"),
+    "not a count": ("batch.loss_mask.sum())}", "torch.tensor(1.0))}", "is not a sum"),
     "metrics": ("(moved, batch.loss_mask.sum())", "(moved,)", "loss_is_named_terms"),
     "loss type": ("return Loss(", "return dict(one=1) or Loss(", "return Loss(terms="),
     "advantages type": ("return Advantages(", "return (", "return Advantages"),

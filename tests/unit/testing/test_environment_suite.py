@@ -40,13 +40,13 @@ MUTANTS = {
     "wrong type": (GUESS.replace("return Step(", "return tuple("), "TypeError"),
     "no step": (GUESS.replace("return Step(", "return str("), ""),
     "text done": (GUESS.replace("self.left == 0, 0.5", "'yes', 0.5"), "done is 'yes'"),
-    "infinite": (GUESS.replace("0.5 if self.left == 0 else None", "float('inf')"), "it is finite"),
+    "infinite": (GUESS.replace("0.5 if self.left == 0 else None", "float('inf')"), "must be a finite number"),
     "blocking": (GUESS.replace("self.left -= 1", "time.sleep(3600)"), "blocks for ever"),
     "random": (GUESS.replace("random.Random(seed)", "random"), "gave another result"),
     "shared state": (GUESS.replace("self.left", "type(self).left"), "keep a sample's state on self"),
     "close needs reset": (GUESS.replace("close(self): pass", "close(self): del self.hidden"), "before_reset"),
     "blocking call": (GUESS.replace("async def step", "def step"), "async def"),
-    "writes nothing": ("pass", "write `reset` and `step`, or `run`"),
+    "writes nothing": ("pass", "neither `reset` and `step` nor `run`"),
 }
 
 

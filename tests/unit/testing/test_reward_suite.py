@@ -37,7 +37,7 @@ GOOD = {
 BLOCKS = "blocks for ever"
 MUTANTS = {
     "wrong type": ("def score(self, t, j): return 'good'", "return a number or a Score"),
-    "not finite": ("def score(self, t, j): return float('nan')", "scores are finite"),
+    "not finite": ("def score(self, t, j): return float('nan')", "scores must be finite"),
     "blocking": ("def score(self, t, j): time.sleep(3600)", BLOCKS),
     "sleeping": ("async def score(self, t, j): await asyncio.sleep(3600)", BLOCKS),
     "thread": (

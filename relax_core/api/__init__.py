@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contracts between the core and plugins. docs/plugins.md lists all packages of the core that a plugin may import.
+"""The public API: the contracts between the core and plugins.
 
-Names load on first use, and none of them imports ray or torch; only `Options` imports pydantic.
+docs/plugins.md lists all packages of the core that a plugin may import. Names load on first use. No module here imports
+ray or torch, and only `options` imports pydantic.
 """
 
 import lazy_loader

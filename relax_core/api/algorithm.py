@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithms: pure functions over typed batches. One file reads like its paper's summary.
+"""The contract of algorithms: pure functions over typed batches.
 
-`advantages` sees whole groups; `loss` sees one packed chunk and never reduces: it returns named terms,
-and only the trainer sums them with global counts, so results do not depend on micro-batch or rank splits.
-Index t belongs to token t (its log-prob given tokens before it); position 0 of a row is masked.
+`advantages` gets whole groups. `loss` gets one packed chunk and returns named terms without reducing them. The trainer
+alone sums the terms and divides by global counts, so results do not depend on the split into micro-batches and ranks.
+Index t of a token tensor belongs to token t: its log-prob given the tokens before it. Position 0 of a row is masked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Name = Literal["log_probs", "entropy", "values", "top_k", "log_probs_at", "rewar
 
 
 class Source(StrEnum):
-    """Origin of the rows; the planner builds no rollout for the last two."""
+    """The origin of the rows; runs on DATASET and PAIRS have no rollout."""
 
     ROLLOUT = "rollout"
     DATASET = "dataset"
@@ -33,7 +33,7 @@ class Source(StrEnum):
 
 
 class Scope(StrEnum):
-    """The set of samples that the statistics of `advantages` are taken over; BATCH turns streaming off."""
+    """The set of samples over which `advantages` computes its statistics; BATCH turns streaming off."""
 
     SAMPLE = "sample"
     GROUP = "group"
@@ -42,26 +42,27 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Something the forward must give; `k` for top-k, `ids` names the column of token ids to score."""
+    """One output of a model's forward pass."""
 
     name: Name
     k: int = 0
+    """Number of tokens for `top_k`."""
     ids: str = ""
+    """Name of the column with the token ids to score, for `log_probs_at`."""
 
     @property
     def key(self) -> str:
-        """Return the name for `PolicyOutputs.output` and `Trainer.forward`: `entropy`, `log_probs_at:<column>`; a
-        forward is asked for `top_k:<k>`."""
+        """Return the output's name for `Trainer.forward` and, except `top_k:<k>`, for `PolicyOutputs.output`."""
         return f"{self.name}:{self.ids or self.k}" if self.ids or self.k else self.name
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """Names of what it becomes, in outputs and in the columns of a forward: one, but two of `top_k`."""
+        """Return the names of the results, in `PolicyOutputs` and in a forward's columns: two for `top_k`, else one."""
         return ("top_k_ids", "top_k_log_probs") if self.name == "top_k" else (self.key,)
 
     @classmethod
     def parse(cls, key: str) -> Output:
-        """The output that has this key. Raises ValueError."""
+        """Return the output with this key. Raises ValueError for an unknown key."""
         name, _, detail = key.partition(":")
         if name == "top_k" and detail.isdecimal() and int(detail):
             return cls("top_k", k=int(detail))
@@ -80,94 +81,94 @@ VALUES_OUTPUT = Output("values")
 
 
 def top_k(k: int) -> Output:
-    """Ids and log-probs of the k likeliest tokens: [tokens, k] each, as `top_k_ids` and `top_k_log_probs`."""
+    """Request the k most likely tokens: `top_k_ids` and `top_k_log_probs`, [tokens, k] each."""
     return Output("top_k", k=k)
 
 
 def log_probs_at(ids: Column) -> Output:
-    """Log-probs of the token ids in a column [tokens, k]."""
+    """Request the log-probs of the token ids in a column: [tokens, k]."""
     return Output("log_probs_at", ids=ids.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Whole groups, valid members only, padded to rectangles; `valid` marks what is real."""
+    """The rewards and lengths of whole groups, padded to rectangles; `valid` marks the samples to use."""
 
     rewards: Tensor
-    """[groups, samples]; 0 where not valid."""
+    """[groups, samples] reward of each sample; 0 where `valid` is False."""
     valid: Tensor
-    """[groups, samples] bool: the member's outcome was judged."""
+    """[groups, samples] bool: the sample's outcome was judged and its reward is finite; False for padding."""
     lengths: Tensor
-    """[groups, samples] trained tokens of each sample."""
+    """[groups, samples] number of trained tokens of each sample."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
-    """Named reward components, [groups, samples] each."""
+    """Named reward components, [groups, samples] each; 0 where `valid` is False."""
     token_columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """Requested token columns of all rows, packed [tokens], rows in (group, sample, row) order."""
+    """The columns of `Algorithm.advantage_columns`, packed [tokens]: all rows in (group, sample, row) order."""
     row_lengths: Tensor | None = None
-    """[rows] of the packed token columns."""
+    """[rows] length of each row in the packed token columns."""
     row_sample: Tensor | None = None
-    """[rows] flat index (group * samples + sample) that each row belongs to."""
+    """[rows] flat index (group * samples + sample) of the sample that each row belongs to."""
     baseline: Tensor | None = None
-    """[groups] reward of the greedy sample, which is no member; NaN where it has no verdict; None where nobody asked."""
+    """[groups] reward of the greedy sample, which is not in `rewards`; NaN: not judged; None: no greedy samples."""
     step_rewards: Tensor | None = None
-    """[groups, samples, turns] what each turn earned; NaN where a turn is missing. None unless the columns `turns` and
-    `step_rewards` were asked for."""
+    """[groups, samples, turns] reward that each turn earned; NaN where a turn is missing. None unless
+    `advantage_columns` has `turns` and `step_rewards`."""
     states: Tensor | None = None
-    """[groups, samples, turns] keys of what was shown before each turn; 0 where a turn is missing. None unless the columns
-    `turns` and `states` were asked for."""
+    """[groups, samples, turns] key of the state before each turn; 0 where a turn is missing. None unless
+    `advantage_columns` has `turns` and `states`."""
     contexts: Tensor | None = None
-    """[groups, samples, turns] keys of the contexts in which turns were taken; 0 where a turn is missing. None unless the
-    columns `turns` and `contexts` were asked for."""
+    """[groups, samples, turns] key of the context of each turn; 0 where a turn is missing. None unless
+    `advantage_columns` has `turns` and `contexts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Per sample [groups, samples], or per token [tokens] in the order of `Groups.token_columns`."""
+    """The result of `Algorithm.advantages`."""
 
     values: Tensor
+    """One value per sample [groups, samples], or one per token [tokens] in the order of `Groups.token_columns`."""
     returns: Tensor | None = None
-    """[tokens], for a critic."""
+    """[tokens] returns for a critic to learn."""
 
 
 class LossBatch(Protocol):
-    """One packed chunk of this rank. Every tensor is [tokens] unless said; rows lie one after another."""
+    """One packed chunk of this rank: its rows lie one after another, without padding."""
 
     @property
     def loss_mask(self) -> Tensor:
-        """[tokens] bool."""
+        """Return the trained tokens: [tokens] bool."""
 
     @property
     def advantages(self) -> Tensor:
-        """[tokens]; a per-sample advantage is already broadcast."""
+        """Return the advantages: [tokens]. An advantage of a whole sample is repeated for each of its tokens."""
 
     @property
     def num_rows(self) -> int: ...
 
     def column(self, name: str) -> Tensor:
-        """A column by name: [tokens, *shape] or [rows, *shape]."""
+        """Return a column by name: [tokens, *shape] or [rows, *shape]."""
 
     def sequence_sum(self, values: Tensor) -> Tensor:
-        """Masked sum over each row: [tokens] -> [rows]; right under packing and context parallelism."""
+        """Sum the trained tokens of each row, also under packing and context parallelism: [tokens] -> [rows]."""
 
     def sequence_mean(self, values: Tensor) -> Tensor:
-        """Masked mean over each row: [tokens] -> [rows]; 0 for a row without trained tokens."""
+        """Average the trained tokens of each row: [tokens] -> [rows]; 0 for a row without trained tokens."""
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """[rows] -> [tokens]."""
+        """Repeat the value of each row for its tokens: [rows] -> [tokens]."""
 
     def pair(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows] -> ([pairs] chosen, [pairs] rejected), where the source is pairs."""
+        """Split rows into pairs, if the source is PAIRS: [rows] -> ([pairs] chosen, [pairs] rejected)."""
 
 
 class PolicyOutputs(Protocol):
-    """The differentiable results of a forward, as `outputs()` asked for them: log_probs [tokens], entropy [tokens],
-    values [tokens], ..."""
+    """The differentiable results of a forward pass: log_probs [tokens] and the `Algorithm.outputs`."""
 
     @property
     def log_probs(self) -> Tensor: ...
 
     def output(self, name: str) -> Tensor:
-        """Any requested output by name: `entropy`, `values`, `top_k_ids`, `log_probs_at:<column>`, ..."""
+        """Return a requested output by name: `entropy` [tokens], `top_k_ids` [tokens, k], ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,81 +176,85 @@ class Term:
     """One summand of the loss: sum(value * weight over trained positions) / denominator."""
 
     value: Tensor
-    """[tokens], [rows] or [pairs], as `per` says."""
+    """[tokens], [rows] or [pairs], according to `per`."""
     weight: float | Tensor = 1.0
     denominator: str = "tokens"
-    """A global count: tokens, rows, samples, groups, pairs, or one named in `Loss.counts`."""
+    """Name of a global count: tokens, rows, samples, groups, pairs, or a key of `Loss.counts`."""
     per: Reduction = "token"
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Named terms and metrics; `counts` adds own denominators (this chunk's share of each)."""
+    """The named terms and metrics of one chunk."""
 
     terms: Mapping[str, Term]
     metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """name -> (sum, count), scalars, summed over chunks and ranks before division; `..._max` and `..._min` keep extremes."""
+    """name -> (sum, count), scalars: summed over chunks and ranks, then divided. `..._max` and `..._min`: extremes."""
     counts: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further denominators for terms, by name: this chunk's share of each count."""
 
 
 class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
-    """A learning algorithm: the base of all that turn samples and rewards into advantages and a loss."""
+    """A learning algorithm: turns samples and rewards into advantages and a loss."""
 
     kind: ClassVar[str] = "algorithm"
     source: ClassVar[Source] = Source.ROLLOUT
     statistics: ClassVar[Scope] = Scope.GROUP
     fits: ClassVar[tuple[str, ...]] = ()
-    """Further models trained on the same rows, by role: `("critic",)`."""
+    """Roles of further models that are trained on the same rows: `("critic",)`."""
     paper: ClassVar[str] = ""
     min_group_size: ClassVar[int] = 1
+    """Smallest `rollout.group_size`, and the fewest valid samples with which a group is kept."""
     max_staleness: ClassVar[int | None] = None
-    """The largest staleness it is right for; None: any."""
+    """Largest staleness, in versions, for which the algorithm is correct; None: any."""
     greedy_baseline: ClassVar[bool] = False
-    """One more sample of each task is drawn at temperature 0 and not trained: its reward is `Groups.baseline`."""
+    """True: each group gets one more sample, at temperature 0 and never trained; its reward is `Groups.baseline`."""
     old_log_probs_tolerance: ClassVar[int] = 0
-    """Versions by which `old_log_probs` may differ from the step's start before it is recomputed."""
+    """Versions by which `old_log_probs` may differ from the step's start; nothing in the core reads it yet."""
     denominators: frozenset[str] = frozenset()
-    """Names that the loss's terms divide by, where they are few: with one alone a step may be trained while it is still
-    being generated. Empty: not told, so each step waits for all of its rows."""
+    """Names of the counts that the loss's terms divide by. With exactly one, a step can be trained while its last
+    groups are still being generated. With several, or none named here, each step waits for all of its rows."""
     reads_rewards: bool = True
-    """False: a run without rewards trains all the same. A class that says so may have instances that do read them."""
+    """False: the algorithm trains without rewards. An instance may set True although its class says False."""
     zero_advantage_skips: bool = False
-    """True where a row whose advantages are all 0 has no gradient, so that its forward can be left out."""
+    """True: a row whose advantages are all 0 has no gradient, so the trainer skips its forward pass."""
 
     def columns(self) -> frozenset[Column]:
-        """Bus columns that `loss` reads, beyond tokens and loss_mask; depends on options."""
+        """Return the bus columns that `loss` reads besides tokens and loss_mask; they may depend on the options."""
         return frozenset()
 
     def advantage_columns(self) -> frozenset[Column]:
-        """Token columns that `advantages` reads beside rewards, tokens and loss_mask: a critic's values."""
+        """Return the token columns that `advantages` reads besides rewards, tokens and loss_mask: a critic's values."""
         return frozenset()
 
     def prepared(self) -> frozenset[Column]:
-        """Token columns that `prepare` makes and `loss` reads; asking for any, a step waits for all of its rows and for
-        `old_log_probs`."""
+        """Return the token columns that `prepare` computes for `loss`.
+
+        With any column here, a step waits for all of its rows and for `old_log_probs`.
+        """
         return frozenset()
 
     def prepare(self, batch: LossBatch) -> Mapping[str, Tensor]:
-        """The columns of `prepared`, from all rows of a step at once, before its first update."""
+        """Compute the columns of `prepared` from all rows of a step, before its first update."""
         raise NotImplementedError
 
     def outputs(self) -> frozenset[Output]:
-        """Return the outputs that the forward must give."""
+        """Return the outputs of the forward pass that `loss` reads."""
         return frozenset({LOG_PROBS})
 
     def advantages(self, groups: Groups) -> Advantages:
-        """Credit samples or tokens; only where the source is rollout."""
+        """Compute the advantages of samples or tokens; called only if the source is ROLLOUT."""
         raise NotImplementedError
 
     @abstractmethod
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
-        """Per-token, per-row or per-pair terms of one chunk."""
+        """Return the per-token, per-row or per-pair terms of one chunk."""
         raise NotImplementedError
 
     def fit_columns(self, fit: str) -> frozenset[Column]:
-        """Bus columns that `fit_loss` reads, beyond tokens and loss_mask."""
+        """Return the bus columns that `fit_loss` reads for the role `fit`, besides tokens and loss_mask."""
         return frozenset()
 
     def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
-        """The loss of a further model named in `fits`."""
+        """Return the loss of the further model with the role `fit`, one of `fits`."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged numpy columns as they travel, flat values and row lengths, and the typed columns of the bus.
+"""Rows as ragged numpy columns (flat values plus row lengths), and the standard columns of the bus.
 
-Torch stays at the trainer's edge. The constants are the documented field names.
+Only trainers convert columns to torch tensors. The constants define the documented column names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AttemptId(NamedTuple):
-    """One sample: the n-th attempt at one place of a group. `group` is the monotonic issue number."""
+    """The id of an attempt: place `sample` in group number `group`; `attempt` counts earlier issues of the group."""
 
     group: int
     sample: int
@@ -25,7 +25,7 @@ class AttemptId(NamedTuple):
 
 
 class RowId(NamedTuple):
-    """One training sequence of a sample."""
+    """The id of a row: training sequence number `row` of an attempt."""
 
     group: int
     sample: int
@@ -39,16 +39,17 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A part of every row: its tokens from start to stop, and these layers (the first axis after the tokens)."""
+    """The part to read of every row: a range of tokens, a range of layers, or both."""
 
     tokens: tuple[int, int] | None = None
-    """A row that is shorter gives what it has; None: all."""
+    """Start and stop index; a shorter row ends at its last token. None: all tokens."""
     layers: tuple[int, int] | None = None
+    """Start and stop index on the first axis after the tokens; None: all layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """One column of several rows: `values` [sum(lengths), *shape] and `lengths` [rows]; a row column has lengths 1."""
+    """One column of several rows: `values` [sum(lengths), *shape] and `lengths` [rows], all 1 for a row column."""
 
     values: np.ndarray
     lengths: np.ndarray
@@ -61,7 +62,7 @@ class Ragged:
         return int(self.values.nbytes)
 
     def offsets(self) -> np.ndarray:
-        """[rows + 1] starts of each row in `values`."""
+        """Return the start of each row in `values`, and the end of the last row: [rows + 1]."""
         import numpy as np
 
         return np.concatenate(([0], np.cumsum(self.lengths)))
@@ -71,21 +72,23 @@ class Ragged:
         return (self.values[starts[i] : starts[i + 1]] for i in range(len(self)))
 
     def take(self, indices: Sequence[int]) -> Ragged:
-        """Rows in the order of `indices`."""
+        """Return the rows at `indices`, in that order."""
         import numpy as np
 
         chosen = np.asarray(indices, dtype=np.int64)
         return self._gathered(self.offsets()[:-1][chosen], np.asarray(self.lengths)[chosen])
 
     def cut(self, part: Cut) -> Ragged:
-        """The part of every row; a view where layers alone are cut."""
+        """Return a part of every row: a view if only layers are cut, else a copy."""
         import numpy as np
 
         values = self.values
         if part.layers is not None:
             if values.ndim < 2:
                 shape = list(values.shape)
-                raise RelaxError(f"bus: slice: got layers of a column of shape {shape}; it has none, leave them out")
+                raise RelaxError(
+                    f"bus: read_slice: got layers for a column of shape {shape}; it has none, leave them out"
+                )
             values = values[:, slice(*part.layers)]
         if part.tokens is None:
             return Ragged(values, self.lengths)
@@ -95,7 +98,7 @@ class Ragged:
         return Ragged(values, self.lengths)._gathered(self.offsets()[:-1] + first, lengths)
 
     def _gathered(self, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
-        """Copy a stretch of values for each row."""
+        """Copy, for each row, `lengths` values from `starts` on."""
         import numpy as np
 
         shift = starts - (np.cumsum(lengths) - lengths)
@@ -103,7 +106,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Sequence[np.ndarray], like: np.ndarray | None = None) -> Ragged:
-        """From one array a row; `like` gives dtype and shape where there is none."""
+        """Join one array for each row; if `rows` is empty, `like` sets dtype and shape."""
         import numpy as np
 
         lengths = np.array([len(r) for r in rows], dtype=np.int64)
@@ -120,7 +123,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows with columns; every column has `len(ids)` rows in the order of `ids`."""
+    """Rows with their columns; each column has `len(ids)` rows in the order of `ids`."""
 
     ids: tuple[RowId, ...]
     columns: Mapping[str, Ragged]
@@ -145,7 +148,7 @@ Dtype = Literal["int32", "int64", "float32", "float64", "bfloat16", "uint8", "ui
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A typed column. A token column holds [tokens, *shape] a row, a row column [*shape]."""
+    """The type of a column. For each row, a token column holds [tokens, *shape] and a row column [*shape]."""
 
     name: str
     dtype: Dtype = "float32"
@@ -153,15 +156,16 @@ class Column:
     per: Per = "token"
     shape: tuple[int, ...] = ()
     by_reference: bool = False
-    """Large: kept in the payload store and read by token or layer slice."""
+    """True: a large column, to be read in parts with `Bus.read_slice`."""
 
 
 TOKENS = Column("tokens", "int32")
 LOSS_MASK = Column("loss_mask", "uint8")
-"""1 = the policy's own token, trained in this row."""
+"""1: this row trains the token. In a rollout, only tokens that the policy sampled can be 1."""
 ROLLOUT_LOG_PROBS = Column("rollout_log_probs")
+"""Log-prob that the engine reported when it sampled the token; 0 for given tokens."""
 OLD_LOG_PROBS = Column("old_log_probs")
-"""The policy at the start of the step that trains the row."""
+"""Log-prob under the policy at the start of the step that trains the row."""
 REF_LOG_PROBS = Column("ref_log_probs")
 TEACHER_LOG_PROBS = Column("teacher_log_probs")
 VALUES = Column("values")
@@ -171,32 +175,32 @@ WEIGHT_VERSIONS = Column("weight_versions", "int32")
 """Step of the weights that sampled the token; -1 for given tokens."""
 REWARDS = Column("rewards", per="row")
 TURNS = Column("turns", "int32")
-"""Turn of its sample that sampled the token, counted from 0 in the order in which turns began; -1 for given tokens."""
+"""Turn of the sample that sampled the token, from 0 in the order in which turns began; -1 for given tokens."""
 STATES = Column("states", "int64")
-"""Key of what the policy was shown before that turn: equal keys, equal states. 0 for given tokens."""
+"""Key of the state before the token's turn; turns with equal keys began in equal states. 0 for given tokens."""
 CONTEXTS = Column("contexts", "int64")
-"""Key of the context in which that turn was taken (`context_key` of its name). 0 for given tokens, and in no named context."""
+"""Key of the turn's context (`context_key` of its name); 0 for contexts without a name and for given tokens."""
 STEP_REWARDS = Column("step_rewards")
-"""What that turn earned: a sample's turns together earned its reward. 0 for given tokens."""
+"""Reward of the token's turn; the rewards of a sample's turns add up to the sample's reward. 0 for given tokens."""
 MARGINS = Column("margins", per="row")
-"""Of a pair's rows: by how much the chosen one should be ahead."""
+"""Margin by which the chosen row of a pair should score above the rejected row."""
 OUTCOME = Column("outcome", "uint8", per="row")
 MEDIA = Column("media", "uint8", per="row", shape=(16,))
-"""Keys of a row's media in the order of their placeholders: [media of the row, 16]. Their tensors are in the media store."""
+"""Keys of a row's media in the order of placeholders: [media of the row, 16]; the media store has the tensors."""
 
 
 def routed_experts(layers: int, top_k: int, wide: bool = False) -> Column:
-    """Expert choices of every token and layer, by reference: [tokens, layers, top_k]."""
+    """Return the column of experts that each token visited in each layer: [tokens, layers, top_k]; `wide`: uint16."""
     return Column("routed_experts", "uint16" if wide else "uint8", shape=(layers, top_k), by_reference=True)
 
 
 def student_top_k_ids(k: int) -> Column:
-    """The likeliest tokens at every trained position under the policy, about when the row was sampled: [tokens, k]."""
+    """Return the column of the policy's k most likely tokens, from about the time of sampling: [tokens, k]."""
     return Column("student_top_k_ids", "int32", shape=(k,))
 
 
 def teacher_top_k(k: int) -> tuple[Column, Column]:
-    """The likeliest tokens under the teacher, and their log-probs: [tokens, k] each."""
+    """Return the columns of the teacher's k most likely tokens and their log-probs: [tokens, k] each."""
     return (
         Column("teacher_top_k_ids", "int32", shape=(k,)),
         Column("teacher_top_k_log_probs", shape=(k,)),
@@ -204,16 +208,16 @@ def teacher_top_k(k: int) -> tuple[Column, Column]:
 
 
 def teacher_log_probs_at(k: int) -> Column:
-    """The teacher's log-probs of `student_top_k_ids`: [tokens, k]."""
+    """Return the column of the teacher's log-probs of `student_top_k_ids`: [tokens, k]."""
     return Column("teacher_log_probs_at", shape=(k,))
 
 
 TEACHER_INDEX = Column("teacher_index", "int32", per="row")
-"""Which of the run's teachers teaches the row, by its place in the configuration."""
+"""Index in the configuration of the teacher for this row."""
 ALGORITHM_INDEX = Column("algorithm_index", "int32", per="row")
-"""Which of the run's algorithms learns from the row, by its place in `RunConfig.algorithms`."""
+"""Index in `RunConfig.algorithms` of the algorithm that learns from this row."""
 ROUTED_VALID = Column("routed_valid", "uint8")
-"""1 where `routed_experts` are known: elsewhere the trainer routes for itself."""
+"""1: `routed_experts` holds the token's experts; 0: not known, so the trainer computes the routing itself."""
 
 STANDARD: dict[str, Column] = {
     c.name: c

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bus as a role sees it: admission, rows, claims under leases, and the ledger's account.
+"""The contract of the bus: admission of groups, rows, claims under leases, and the ledger's account.
 
-Columns of a row are filled by different roles at different times. A consumer claims rows whose columns are ready,
-for its own task name, under a lease whose fencing token is checked on every write.
-Every call that can wait takes `wait_s` and returns empty-handed after it; nothing here waits for ever.
+Different roles fill the columns of a row at different times. A consumer claims rows whose columns are ready, under its
+own task name. The claim is a lease; each later call with the claim checks the lease's fencing token. Every call that
+can wait takes `wait_s` and returns an empty result after that time.
 """
 
 from __future__ import annotations
@@ -22,77 +22,80 @@ LateRule = Literal["wait", "mask", "drop", "regenerate"]
 
 @dataclass(frozen=True, slots=True)
 class BusSettings:
-    """The facts of a run that the bus needs."""
+    """The settings of a run's bus."""
 
     group_size: int
     groups_per_step: int
     max_staleness: int | None
-    """k; None is unbounded and must have been asked for by name."""
+    """Largest allowed lag in versions (k); None: no bound."""
     late: LateRule = "wait"
+    """Rule for groups that are not finished in time: wait, mask their stale tokens, drop or regenerate them."""
     min_valid: int = 1
-    """Groups with fewer valid members are dropped."""
+    """Fewest valid samples of a group; a group with fewer is dropped."""
     columns: tuple[str, ...] = ()
     """Columns that must be ready before the actor may claim a row."""
     max_rows: int = 1 << 20
+    """Most rows on the bus that are not trained yet; producers wait while more are there. `max_bytes` works alike."""
     max_bytes: int = 4 << 30
     lease_s: float = 600.0
+    """Seconds until an unused row lease expires; each use renews the lease."""
     steps: int | None = None
-    """Of the run: nothing is admitted that no step is left for."""
+    """Steps of the run: the bus admits no group for which no step is left. None: no limit."""
     spare_groups: int = 0
-    """Over-sampling: groups admitted beyond the grant, dropped when not needed."""
+    """Over-sampling: number of groups admitted beyond the need of the steps; dropped if unused."""
     followers: tuple[str, ...] = ()
-    """Tasks that train on the actor's rows after it: rows of a trained step stay until each has acknowledged them."""
+    """Tasks that train on the actor's rows later; rows of a trained step stay until each task has acknowledged them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One group admitted: generate each attempt."""
+    """One admitted group; the producer generates each of its attempts."""
 
     group: int
     attempts: tuple[AttemptId, ...]
     retry: int = 0
-    """Goes into the seeds: counts regenerations, and is 0 again where a resume re-issues the same work."""
+    """Number of regenerations, part of the samples' seeds; issuing the same work again after a restart keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The facts about one finished sample that its producer hands in; `num_rows` closes it."""
+    """The record of one finished sample that a producer puts on the bus together with the sample's rows."""
 
     attempt: AttemptId
     num_rows: int
     outcome: Outcome
     reward: float = 0.0
     floor: int = 0
-    """Oldest step among its trained tokens."""
+    """Oldest weights version (step) among the sample's trained tokens."""
     trained_tokens: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
     newest: Mapping[int, int] = field(default_factory=dict)
-    """By incarnation of the weights that sampled its tokens, their newest step: a sample that went on over a rollback has
-    several. Empty: as new as the actor's version when it was put."""
+    """incarnation -> newest step of the weights that sampled the tokens; several entries if a rollback happened during
+    the sample. Empty: the actor's version at the time of the put."""
     baseline: bool = False
-    """A greedy sample: it has no rows, and its reward is what its group is compared with."""
+    """True: a greedy sample. It has no rows, and its group's rewards are compared with its reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """Rows wanted by one consumer."""
+    """A consumer's request for rows of whole groups."""
 
     task: str
-    """The consumer's task name: each task sees every row once."""
+    """Task name of the consumer. A task gets each group once; a group whose lease expired is given out again."""
     columns: tuple[str, ...]
-    """Must be ready."""
+    """Columns that must be ready."""
     max_groups: int
     min_groups: int = 1
-    """Fewer than this: keep waiting, then nothing; once the step is overdue, what is ready is enough for any task."""
+    """Wait until this many groups are ready. Once the step is overdue, fewer are enough, for every task."""
     trains: bool = False
-    """The actor's own claim: the staleness claim rule holds and the samples become `claimed`."""
+    """True: the actor's claim of rows to train. The staleness rule applies, and the samples become `claimed`."""
     step: int = 0
-    """trains: the step that will train them. Step s starts at version s and completes version s + 1."""
+    """With `trains` or `follows`: the step of these rows. Step s starts at version s and completes version s + 1."""
     overdue: bool = False
-    """trains: the step's deadline has passed; take what is ready, and end what no longer fits when it is committed."""
+    """With `trains`: the step's deadline is over. Return what is ready; the commit ends groups that are too late."""
     follows: bool = False
-    """All rows that the actor's step `step` trained, once it is committed and however often: for the task of a follower.
-    Raises RelaxError where they are no longer kept."""
+    """True: return all rows that the actor trained in step `step`, after its commit, on every request. `task` must be
+    in `BusSettings.followers`. Raises RelaxError if the bus no longer keeps the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,93 +107,102 @@ class Claim:
     task: str
     rows: tuple[RowId, ...]
     samples: Mapping[AttemptId, Sealed]
-    """Every valid member of the claimed groups, those without rows too."""
+    """Every valid sample of the claimed groups, including samples without rows."""
     groups: tuple[int, ...]
     mask_before: int = 0
-    """`late = "mask"`: tokens sampled by a step before this one are too stale to train; 0: none."""
+    """With `late = "mask"`: tokens sampled by a version below this one are too stale to train; 0: none."""
     versions: Mapping[str, Mapping[int, Version]] = field(default_factory=dict)
-    """By claimed column, then group: the weights that computed it; fixed weights and sampled columns have none."""
+    """column -> group -> version of the weights that computed it; not for columns of the put or of fixed weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The ledger's balance by id sets. `balanced` compares sets, not sums."""
+    """The ledger's balance of attempts."""
 
     issued: int
     trained: int
     trained_without_gradient: int
     dropped: Mapping[str, int]
     in_flight: int
-    """Counted from the holders."""
+    """Attempts that producers report or that are stored and not yet trained."""
     balanced: bool
+    """True if ledger, producers, stored rows and leases agree on the ids of attempts, not only on counts."""
     problem: str = ""
-    """Names the ids that are missing or twice."""
+    """The differences with their ids; empty if balanced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A role's new incarnation; leases of the former one are revoked."""
+    """The answer to `Bus.register`: a role's new incarnation."""
 
     incarnation: int
     reissued: int = 0
-    """Groups the former incarnation held, which admission will issue again."""
+    """Number of unfinished groups of the former incarnation, which `admit` issues again."""
 
 
 class Bus(Protocol):
-    """One a run. Every method is safe to repeat after a lost answer unless said."""
+    """The bus of a run. Every method is safe to repeat after a lost answer unless its docstring says otherwise."""
 
-    async def register(self, role: str) -> Registration: ...
+    async def register(self, role: str) -> Registration:
+        """Start a new incarnation of a role: revoke its leases, and issue its unfinished groups again."""
+        ...
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
-        """Groups that an engine at `version` may start now, at most `limit`; empty where the gate holds it.
+        """Return up to `limit` groups that an engine at `version` may start.
 
-        Not safe to repeat: a holder that lost the answer registers again.
+        Return () if none may start within `wait_s`. Not safe to repeat: after a lost answer, the role must register.
         """
 
     async def serves(self, holder: str, version: Version) -> None:
-        """The holder's oldest engine is at `version` now; an admission that waits is decided by it."""
+        """Set the version of the holder's oldest engine; a waiting `admit` of the holder uses the new version."""
 
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
-        """Rows of finished samples with their first columns. False after `wait_s` without credit: nothing was stored.
+        """Store the rows of finished samples with their first columns.
 
-        A group with a sample of abandoned weights is not taken: it ends as abandoned and is issued again.
+        Return False, and store nothing, if there is no credit within `wait_s`. A group with tokens of abandoned weights
+        is not stored: it ends as `abandoned` and is issued again.
         """
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
-        """End attempts; `regenerate` issues their groups again."""
+        """End attempts. With `regenerate`, end the rest of their groups too, and issue the groups again."""
 
-    async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None: ...
+    async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None:
+        """Lease rows of whole groups; return None if too few groups are ready within `wait_s`."""
+        ...
 
     async def let_go(self, step: int) -> tuple[int, ...]:
-        """End the groups that a step was waiting for when its deadline passed without any group to claim.
+        """End the unfinished groups that a step waits for, after its deadline passed with no group to claim.
 
-        Among the groups that come first those that are not finished are ended whole, as the `late` rule says; others
-        take their places. Returns their numbers; empty where it is not they who are late.
+        These are the unfinished ones among the next `groups_per_step` groups in claim order. The rule `regenerate`
+        issues a group again unless it was regenerated before; else it is dropped. Return the numbers of the groups.
         """
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        """Columns of the claimed rows, in claim order. Raises StaleFence."""
+        """Return columns of the claimed rows, in claim order. Raises StaleFence."""
 
     async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
-        """`read`, of each row only this part: what is left out is not sent. For columns that are large."""
+        """Do the same as `read` for a part of every row, and transfer only that part; meant for large columns."""
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
-        """Fill derived columns of the claimed rows. Raises StaleFence; nothing is written then."""
+        """Fill derived columns of the claimed rows; raise StaleFence and write nothing if the lease is over.
+
+        `version`: the weights that computed the columns; None for fixed weights.
+        """
 
     async def verify(self, claim: Claim) -> None:
-        """Raise StaleFence unless the lease is still this holder's: the actor's check before the optimizer step."""
+        """Raise StaleFence if the lease is over; the actor calls this before each optimizer step."""
 
     async def acknowledge(self, claim: Claim) -> None:
-        """The consumer is done with the rows (not for claims that train)."""
+        """End a lease whose rows the consumer has finished; not for claims that train."""
 
     async def release(self, claim: Claim) -> None:
-        """Give the rows back; another claim gets them."""
+        """End a lease and return its groups, so that the task's next claim can get them."""
 
     async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
-        """The step's optimizer update was applied: commit its samples; returns the new version, step + 1."""
+        """Commit the samples of a step whose optimizer update was applied; return the new version, step + 1."""
 
     async def version(self) -> Version:
-        """The actor's current version: completed steps."""
+        """Return the actor's current version: the number of completed steps."""
 
     async def report_held(
         self,
@@ -199,72 +211,73 @@ class Bus(Protocol):
         admitted: int,
         given_up: Mapping[AttemptId, int] | None = None,
     ) -> frozenset[AttemptId]:
-        """The holder's own count of what it works on; `admitted`: attempts admitted to it so far, as it saw them.
+        """Report the attempts that the holder works on; return those that have ended on the bus.
 
-        An attempt stays in the count until its put or drop has returned. Returns those of them that have ended
-        meanwhile: abort them, and tell in `given_up` of a later report how many tokens each had.
+        `attempts`: every admitted attempt whose put or drop has not returned. `admitted`: number of attempts admitted
+        to the holder so far, as the holder counts them. The holder aborts the returned attempts, and names in
+        `given_up` of a later report how many tokens each of them had.
         """
 
     async def rollback(self, step: int) -> Version:
-        """The trainer was restored at version `step`: what came later is undone, under a new incarnation."""
+        """Undo all training after version `step`, where the trainer was restored; return it in a new incarnation."""
 
     async def abandoned(self, version: Version) -> bool:
-        """Tell whether a rollback gave these weights up: the actor's present ones do not descend from them."""
+        """Return True if a rollback abandoned these weights: the actor's current weights do not descend from them."""
 
     async def account(self) -> Account: ...
 
     async def checkpoint(self, step: int, directory: str, final: bool = True) -> None:
-        """Copy the ledger into a checkpoint of version `step`. Where it is `final`, what was trained to get there is, too, and
-        its payloads go; else `finalize` says so later."""
+        """Copy the ledger into a checkpoint of version `step`; with `final`, also `finalize` the version."""
 
     async def finalize(self, step: int) -> None:
-        """The checkpoint of version `step` is whole: nothing brings back what was trained to get there."""
+        """Free the rows trained up to version `step`: its checkpoint is complete, so no rollback needs them."""
 
     async def keep(self, name: str, value: Mapping[str, Any]) -> None:
-        """A producer's own state, JSON, kept with the ledger as of the current version instead of what it kept before."""
+        """Store a producer's state (JSON) in the ledger for the current version; replaces the value of that name."""
 
     async def kept(self, name: str) -> Mapping[str, Any] | None:
-        """Return the value kept last under this name; in a run that continues at a version, the one kept before that
-        version."""
+        """Return the last value stored by `keep`, or None.
+
+        In a resumed run, that is the last value stored before the version where the run continues.
+        """
 
     async def statistics(self) -> Mapping[str, Any]:
-        """Rows, bytes, groups by state, lag histogram, drops by reason and length: for metrics and `relax why`.
+        """Return rows, bytes, groups by state and histograms, for metrics and `relax why`.
 
-        `oldest_group`: groups below this number have ended for good. `next_group`: the number of the next new one.
-        `lag_histogram`: trained samples by lag. `dropped_lengths`: by reason, ended samples by the power of two at or
-        above their sampled tokens; -1: nobody told. `trained_lengths`: the same of trained samples.
+        `oldest_group`: every group with a lower number has ended for good. `next_group`: number of the next new group.
+        `lag_histogram`: lag -> trained samples. `trained_lengths`: length -> trained samples. `dropped_lengths`: reason
+        -> length -> dropped samples. A length is the sampled tokens rounded up to a power of two, or -1 if unknown.
         """
 
     async def close(self) -> None: ...
 
 
 class PayloadStore(Protocol):
-    """Keeps blocks of columns by key. Arrays are not changed by either side once they are put."""
+    """A store of blocks of columns by key. Neither the store nor its caller changes an array after `put`."""
 
     shared: bool
-    """Whether a pickled copy in another process reaches the same blocks; otherwise they go through the bus's process."""
+    """True: a pickled copy in another process reaches the same blocks. False: blocks go through the bus's process."""
 
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
-        """Once a key."""
+        """Store a block; each key is used once."""
 
     async def get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
     ) -> Mapping[int, Mapping[str, Ragged]]:
-        """Return, for each block, those of the columns that it has, cut to a part of every row where `part` is
-        given."""
+        """Return the requested columns that each block has; with `part`, only that part of every row."""
 
     async def free(self, keys: Sequence[int]) -> None:
-        """Forget blocks; unknown keys are none."""
+        """Delete blocks. Unknown keys are ignored."""
 
     async def close(self) -> None:
-        """By the process that opened it: its payloads are gone."""
+        """Delete all blocks; called by the process that opened the store."""
 
 
 class BusComponent(Configurable[OptionsT], Generic[OptionsT]):
-    """Says where a run's payloads are kept. Admission, claims, leases, credits and the ledger are the same on every bus."""
+    """A choice of the store for a run's rows; admission, claims, leases, credits and ledger never depend on it."""
 
     kind: ClassVar[str] = "bus"
 
     async def open_store(self) -> PayloadStore:
-        """Called once, in the process that hosts the bus."""
+        """Open the store; called once, in the process that hosts the bus."""
         raise NotImplementedError

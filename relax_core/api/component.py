@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components, the things that a plugin offers, and the one table of their kinds.
+"""Components, the parts that plugins offer, and the table of component kinds.
 
-`Component` names a target by strings only, so that listing a hundred plugins imports none of them; `Configurable` is the
-base of every target class. `list`, `check`, `new`, the schema and the docs are made from `KINDS`: a new kind is one edit.
+A `Component` names its class by strings only, so listing plugins imports none of them. `Configurable` is the base of
+every component class. `relax plugins`, `relax new`, the schema and the docs read `KINDS`; a new kind is one new entry.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ContractT = TypeVar("ContractT", bound="Configurable[Any]")
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One named thing of one kind in a plugin."""
+    """A plugin's entry for one component: kind-specific code that a configuration can choose by name."""
 
     name: str
-    """Kebab-case and unique per kind; users write it in their TOML."""
+    """Name in the user's TOML: kebab-case, unique per kind."""
     target: str
-    """Where the class is: `package.module:Class`. Imported only when chosen."""
+    """The class as `package.module:Class`; imported only when a configuration chooses the component."""
     help: str
     """One line for `relax plugins list`."""
     experimental: bool = False
@@ -36,28 +36,28 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A component by name with its options as plain data, so that a worker can build it."""
+    """A chosen component: its name, and its options as plain data, from which any process can build the component."""
 
     kind: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Chosen, ...] = ()
-    """What it is made of, where it is several of its kind that work as one: the algorithms of a run that has more."""
+    """The components that work together as this one, such as the algorithms of a run with several; else empty."""
 
 
 class Configurable(Generic[OptionsT]):
-    """Base of every component class; keeps the typed options it was built from."""
+    """The base of every component class; `options` holds the typed options of an instance."""
 
     kind: ClassVar[str] = ""
     preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that a worker process of it needs and that take seconds to import; importing them starts nothing."""
+    """Slow modules that a worker process imports before it builds the component; importing them must start nothing."""
 
     def __init__(self, options: OptionsT | None = None) -> None:
         self.options: OptionsT = options if options is not None else cast(OptionsT, self.options_model()())
 
     @classmethod
     def options_model(cls) -> type[Options]:
-        """The pydantic model named as generic parameter; `Options` (no options) where none is named."""
+        """Return the options class given as the generic parameter, or `Options`, which has no fields."""
         return _named_model(cls) or _empty_model()
 
 
@@ -78,20 +78,20 @@ def _empty_model() -> type[Options]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of component: one of the things that a plugin can vary."""
+    """A kind of component, such as algorithm or engine."""
 
     name: str
     hook: str
     base: str
-    """Base class, `module:Class`, imported only when needed."""
+    """Base class as `module:Class`; imported only when needed."""
     table: str
-    """Configuration table; empty where none selects it."""
+    """Configuration table that chooses the component; empty if none does."""
     many: bool = False
-    """An array of tables: several at once."""
+    """True: `table` is an array of tables, which chooses several components."""
     suite: str = ""
-    """Conformance suite, `module:Class`."""
+    """Conformance suite as `module:Class`."""
     template: str = ""
-    """Cookiecutter template, where `relax new` has one."""
+    """Cookiecutter template of `relax new`; empty: no template."""
 
 
 def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = False, template: str = "") -> Kind:
@@ -124,4 +124,4 @@ KINDS: dict[str, Kind] = {
 BY_HOOK: dict[str, Kind] = {kind.hook: kind for kind in KINDS.values()}
 BY_TABLE: dict[str, Kind] = {kind.table: kind for kind in KINDS.values() if kind.table}
 BY_TABLE["environments"] = replace(KINDS["environment"], table="environments", many=True)
-"""A run has one environment, and further ones for tasks that name them."""
+"""`[[environments]]` adds environments for the tasks that name them."""

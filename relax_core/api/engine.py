@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: token ids in; ids, log-probs and versions out. One instance a process, maybe in its own interpreter.
+"""The contract of engines, inference backends that sample tokens, and the clients of auxiliary engine pools.
 
-Text is never seen here: the core renders, tokenizes once and parses. `Capabilities` declare what an engine can do;
-the planner refuses a configuration that needs more. A `ModelClient` asks a pool of engines beside the policy's: rewards
-and environments name such pools in `needs_engines` and find their clients in `self.engines`.
+An engine takes token ids and returns ids, log-probs and weight versions; the core renders, tokenizes and parses text.
+Each process hosts one instance, possibly under its own Python interpreter. `Capabilities` declare what an engine can
+do, and the planner refuses a configuration that needs more. Rewards and environments name auxiliary pools in
+`needs_engines` and find a `ModelClient` for each in `self.engines`.
 """
 
 from __future__ import annotations
@@ -27,52 +28,57 @@ class Capabilities:
     """The abilities of an engine, declared as a class attribute."""
 
     in_flight_updates: bool = False
-    """New weights may land in the middle of a request."""
+    """True: the engine can take new weights while requests run. False: the core takes the requests away first."""
     keeps_kv_across_versions: bool = False
+    """True: requests in flight can keep their KV cache over an update (`EngineSpec.kv_across_versions`)."""
     seeds: bool = False
-    """Same seed and tokens, same sample, whatever else is in the batch."""
+    """True: the same seed and tokens give the same sample in any batch."""
     routed_experts: bool = False
-    """Can tell which experts every position visited."""
+    """True: the engine can report which experts every position visited."""
     lora: bool = False
     delta: bool = False
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    """Number formats of weights that it computes in."""
+    """Number formats in which the engine computes."""
     media: frozenset[str] = frozenset()
     score: bool = False
     sleep: frozenset[str] = frozenset()
-    """Parts whose memory it gives back meanwhile: `weights`, `kv`."""
+    """Parts whose device memory the engine can free: `weights`, `kv`."""
     sleeps_on_cpu: bool = True
-    """False: only on GPUs."""
+    """False: the engine frees memory only on GPUs."""
     receipts: ReceiptLevel = "wire"
+    """Strongest level of the engine's receipts."""
     transports: frozenset[str] = frozenset({"shared-memory", "disk"})
     receives_online: bool = True
-    """False: weights only at start."""
+    """False: the engine takes weights only at its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The settings that an engine is started with."""
+    """The settings for the start of an engine."""
 
     model: Mapping[str, Any]
-    """The `[model]` table; its `dtype` is the engine's, which is also that of all that is published to it."""
+    """The `[model]` table; `dtype` is the number format of the engine and of the weights published to it."""
     max_context: int
-    """Prompt and completion together, in tokens."""
+    """Most tokens of prompt and completion together."""
     seed: int = 0
     deterministic: bool = False
     version: Version = field(default_factory=lambda: Version("actor", 0, 0))
-    """Of the weights in the model folder."""
+    """Version of the weights in the model folder."""
     name: str = "engine-0"
     max_concurrency: int = 0
-    """0: the engine's own choice."""
+    """Most requests at once; 0: the engine chooses."""
     kv_across_versions: bool = False
-    """Requests in flight keep their KV cache over an update of the weights; shared prefix caches never do."""
+    """True: requests in flight keep their KV cache over a weight update; shared prefix caches are always dropped."""
     media: str = ""
     """Directory of the run's media store (`relax_core.media.store`); empty: the run has no media."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One continuation. Log-probs returned are of the distribution sampled from: logits / temperature, after top_p."""
+    """A request for one continuation.
+
+    The returned log-probs belong to the sampled distribution: logits / temperature, restricted by top_k and top_p.
+    """
 
     id: str
     tokens: tuple[int, ...]
@@ -86,93 +92,98 @@ class GenerateRequest:
     media: tuple[str, ...] = ()
     """Keys of processed media, in order of their placeholders."""
     floor: int = -1
-    """Oldest step among the group's tokens: the engine must be at or above it."""
+    """Oldest step among the tokens of the group; engines with older weights refuse the request. -1: no bound."""
     routed_experts: bool = False
-    """Also return which experts every position visited (`Delta.routed_experts`)."""
+    """True: also return which experts every position visited (`Delta.routed_experts`)."""
     num_top: int = 0
-    """Also return the k likeliest tokens."""
+    """Number of most likely tokens to return for each sampled token (`Delta.top`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of one request since the last delta."""
+    """The new tokens of one request since its last delta."""
 
     id: str
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     version: int
-    """Step of the weights that sampled them. No request runs on while its engine takes weights of another incarnation, so
-    that the step names them."""
+    """Step of the weights that sampled the tokens. The step alone identifies the weights, because an engine runs no
+    request while it takes weights of another incarnation."""
     oldest_cache: int
-    """Oldest step in the KV cache they attended to; equals `version` where caches are dropped."""
+    """Oldest step in the KV cache that the tokens attended to; equals `version` if updates drop caches."""
     finish: FinishReason = ""
+    """Reason for the end of the request; empty: more tokens follow."""
     error: str = ""
     routed_experts: bytes = b""
-    """[positions, layers, top_k], as `relax_core.api.family` says: of consecutive positions of the request's prompt with
-    what was sampled behind it, as they were when the next token was drawn. Every position that was fed through the model
-    has one by the last delta: all but the last token sampled. Those that an engine took from a cache and does not know
-    may be missing; what comes twice counts as it came first."""
+    """Experts of consecutive positions, prompt included: [positions, layers, top_k] in the format of `family.Routing`.
+    All deltas of a request together cover every position that went through the model, so not the last sampled token.
+    Positions from a cache may be missing. Of two values for a position, the first counts."""
     routes_from: int = 0
-    """The first of those positions."""
+    """Index of the first position in `routed_experts`."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each token, the `num_top` most likely (id, log-prob) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """An engine's word on itself."""
+    """The state that an engine reports about itself."""
 
     ok: bool
+    """False: the engine has failed, and the core replaces it."""
     version: Version
     running: int = 0
     waiting: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts for people; `failure` is the cause of a failure."""
 
 
 class Engine(Configurable[OptionsT], Generic[OptionsT]):
-    """An inference backend instance."""
+    """An instance of an inference backend."""
 
     kind: ClassVar[str] = "engine"
     capabilities: ClassVar[Capabilities] = Capabilities()
     switches: ClassVar[Mapping[str, str]] = {}
-    """Capabilities that cost something and are had only where an option is true: {"delta": "keep_weights"}."""
+    """Option that must be true for a costly capability, by capability: {"delta": "keep_weights"}."""
 
     def devices(self) -> int:
-        """GPUs that one engine with these options works on, where it works on any; 0: as many as it is given."""
+        """Return the number of GPUs that one engine with these options uses; 0: as many as the placement assigns."""
         return 0
 
     @abstractmethod
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
-        """Load the model; returns facts (vocab_size, max_context, fingerprint, parameters, ...). `kv_tokens` among them: tokens
-        that its KV cache holds, where it is bounded."""
+        """Load the model; return facts: vocab_size, max_context, fingerprint, parameters, ...
+
+        The fact `kv_tokens` is the number of tokens that the KV cache holds; leave it out if the cache has no bound.
+        """
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
-        """Continue the requests; yields deltas of any of them until each has finished.
+        """Continue the requests; yield their deltas until all have finished.
 
-        Raises ValueError for an id outside the vocabulary or a request over the context, before anything runs.
+        Raises ValueError, before any request runs, for an id outside the vocabulary or a request over the context.
         """
 
     async def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> Sequence[Sequence[float]]:
-        """Log-prob of each token given those before it, of logits / temperature; the first is 0."""
+        """Return the log-prob of each token given the tokens before it, from logits / temperature; the first is 0."""
         raise NotImplementedError
 
     @abstractmethod
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
-        """Load a version whole or not at all; the next token sampled is of this version."""
+        """Load a version whole or not at all; the next sampled token uses the new version."""
 
     async def pause(self) -> None:
-        """Stop sampling after the current token; requests stay."""
+        """Stop sampling after the current token and keep the requests."""
         raise NotImplementedError
 
     async def resume(self) -> None:
         raise NotImplementedError
 
     async def abort(self, ids: Sequence[str]) -> None:
-        """End requests now, paused or not, with finish `abort`; all of them when `ids` is empty."""
+        """End requests now, also while paused, with finish `abort`; an empty `ids` ends all requests."""
         raise NotImplementedError
 
     async def sleep(self, parts: Sequence[str]) -> int:
-        """Free `weights` or `kv`; returns bytes really freed."""
+        """Free the memory of `weights` or `kv`; return the number of bytes freed."""
         raise NotImplementedError
 
     async def wake(self, parts: Sequence[str]) -> None:
@@ -183,25 +194,27 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     async def stop(self) -> None:
-        """End without orphans."""
+        """End the engine and all processes that it started."""
 
     def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
-        """Estimate the memory and work of one engine for its part of a step; called on an instance that was not
-        started. Optional."""
+        """Estimate the memory and work of one engine for its part of a step; optional.
+
+        Called on an instance that was not started. Without it, the memory check skips the engine and says so.
+        """
         raise NotImplementedError
 
     def check(self, model: Mapping[str, Any]) -> Any:
-        """Refuse at plan time what the options or the model can't do; raise ConfigError."""
+        """Raise ConfigError for options that don't fit the model; the core does not call this method yet."""
 
 
 def switched_off(engine: type[Engine], capability: str, options: Mapping[str, Any]) -> str:
-    """The option that must be true for a capability that this engine claims; empty where it is, or none is needed."""
+    """Return the option that must be set to true for a capability; empty if it is set or none is needed."""
     switch = engine.switches.get(capability, "")
     return "" if options.get(switch) else switch
 
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
-"""Messages are rendered by the pool's chat template; text goes in as it stands; ids are the pool's own."""
+"""Messages are rendered with the pool's chat template; text is tokenized without a template; ids are used unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +222,18 @@ class Generated:
     """One continuation; tuples are [tokens]."""
 
     text: str
-    """Without the tokens that end a turn."""
+    """The continuation as text, without special tokens."""
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     finish: Literal["stop", "length"] = "stop"
 
 
 class ModelClient(Protocol):
-    """One pool, from `[[engines]]`. Requests of a dead engine go on elsewhere in the pool.
+    """A client of one auxiliary pool, a table of `[[engines]]`. If an engine dies, another one continues its requests.
 
-    Raises ValueError for what no engine could run (a prompt over the context, an id outside the vocabulary) and
-    InfrastructureError where the pool can't answer; its DeadlineExceeded after `timeout_s`, 0: that of the pool. Leave
-    the latter alone: the core turns them into the sample's outcome, never into a score.
+    Raises ValueError for a request that no engine can run: a prompt over the context, an id outside the vocabulary.
+    Raises InfrastructureError if the pool can't answer, and its subclass DeadlineExceeded after `timeout_s` seconds (0:
+    the pool's own limit). Do not catch these two: the core turns them into the sample's outcome.
     """
 
     name: str
@@ -229,14 +242,16 @@ class ModelClient(Protocol):
         self, prompt: Prompt, max_new_tokens: int = 256, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
         stop: tuple[str, ...] = (), timeout_s: float = 0.0,
     ) -> Generated:  # fmt: skip
-        """Continue a prompt; temperature 0 is greedy. Of the same seed and prompt the same, where the engine has seeds."""
+        """Continue a prompt; temperature 0 is greedy. `seed` fixes the result if the engine supports seeds."""
 
     async def score(
         self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,
         timeout_s: float = 0.0,
     ) -> tuple[tuple[float, ...], ...]:  # fmt: skip
-        """Return for each completion the log-probs of its tokens behind the prompt, computed from logits / temperature.
-        The very first token of an empty prompt has 0."""
+        """Return the log-probs of each completion's tokens after the prompt, from logits / temperature.
+
+        With an empty prompt, the first token has log-prob 0.
+        """
 
 
 NO_ENGINES: Mapping[str, ModelClient] = MappingProxyType({})
@@ -244,23 +259,23 @@ NO_ENGINES: Mapping[str, ModelClient] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One role's load over the last window; times are shares of it."""
+    """The load of a run in its last measuring window."""
 
     engines: int
     busy: float
     waiting_for_rows: float
     """Share of the window in which the actor waited for rows."""
     waiting_for_credit: float
-    """Share in which rollout was held by the staleness bound."""
+    """Share of the window in which the staleness bound held the rollout back."""
     free_devices: int
     now: float
 
 
 class ScalingPolicy(Configurable[OptionsT], Generic[OptionsT]):
-    """Decides the number of engines."""
+    """A rule for the number of engines; the core does not apply scaling policies yet."""
 
     kind: ClassVar[str] = "scaling-policy"
 
     @abstractmethod
     def engines(self, history: tuple[Load, ...]) -> int:
-        """Return the number of engines that there should be now."""
+        """Return the wanted number of engines, given the loads so far, the newest last."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments: what answers the policy. Write `reset` and `step`, or `run` for agents that branch.
+"""The contract of environments, which answer the policy. Implement `reset` and `step`, or `run` for branching agents.
 
-One instance serves one sample, in a killable worker. The core renders observations, parses tool calls,
-masks environment tokens, and always calls `close`.
+One instance serves one sample, in a killable worker process. The core renders observations, parses tool calls, masks
+the environment's tokens, and always calls `close`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from relax_core.api.task import Message, Part, Task, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the policy may call; parameters map names to types or JSON schemas, or are one whole JSON schema, whose `type`
-    is the text `object`."""
+    """A function that the policy may call."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    """name -> type or JSON schema of each parameter, or one JSON schema whose `type` is `object`."""
     description: str = ""
     source: str = ""
-    """Names what it comes from, such as a server; for people."""
+    """Origin of the tool, such as the name of a server; not shown to the policy."""
 
 
 def tools_digest(tools: Sequence[Tool]) -> str:
-    """Name tools by all that a prompt shows of them, in their order: `sha256:` and 64 digits."""
+    """Return a digest of the tools as prompts show them, in their order: `sha256:` and 64 hexadecimal digits."""
     shown = [[tool.name, tool.description, tool.parameters] for tool in tools]
     text = json.dumps(shown, sort_keys=True, separators=(",", ":"), default=repr)
     return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
@@ -40,14 +40,14 @@ def tools_digest(tools: Sequence[Tool]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The next input of the policy: text or parts under a role, or whole messages."""
+    """The next input of the policy: one message of text or parts, or several messages."""
 
     content: str | tuple[Part, ...] = ""
     role: str = "user"
     messages: tuple[Message, ...] = ()
     state: str = ""
-    """Names the state that the task is in, where samples of one task may come to the same one: their turns from there are
-    compared (step credit). Empty: the state is what is shown."""
+    """Name of the task's state. Algorithms with step credit compare the turns of samples that reach the same state.
+    Empty: the shown content identifies the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +58,26 @@ class Action:
     tokens: tuple[int, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     parse_error: str = ""
+    """Reason why tool calls could not be read; empty if all were."""
     cut: bool = False
-    """It was ended by a limit on its tokens, and not by the policy."""
+    """True: a token limit ended the turn, not the policy."""
     prompt_tokens: int = 0
-    """Tokens before it."""
+    """Number of tokens before the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The environment's answer; `reward` is credited to this turn."""
+    """The environment's answer to one turn."""
 
     observation: Observation | str
     done: bool
     reward: float | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    """Facts to add to the sample's `info`, which rewards and viewers read."""
 
 
 class Session(Protocol):
-    """The interface of one sample to the policy, for environments that write `run`."""
+    """One branch of a sample, through which an environment's `run` talks to the policy."""
 
     async def generate(
         self,
@@ -83,18 +85,21 @@ class Session(Protocol):
         stop: tuple[str, ...] = (),
         told: Callable[[Action], None] | None = None,
     ) -> Action:
-        """Let the policy take a turn at this branch.
+        """Sample the policy's next turn on this branch.
 
-        `told`: called again and again with the text of the turn as far as it is sampled, without what a later token could
-        take back; long turns are told in larger pieces."""
+        `told`: callback for the partial turn, called repeatedly while it is sampled. Its text has only characters that
+        later tokens can't change. For a long turn, the calls come less often.
+        """
 
     def observe(self, observation: Observation | str) -> None:
-        """Append what the environment says; its tokens are masked from the loss."""
+        """Append an observation; its tokens are masked from the loss."""
 
     def fork(self, name: str = "") -> Session:
-        """A branch that shares all tokens so far; each branch becomes a row.
+        """Return a new branch that shares all tokens so far; each branch becomes a row.
 
-        `name`, unique here: branches draw by it, whatever the order in which they begin; empty: by their order."""
+        `name`: sets the new branch's seed, so that the seed does not depend on the order of the forks; unique in this
+        branch. Empty: the order of the forks sets the seed.
+        """
 
     def restart(
         self,
@@ -103,91 +108,99 @@ class Session(Protocol):
         name: str = "",
         context: str | None = None,
     ) -> Session:
-        """A new root of the same sample: compaction or a sub-agent. `tools`: those it may call; None: as here. `name`: as in
-        `fork`. `context`: a name under which its turns, and those of its forks, may be credited apart; None: as here."""
+        """Return a new branch that starts from its own prompt, for compaction or a sub-agent of the same sample.
+
+        `tools`: tools of the branch; None: those of this branch. `name`: as in `fork`. `context`: name under which
+        algorithms may credit the turns of the branch and its forks separately; None: this branch's name.
+        """
 
     def discard(self, reason: str) -> None:
-        """Never train this branch's newest turn, on which nothing was built: its tokens are counted under the reason."""
+        """Never train this branch's newest turn, which must be its end; metrics count the tokens under `reason`."""
 
     def reward(self, value: float) -> None:
-        """Credit the sample, for this branch's newest turn."""
+        """Add a reward for this branch's newest turn."""
 
     def note(self, info: Mapping[str, Any]) -> None:
-        """Add facts to the sample's `info`, which rewards and viewers read; later ones win."""
+        """Add facts to the sample's `info`, which rewards and viewers read; a later value replaces an earlier one."""
 
 
 class Environment(Configurable[OptionsT], Generic[OptionsT]):
-    """Answers the policy turn by turn, or drives it with `run`."""
+    """An environment: answers the policy turn by turn, or drives the whole sample in `run`."""
 
     kind: ClassVar[str] = "environment"
     tools: tuple[Tool, ...] = ()
-    """What the policy may call: written in the class, or what `find_tools` found for the run, the same for all samples."""
+    """Tools that the policy may call, the same for all samples: set in the class, or by the core from `find_tools`."""
     needs_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of the task file that the environment reads."""
     gives_reward: ClassVar[bool] = False
-    """True where its steps or `run` judge the sample, so that a run needs no `[[rewards]]`."""
+    """True: `step` or `run` gives rewards, so a run needs no `[[rewards]]`."""
     in_process: ClassVar[bool] = False
-    """True only for code that can't block or crash; everything else runs in a killable worker."""
+    """True: runs in the rollout's own process, only for code that can't block or crash. False: in a killable worker."""
 
     needs_engines: tuple[str, ...] = ()
-    """Pools of `[[engines]]` that it asks; set by `__init__` where an option names them."""
+    """Names of the auxiliary pools (`[[engines]]`) to call; `__init__` may set them from the options."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
-    """A client for each of them, from `reset` or `run` on."""
+    """A client for each of these pools; set by the core before `reset` or `run`."""
     needs_sandbox: SandboxLimits | None = None
-    """Bounds of the boxes in which it runs programs; set by `__init__` where options say so. Not with `in_process`."""
+    """Default limits of the environment's boxes; `__init__` may set them from the options. Not with `in_process`."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A client of the run's sandbox, from `reset` or `run` on. Programs that run count against the deadline of a call;
-    waiting for a place does not, in `run`."""
+    """A client of the run's sandbox, set by the core before `reset` or `run`. The time of programs counts against the
+    deadline of a call. In `run`, the wait for a free place does not count."""
 
     @classmethod
     async def find_tools(cls, options: Any) -> tuple[Tool, ...]:
-        """The tools of a run, where the class can't know them: asked for once, before the first prompt is rendered, in a
-        process that ends afterwards. Raise ConfigError for options that can't give any."""
+        """Return the run's tools if the class can't know them, such as the tools of a server.
+
+        Called once, before the first prompt, in its own process. Raise ConfigError if the options give no tools.
+        """
         return cls.tools
 
     @classmethod
     async def open(cls, options: Any) -> object:
-        """Shared set-up, once a worker; handed to instances as `self.shared`."""
+        """Set up and return the resources of a worker, once per worker; each instance gets them as `self.shared`."""
         return None
 
     @classmethod
     async def shut(cls, shared: Any) -> None:
-        """Release what `open` took and returned, once a worker, within 5 s. A process that is killed, because it fell silent or
-        its run died, has no time for it: nothing may depend on it."""
+        """Release what `open` returned, once per worker, within 5 s.
+
+        A killed process does not call it, so nothing may depend on it.
+        """
 
     shared: object = None
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
-        """Start the task. None when the task's prompt is all there is to see."""
+        """Start the task; return the first observation, or None to show the task's prompt alone."""
         raise NotImplementedError
 
     async def step(self, action: Action) -> Step:
-        """Answer one turn."""
+        """Answer one turn of the policy."""
         raise NotImplementedError
 
     async def run(self, task: Task, seed: int, session: Session) -> None:
-        """Instead of reset / step: drive the whole sample."""
+        """Drive the whole sample through `session`; implement it in place of `reset` and `step`."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Release what the sample held; always runs."""
+        """Release the resources of the sample; always called."""
 
     def format_observation(self, observation: Observation | str) -> tuple[Message, ...]:
-        """Messages appended for an observation."""
+        """Return the messages to append for an observation."""
         if isinstance(observation, str):
             return (Message("user", observation),)
         return observation.messages or (Message(observation.role, observation.content),)
 
     @classmethod
     def drives(cls) -> bool:
-        """Tell whether the class wrote `run`, and so branches by itself."""
+        """Return True if the class implements `run`."""
         return cls.run is not Environment.run
 
     @classmethod
     def shuts(cls) -> bool:
-        """Tell whether the class wrote `shut`."""
+        """Return True if the class implements `shut`."""
         return cls.shut.__func__ is not Environment.shut.__func__  # type: ignore[attr-defined]
 
     @classmethod
     def finds_tools(cls) -> bool:
-        """Tell whether the class wrote `find_tools`."""
+        """Return True if the class implements `find_tools`."""
         return cls.find_tools.__func__ is not Environment.find_tools.__func__  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors by boundary: each type says what its caller does, and carries the exit code of the command line.
+"""Errors by boundary: each type tells the caller how to react, and sets the exit code of the command line.
 
-Plugin authors raise plain Python errors; the core attributes them once (`PluginError`).
-Every message is one sentence that names the field or boundary, what was received, and what to do.
+Plugin authors raise plain Python errors; the core wraps them in `PluginError` with the component's name.
+Every message is one sentence with the field or boundary, the received value, and the fix.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ import shutil
 from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Numbers of an OSError for which a disk, a quota or a file has no room."""
+"""`errno` values of a full disk, an exhausted quota, and a file over the size limit."""
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, those that turn the direction of a line, and halves of characters."""
+"""Control characters except tab and newline, characters that change the text direction, and lone surrogates."""
 LONGEST = 1500
-"""Characters of one part of a message that are shown; what was received may be a file's whole content."""
+"""Most characters shown of one part of a message; a received value may be the content of a whole file."""
 
 
 def printable(text: str) -> str:
-    """The text with control characters as `\\u001b`: what a model, a task or a child wrote can't steer a terminal. A JSON
-    document means the same afterwards."""
+    """Escape control characters as JSON does, so that untrusted text can't control the terminal."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line, its middle left out where it is very long."""
+    """Make a text one printable line; cut the middle out of a text longer than LONGEST characters."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... ({len(text)} characters) ... {text[-LONGEST // 4 :]}"
     return printable(" ".join(text.splitlines()) if "\n" in text else text)
 
 
 class RelaxError(Exception):
-    """Stop the run: something failed that is nobody's configuration, plugin or machine."""
+    """Any error of Relax. An error of exactly this type is a fault in Relax itself; the run stops."""
 
     exit_code = 1
 
 
 class ConfigError(RelaxError):
-    """Fix the configuration: a key, a value, a file or a combination is wrong."""
+    """A wrong key, value, file or combination in the configuration; the user must fix the configuration."""
 
     exit_code = 2
 
@@ -50,7 +49,7 @@ class ConfigError(RelaxError):
 
 
 class PluginError(RelaxError):
-    """Fix the plugin: code of the named distribution or component failed."""
+    """A failure in the code of the named plugin or component; its author must fix the code."""
 
     exit_code = 3
 
@@ -60,7 +59,7 @@ class PluginError(RelaxError):
 
 
 class InfrastructureError(RelaxError):
-    """Retry elsewhere or resume: a process, port, disk or machine failed."""
+    """A failure of a process, port, disk or machine; retry in another place, or resume the run."""
 
     exit_code = 4
 
@@ -69,13 +68,13 @@ class InfrastructureError(RelaxError):
 
 
 class DiskFull(InfrastructureError):
-    """Free space, then resume: what was written before is whole, and a retry would only fill the disk again."""
+    """A full disk. Earlier files are intact. Free space and resume; a retry without free space fails again."""
 
 
 def disk_error(path: str | Path, error: OSError, what: str = "", then: str = "") -> InfrastructureError:
-    """Make the error of a path that the disk refused, with what is free on a full one.
+    """Return the error for a failed access to a path; for a full disk, DiskFull with the free space.
 
-    `what` precedes the path; `then` is what to do once the cause is gone.
+    `what` goes before the path in the message; `then` says how to continue once the cause is fixed.
     """
     place, why = f"{what}{': ' * bool(what)}{path}", error.strerror or str(error)
     if error.errno not in NO_ROOM:
@@ -86,7 +85,7 @@ def disk_error(path: str | Path, error: OSError, what: str = "", then: str = "")
 
 
 def _free_there(path: Path) -> str:
-    """Say what is free on the disk of a path, which need not exist; nothing where that can't be told."""
+    """Describe the free space on the disk of a path that need not exist; return "" if the space is unknown."""
     for folder in (path, *path.parents):
         try:
             return f", {shutil.disk_usage(folder).free / 1e6:.1f} MB free"
@@ -98,33 +97,33 @@ def _free_there(path: Path) -> str:
 
 
 class WorkerDied(InfrastructureError):
-    """Replace the worker: its process ended or stopped answering."""
+    """The end of a worker process, or its failure to answer; start a new worker in its place."""
 
 
 class PoolFailed(InfrastructureError):
-    """Fail with a pool of engines of which none can be had any more: no sample is to blame, and another start may have some."""
+    """The loss of all engines of a pool, not caused by any sample; a restarted role may get engines again."""
 
 
 class RetryLater(InfrastructureError):
-    """Ask for the newest weights once more: what was handed out is over, and nothing is wrong with the receiver."""
+    """The end of a live weight transfer before the receiver joined; request the newest weights again."""
 
 
 class SourceUnavailable(InfrastructureError, ValueError):
-    """Read the source of a medium again later: its network or disk failed, which says nothing about its content."""
+    """A network or disk failure while reading the source of a medium; try again later, the content may be fine."""
 
 
 class Diverged(RelaxError):
-    """Look at the evidence and change the configuration: a guard stopped the run, whose last checkpoint is from before it."""
+    """A run that a guard stopped because training diverged; its last checkpoint is older than the divergence."""
 
     exit_code = 5
 
 
 class StaleFence(RelaxError):
-    """Forget the lease: another holder has it now; nothing was written."""
+    """The use of a lease or a step number that has become invalid; nothing was written."""
 
 
 class DeadlineExceeded(InfrastructureError):
-    """Decide what to do with the wait that ran out: it had this owner and this reason."""
+    """A wait longer than its deadline; `owner` waited `waited_s` seconds for `reason`."""
 
     def __init__(self, owner: str, reason: str, waited_s: float, fix: str = "") -> None:
         advice = f"; {fix}" if fix else ""

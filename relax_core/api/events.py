@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of a run, each a frozen dataclass, and sinks, which receive metrics and samples besides the run directory.
+"""The events of a run, and the contract of sinks, which receive metrics and samples in addition to the run directory.
 
-Roles emit events; the controller writes them down and tells observers.
+Roles emit events; the controller records them and passes them to observers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ SpanKind = Literal["work", "overhead", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that one track (a role, an engine, a rank) spent on one thing; between its spans it was idle."""
+    """One activity of a track (a role, an engine, a rank); between its spans, a track is idle."""
 
     track: str
     kind: SpanKind
-    """work is what the step is for; overhead moves weights, saves, wakes; wait has an owner."""
+    """`work` serves the step directly; `overhead` moves weights, saves or loads; `wait` waits for `owed_by`."""
     name: str
     start: float
     end: float
     owed_by: str = ""
     devices: tuple[str, ...] = ()
-    """On which it ran; a role has none."""
+    """Devices of the track; a role's own track has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class SamplesScored:
-    """Some groups were judged; `samples` are transcripts for the run directory."""
+    """Groups were judged; `samples` are their transcripts for the run directory."""
 
     step: int
     samples: tuple[Mapping[str, Any], ...]
@@ -49,18 +49,17 @@ class SamplesScored:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """One step was trained and committed; `metrics` have the documented keys."""
+    """A step was trained and committed; `metrics` have the documented keys."""
 
     step: int
     metrics: Mapping[str, float]
     at: float = 0.0
-    """When the run status heard of it, by the hub's clock; the run status fills it in."""
+    """Time of arrival on the hub's clock; set by the run status."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """Metrics of a step that are known only after its end: where its time went, and what a role that follows learnt
-    from it."""
+    """Metrics of a step that are known only after its end: its use of time, and the metrics of a critic."""
 
     step: int
     metrics: Mapping[str, float]
@@ -68,18 +67,18 @@ class StepMeasured:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Spans of a role and its devices by the hub's clock, whole up to `until`. The run status makes it of a heartbeat."""
+    """The spans of a role and its devices on the hub's clock, complete up to `until`; made from a heartbeat."""
 
     role: str
     until: float
     spans: tuple[Span, ...]
     over: bool = False
-    """The role works no more."""
+    """True: the role has stopped or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutMeasured:
-    """Means over the groups that finished since the last report, for the step's metrics."""
+    """Mean metrics of the groups that finished since the last report, part of the metrics of `step`."""
 
     step: int
     metrics: Mapping[str, float]
@@ -87,12 +86,14 @@ class RolloutMeasured:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPublished:
+    """Engines have loaded and proved a version."""
+
     version: Version
     seconds: float
     size_bytes: int
     receivers: tuple[str, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict)
-    """Where `seconds` and the sender's time went: gather, hash, write, then wire, load, proof of the slowest receiver."""
+    """Seconds by phase: the sender's gather, hash, write; the longest wire, load, proof of any receiver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class EvalFinished:
     metrics: Mapping[str, float] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
     measure: str = "mean"
-    """What `mean` is: the mean reward, or the `loss` of rows that were given."""
+    """`mean`: mean reward, over `count` samples; `loss`: loss on given rows, over `count` groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +122,14 @@ class RoleFailed:
     error: str
     exit_code: int
     fatal: bool
-    """The run can't go on; False where the role or worker is being replaced."""
+    """True: the run ends. False: the role or worker is being replaced."""
     frames: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRecovered:
+    """A role or worker works again after a failure."""
+
     role: str
     seconds: float
     detail: str = ""
@@ -134,7 +137,7 @@ class RoleRecovered:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The trainer went back to a version: what was told of later steps is undone, and comes again."""
+    """The trainer went back to a version; earlier events of later steps are void, and those steps run again."""
 
     version: Version
     reason: str
@@ -142,47 +145,47 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class GuardFired:
-    """A guard found evidence that training diverges, in a step whose weights have not reached any engine yet."""
+    """A guard found evidence that training diverges, in a step whose weights no engine has yet."""
 
     step: int
     guard: str
     action: str
-    """warn, pause, roll-back or stop: what the run does now."""
+    """Reaction of the run: warn, pause, roll-back or stop."""
     reason: str
-    """The metric, its value and the bound, in a sentence."""
+    """One sentence with the metric, its value and the bound."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """`metric`, `value`, `bound`, `since` (first step of the evidence), `window` (metrics of the last steps) and `groups`
-    (ids of the groups that the step trained on)."""
+    """`metric`, `value`, `bound`, `since` (first step of the evidence), `window` (metrics of the last steps) and
+    `groups` (ids of the groups that the step trained)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRestarted:
-    """The whole run starts again by itself from a checkpoint, after a fault that could not be repaired in place."""
+    """The whole run restarts automatically from a checkpoint, after a fault that could not be repaired in place."""
 
     step: int
-    """The checkpoint's; 0: there was none, and it begins anew."""
+    """Step of the checkpoint; 0: no checkpoint, so the run begins again."""
     reason: str
     in_a_row: int
-    """Restarts since it last got further, this one included."""
+    """Number of restarts without progress in between, including this one."""
     limit: int
-    """Most in a row (`recovery.restarts`)."""
+    """Most restarts in a row (`recovery.restarts`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkRetried:
-    """Work is done once more after a fault that is not its own; nothing of it was lost."""
+    """Work is repeated after a fault that it did not cause; no samples are lost."""
 
     role: str
-    """Role or worker whose work it is, as in `RoleFailed`."""
+    """Role or worker of the work, as in `RoleFailed`."""
     what: str
-    """The unit of work, in the plural: samples, requests, steps, publishes."""
+    """Unit of the work, in the plural: samples, requests, steps, publishes."""
     count: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped:
-    """Events that nobody read in time were dropped: the files of the run lack them. The run status tells so in their place."""
+    """Unread events were dropped, so the run's files lack them; the run status puts this event in their place."""
 
     count: int
 
@@ -195,7 +198,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A line for the log, from a role in another process."""
+    """A line for the log from a role, which may run in another process."""
 
     level: str
     role: str
@@ -211,19 +214,19 @@ Event = (
 
 
 class Sink(Configurable[OptionsT], Generic[OptionsT]):
-    """Receives each step's metrics in the controller; a sink that raises three times is off and reported."""
+    """A receiver of each step's metrics, in the controller; turned off and reported when it raises three times."""
 
     kind: ClassVar[str] = "sink"
 
     @abstractmethod
     def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:
-        """Start writing for a run; a resumed run opens again."""
+        """Start to write for a run; called again when a run is resumed."""
 
     @abstractmethod
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """A few transcripts of the step."""
+        """Take a few transcripts of the step."""
 
     def close(self) -> None:
-        """Flush."""
+        """Write all buffered data."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model families: all that knows how a model writes its text; and the routing of a mixture of experts.
+"""The contract of model families, which render and parse a model's text, and the routing of mixture-of-experts models.
 
-Text is tokenized once: `start` renders the first prompt, `delta` renders only what a later turn appends.
+Text is tokenized once: `start` renders the first prompt; `delta` renders only what later messages append.
 """
 
 from __future__ import annotations
@@ -20,53 +20,56 @@ from relax_core.api.task import Message, ToolCall
 ToolCallFormat = Literal[
     "auto", "hermes", "qwen3-coder", "llama", "mistral", "deepseek", "glm", "pythonic", "kimi", "phi", "harmony"
 ]
-"""Formats in which families of models write tool calls; `auto`: the one that the chat template shows."""
+"""Formats of tool calls; `auto`: the format that the model's chat template shows."""
 
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""Text of a character whose last bytes are not sampled yet."""
+"""The decoded text of a character whose last bytes are not sampled yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids with the media they hold place for."""
+    """Token ids and the media of their placeholders."""
 
     tokens: tuple[int, ...]
     media: tuple[str, ...] = ()
+    """References of the media (later their keys in the media store), in the order of the placeholders."""
 
 
 class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
-    """Chat rendering, freezable parts and placeholders of one family of models."""
+    """A family of models: its chat rendering, freezable parts and media placeholders."""
 
     kind: ClassVar[str] = "model-family"
     model_types: ClassVar[tuple[str, ...]] = ()
-    """`model_type` of the Hugging Face configurations it serves; empty: any."""
+    """`model_type` values of the Hugging Face configurations that the family serves; empty: any."""
     modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Freezable parts: name -> module patterns (`vision`, `audio`, `language`, `projector`)."""
+    """Freezable parts (`vision`, `audio`, `language`, `projector`): name -> module patterns."""
 
     placeholders: Mapping[str, int] = {}
-    """By kind of medium, the id of the tokens that hold its place; known once it is open. A rendered prompt has one of
-    them for each medium; as many as the medium takes are put there once it is processed. They are never sampled."""
+    """Kind of medium -> id of its placeholder token; set by `open`. A rendered prompt has one placeholder for each
+    medium. Once the medium is processed, `expand` repeats the token. Placeholders are never sampled."""
 
     @abstractmethod
     def open(self, model: Mapping[str, Any]) -> None:
-        """Load tokenizer and template of the `[model]` table."""
+        """Load the tokenizer and the chat template that the `[model]` table names."""
 
     @abstractmethod
     def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
-        """Ids of the first prompt, up to where the policy speaks. A string goes in as it stands."""
+        """Return the ids of the first prompt, up to the policy's turn; a string is tokenized without a template."""
 
     @abstractmethod
     def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
-        """Ids that the template puts between the policy's last sampled token and its next turn.
+        """Return the ids between the policy's last sampled token and its next turn.
 
-        `before` ends with the policy's turn. An end-of-turn token is not repeated where `last_token`, the policy's
-        last sampled one, already ended the turn; None: it did.
+        `before` ends with the policy's turn; `appended` follows it. `last_token` is the policy's last sampled token. If
+        it ended the turn, or is None, the ids do not repeat the end-of-turn token.
         """
 
     def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[PlaceholderSpan]]) -> tuple[int, ...]:
-        """Tokens as a template wrote them, with what each medium takes for its one placeholder: here, for each of its
-        features the token of its kind. A family whose models read more than that between them says so."""
+        """Replace each medium's placeholder by all tokens of the medium.
+
+        By default, each feature becomes one token of its kind. Override it for models with tokens between features.
+        """
         holds, left = frozenset(self.placeholders.values()), iter(layouts)
         out: list[int] = []
         for token in tokens:
@@ -74,11 +77,11 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         return tuple(out)
 
     def parts(self, model: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """As `modules`, for the model of this `[model]` table where they differ between models."""
+        """Return the freezable parts of the model of a `[model]` table, if they differ from `modules`."""
         return self.modules
 
     def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
-        """Ids of a policy's turn that was written for it, its end token included; `before` is what it answers."""
+        """Return the ids of an assistant turn of a dataset after the messages `before`, with its end-of-turn token."""
         if message.tool_calls:
             raise ConfigError("data.train", "an assistant's turn with tool calls", f"{type(self).__name__} writes none")
         ids = self.encode(message.text)
@@ -89,24 +92,26 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of plain text, without special tokens added."""
+        """Return the ids of plain text, without adding special tokens."""
 
     def parse(
         self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()
     ) -> tuple[str, tuple[ToolCall, ...], str]:
-        """(text, tool calls, parse error) of one turn of the policy, which may call `tools`; `before`: the tokens that it
-        answers. The text has no special tokens, and no calls where they could be read. Raises nothing, whatever was sampled."""
+        """Return (text, tool calls, parse error) of one turn of the policy; never raise, for any tokens.
+
+        `tools`: the tools that the policy may call. `before`: the tokens before the turn. The text has no special
+        tokens, and no tool calls that could be read.
+        """
         return self.decode(tokens), (), ""
 
     def parse_beginning(self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()) -> str:
-        """Text of a turn that is still being sampled, as far as the text of the whole turn is sure to begin with it;
-        `before`: the tokens that it answers."""
+        """Return the part of an unfinished turn's text that no later token can change; arguments as in `parse`."""
         return "" if tools else self.decode(tokens).rstrip(UNFINISHED)
 
     @property
     @abstractmethod
     def stop_tokens(self) -> tuple[int, ...]:
-        """Ids that end a turn."""
+        """Return the ids that end a turn, the usual one first."""
 
     @property
     @abstractmethod
@@ -115,7 +120,7 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
 
 RoutingReplay = Literal["off", "rollout", "recompute"]
 ROUTES = ("routed_experts", "routed_valid")
-"""Columns of the bus: the choices of every token, and for which tokens they are known."""
+"""Bus columns: the experts that each token visited, and whether they are known."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 _PARTS = ("thinker_config", "text_config", "llm_config")
@@ -123,16 +128,16 @@ _PARTS = ("thinker_config", "text_config", "llm_config")
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The shape of one model's routing of tokens to experts, read from its `config.json`.
+    """The shape of a model's routing of tokens to experts, read from its `config.json`.
 
-    Choices travel as bytes: of consecutive positions, [positions, layers, top_k] of uint8, or of uint16 (little-endian)
-    where there are more than 256 experts. Layers are those that have a router, in the order in which they compute.
+    Visited experts travel as bytes of consecutive positions: [positions, layers, top_k] of uint8, or of little-endian
+    uint16 for more than 256 experts. Only layers with a router count, in the order of computation.
     """
 
     layers: int
-    """Those that have a router."""
+    """Number of layers with a router."""
     top_k: int
-    """Experts that a token visits in each."""
+    """Experts that a token visits in each of these layers."""
     experts: int
 
     @property
@@ -141,12 +146,12 @@ class Routing:
 
     @property
     def width(self) -> int:
-        """Bytes of one position."""
+        """Return the bytes of one position."""
         return self.layers * self.top_k * (1 if self.dtype == "uint8" else 2)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
-        """From `config.json` as plain data; None of a model without routers."""
+        """Read the routing from the content of `config.json`; return None for a model without routers."""
         for part in _PARTS:
             if isinstance(config.get(part), Mapping):
                 return cls.of(config[part])
@@ -159,7 +164,7 @@ class Routing:
 
 
 def routed_layers(config: Mapping[str, Any]) -> list[int]:
-    """Numbers of the layers that have a router, of a model that `Routing.of` knows."""
+    """Return the indices of the layers with a router, for a model with a `Routing`."""
     for part in _PARTS:
         if isinstance(config.get(part), Mapping):
             return routed_layers(config[part])
@@ -171,7 +176,7 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 
 def _routes(config: Mapping[str, Any], layer: int) -> bool:
-    """Tell whether this layer has experts: families say so in one of three ways, and else all have."""
+    """Return True if this layer has experts; families configure this in one of three ways, else all layers have."""
     if layer in (config.get("mlp_only_layers") or ()) or layer < (config.get("first_k_dense_replace") or 0):
         return False
     kinds = config.get("mlp_layer_types")

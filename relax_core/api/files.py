@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python files of authors as modules, and functions in them that an option names."""
+"""Import of Python files, and of the functions that an option names in a file or module."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from relax_core.api.errors import ConfigError
 
 
 def module_name(file: Path) -> str:
-    """Return a name for the module of a file, another one for each absolute path."""
+    """Return a module name for a file, unique for each absolute path."""
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     return f"relax_file_{re.sub(r'[^A-Za-z0-9]+', '_', file.stem)}_{digest}"
 
 
 def import_file(name: str, file: Path) -> ModuleType:
-    """Import a file under a name of its own; registered first, because dataclasses and pydantic look their module up."""
+    """Import a file under this module name.
+
+    The module enters `sys.modules` before it runs, because dataclasses and pydantic look it up there.
+    """
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python module")
@@ -40,8 +43,8 @@ def import_file(name: str, file: Path) -> ModuleType:
 def load_function(key: str, place: str) -> Callable[..., Any]:
     """Import the function that the option `key` names as `file.py:name` or `module:name`.
 
-    An option of the type `str | Path` takes a relative file from the directory of the configuration that names it. Raises
-    ConfigError where there is no such function, or its module can't be imported.
+    For an option of type `str | Path`, a relative file name is relative to the configuration file. Raises ConfigError
+    if the module can't be imported or has no such function.
     """
     where, _, name = place.rpartition(":")
     if not where or not name:

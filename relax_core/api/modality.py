@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modality processors: bytes of a medium to tensors and placeholders, once for all samples of a group."""
+"""The contract of modality processors, which turn the bytes of a medium into tensors and placeholders."""
 
 from __future__ import annotations
 
@@ -21,69 +21,71 @@ _MAGIC = (
 
 
 class PlaceholderSpan(NamedTuple):
-    """Features that stand together in a prompt; a model's family knows which tokens that is."""
+    """Features of a medium that stay together in a prompt; the model family decides which tokens they become."""
 
     kind: MediaKind
     size: int
-    """Features, at least one."""
+    """Number of features, at least 1."""
     seconds: float | None = None
-    """When they are seen or heard, from the medium's beginning; None where it has no time."""
+    """Time of the features in seconds from the medium's start; None for a medium without time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedMedia:
-    """Media after processing, in the form that both the trainer and the engine read."""
+    """A processed medium, as trainers and engines read it."""
 
     key: str
     tensors: Mapping[str, np.ndarray]
     num_placeholders: int
     layout: tuple[PlaceholderSpan, ...] = ()
-    """Its features in order, in the pieces that a prompt may part them into: those of two frames of a video, say. Empty: all
-    in one, of the processor's kind; that is written out before it is stored."""
+    """Features in order, split where the prompt may insert tokens, such as between the frames of a video. Empty: one
+    span of the medium's kind; the core fills it in before it stores the medium."""
 
     @property
     def size_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def laid_out(self, kind: MediaKind) -> ProcessedMedia:
-        """With a layout. ValueError where it holds more or fewer features than there are."""
+        """Return a copy with a layout. Raises ValueError if the layout does not have `num_placeholders` features."""
         layout = self.layout or (PlaceholderSpan(kind, self.num_placeholders),)
         if sum(span.size for span in layout) != self.num_placeholders or any(span.size < 1 for span in layout):
-            raise ValueError(f"a layout of {[span.size for span in layout]} for {self.num_placeholders} features")
+            raise ValueError(f"layout: got sizes {[span.size for span in layout]} for {self.num_placeholders} features")
         return replace(self, layout=layout)
 
 
 class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
-    """Decodes and processes one kind of medium, in a killable process."""
+    """A processor of one kind of medium; runs in a killable process."""
 
     kind: ClassVar[str] = "modality-processor"
     medium: ClassVar[str] = ""
+    """The kind of medium: `image`, `video` or `audio`."""
 
     @abstractmethod
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """Tokens it will take, known before generation."""
+        """Return the number of tokens that the medium will take, without processing it."""
 
     @abstractmethod
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """Raises ValueError naming medium and reason for what can't be read."""
+        """Process the bytes of a medium. Raises ValueError with medium and reason if the bytes can't be read."""
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Return facts about the media that people may want to know (seconds, width, rate, ...), from its header.
-        Raises ValueError."""
+        """Return facts for people from the medium's header: seconds, width, rate, ... Raises ValueError."""
         return {}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """A copy that a browser shows or plays, no larger than this; by default itself, where it is one."""
+        """Return a copy of at most `most_bytes` that browsers show or play, or None; by default, the medium itself."""
         return data if len(data) <= most_bytes and browser_type(data).startswith(self.medium) else None
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
-        """The part of a processed medium that one view shows; the whole is stored once for all its views."""
+        """Return the part of a processed medium between two times, in seconds."""
         raise NotImplementedError
 
 
 def browser_type(data: bytes) -> str:
-    """`image/png` and the like, by the first bytes; empty for what browsers don't show. A container may still hold a codec
-    that they don't know."""
+    """Return the MIME type by the first bytes, such as `image/png`; empty for formats that browsers don't show.
+
+    The codec inside a container is not checked.
+    """
     head = data[:16]
     for magic, name in _MAGIC:
         if head.startswith(magic):

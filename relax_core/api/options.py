@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`, the frozen pydantic model that every component's options derive from, and `Secret`, the type of a credential.
+"""`Options`, the pydantic base class of every component's options, and `Secret`, the type of a credential.
 
-The only module of `api` that imports pydantic; `relax_core.api.Options` loads it on first use.
+Only this module of `api` imports pydantic. `relax_core.api.Options` imports the module on first use.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 class Options(BaseModel):
-    """Typed, frozen, keyword-only; unknown keys are errors; a string under a field is its documentation."""
+    """The options of a component: typed, frozen, keyword-only. A string under a field documents the field."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
         validate_default=True,
-        ser_json_inf_nan="constants",  # TOML has inf: an option set to it must not come back as nothing
+        ser_json_inf_nan="constants",  # TOML allows inf and nan; pydantic's default would write them as null
     )
 
 
 SCHEMES = ("env:", "file:")
 LITERAL = "secret_literal"
-"""Type of the validation error for a literal, whose value must never be printed."""
+"""Type of the validation error for a secret written as a literal; its value must never be printed."""
 
 
 def revealed(value: Any) -> Iterator[str]:
-    """The values behind every reference in plain data that can be read, so that they can be kept out of files."""
+    """Yield the values of all readable secrets in plain data, so that the caller can redact them."""
     if isinstance(value, str) and is_reference(value):
         with contextlib.suppress(ConfigError):
             yield Secret(value).reveal()
@@ -51,17 +51,17 @@ def revealed(value: Any) -> Iterator[str]:
 
 
 class Secret:
-    """A credential by its place, never by its value."""
+    """A reference to a credential: `env:NAME` or `file:PATH`; the object never holds the value."""
 
     __slots__ = ("reference",)
 
     def __init__(self, reference: str) -> None:
         if not is_reference(reference):
-            raise ValueError('a secret is written "env:NAME" or "file:PATH", never as a literal')
+            raise ValueError('a secret is written "env:NAME" or "file:PATH", never as its value')
         self.reference = reference
 
     def reveal(self) -> str:
-        """Read the value now. Raises ConfigError where it is not there."""
+        """Read the value now. Raises ConfigError if the variable or file does not exist."""
         scheme, _, where = self.reference.partition(":")
         if scheme == "env":
             if where not in os.environ:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain data of a plan, and the estimates of memory and work that it is checked with.
+"""The plan of a run as plain data, and the estimates of memory and work for checking a plan.
 
-The planner decides which operations run in which role and on which workers; roles read it.
-A trainer or an engine that can tell implements `estimate`; one that does not is planned for without it, and that is said.
+The planner decides which operations run in which role and on which worker processes. Every role reads the plan.
 """
 
 from __future__ import annotations
@@ -29,102 +28,104 @@ class Reads(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing a role can do to rows."""
+    """One kind of work that a role does on rows."""
 
     name: str
-    """`role.verb`: `reference.log_probs`."""
+    """`role.verb`, such as `reference.log_probs`."""
     role: str
     consumes: frozenset[str]
     produces: frozenset[str]
     reads: Reads = Reads.NONE
     updates: str = ""
-    """The model it trains."""
+    """The model that the operation trains; empty: none."""
     scope: str = "row"
-    """row, group or batch: how much must be ready before it starts."""
+    """row, group or batch: the rows that must be ready before the operation starts. The core does not read it."""
     row_filter: str = ""
-    """Two producers of one column need disjoint filters, such as `domain=maths`."""
+    """The rows to work on, such as `domain=maths`; empty: all. Producers of one column need different filters."""
     trigger: str = "rows"
-    """rows, step or admission."""
+    """rows, step or admission: the event that starts the operation. The core does not read it."""
     model: str = "actor"
-    """Whose weights it reads."""
+    """The model whose weights the operation reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Processes that die together and do the work of one or more roles."""
+    """The processes of one role or engine pool; they start and end together."""
 
     name: str
     size: int
+    """Number of processes."""
     threads: int = 1
     devices: frozenset[str] = frozenset()
-    """Devices that it lives on; groups with devices in common lease them one after another."""
+    """Names of the devices of the processes, `gpu:0` or `cpu:0`. Groups with a device in common lease it in turn."""
     offloads: tuple[OffloadPart, ...] = ()
-    """Parts that are offloaded while others hold the devices; the other parts stay where they are."""
+    """Parts that are offloaded while another group holds the devices; all remaining parts stay in memory."""
 
     def devices_of(self, number: int) -> tuple[str, ...]:
-        """Name the part of the devices that one of its processes has; processes that share one have a place on it each."""
+        """Return the devices of process `number`; if processes share a device, a name for each place: `gpu:0/1`."""
         names = sorted(self.devices, key=lambda name: (len(name), name)) or [self.name]
         each = len(names) // self.size
         return tuple(names[number * each : (number + 1) * each]) or (f"{names[number % len(names)]}/{number}",)
 
     def process_devices(self, number: int) -> tuple[str, ...]:
-        """Name the devices of one of its processes, shared ones by their names alone."""
+        """Return the devices of process `number` by their plain names."""
         return tuple(name.partition("/")[0] for name in self.devices_of(number)) if self.devices else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything the planner decided; the same for every role of a run."""
+    """The planner's decisions; every role of a run gets the same plan."""
 
     mode: str
     operations: tuple[Operation, ...]
-    """In an order in which each one's columns exist before it runs."""
+    """Operations in an order where each column is produced before it is consumed."""
     roles: tuple[str, ...]
     groups: Mapping[str, WorkerGroup]
-    """Worker group by role; roles that share devices name the same group."""
+    """Worker group by role; the group of an auxiliary engine pool is `engines-<pool>`."""
     trained_columns: tuple[str, ...]
-    """Must be ready before the actor may claim a row."""
+    """Columns that must be ready before the actor may claim a row."""
     advantage_columns: tuple[str, ...] = ("rewards",)
     batch_statistics: bool = False
-    """Advantages need the whole step's rows; streaming is off."""
+    """True: advantages are computed over all rows of a step, so the step is not streamed."""
     streams: bool = False
-    """The actor trains on groups as they are ready; else it waits for all of the step's."""
+    """True: the actor trains groups as they become ready. False: the actor waits for all groups of a step."""
     needs_old_log_probs: bool = False
-    """Several updates a step: all of the old policy's log-probs come before the first one."""
+    """True: all old log-probs of a step are computed before its first update."""
     max_staleness: int | None = 0
     min_valid: int = 1
     source: Source = Source.ROLLOUT
-    """Origin of rows; only those of a rollout have versions, rewards and lag."""
+    """Origin of the rows; only rows of a rollout have versions, rewards and lag."""
     group_size: int = 1
+    """Samples of a group, including the greedy sample."""
     greedy: int | None = None
-    """Place in a group of the sample that is drawn at temperature 0 and not trained."""
+    """Place in a group of the sample that is drawn at temperature 0 and never trained; None: no such sample."""
     adapters_alone: bool = False
-    """What is published are adapters, which engines lay over the model that they started with."""
+    """True: the actor publishes only adapters, which engines apply to the model they started with."""
     fit_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By role that follows the actor and trains on the same rows: the columns that it reads."""
+    """role -> columns that it reads, for each role that trains on the actor's rows later, such as a critic."""
     warm_up_steps: int = 0
-    """First steps, in which only those train."""
+    """Number of first steps in which the roles of `fit_columns` train and the actor does not."""
     notes: tuple[str, ...] = field(default=())
-    """What the planner turned off or chose, in words."""
+    """Sentences about decisions of the planner that the user did not configure."""
 
     @property
     def consumed(self) -> frozenset[str]:
-        """Columns that some operation reads."""
+        """Return the columns that any operation reads."""
         return frozenset().union(*(operation.consumes for operation in self.operations))
 
     @property
     def producer(self) -> str:
-        """The role that puts rows on the bus."""
+        """Return the role that puts rows on the bus."""
         return "rollout" if self.source is Source.ROLLOUT else "source"
 
     @property
     def owed_rows(self) -> str:
-        """Name who owes the actor its rows."""
+        """Return `Wait.owed_by` for the actor's wait for rows."""
         return f"{self.producer}, then advantages" if self.has("advantages.compute") else self.producer
 
     @property
     def publishes(self) -> bool:
-        """Tell whether another role reads the weights that the actor trains."""
+        """Return True if another role reads the weights that the actor trains."""
         return any(
             operation.reads in (Reads.LATEST, Reads.STEP_START) and operation.model == "actor" and not operation.updates
             for operation in self.operations
@@ -132,24 +133,23 @@ class Plan:
 
     @property
     def shared(self) -> frozenset[str]:
-        """Devices of more than one worker group."""
+        """Return the devices that belong to more than one worker group."""
         lives = Counter(device for group in self.groups.values() for device in group.devices)
         return frozenset(device for device, groups in lives.items() if groups > 1)
 
     def neighbours(self, role: str) -> tuple[str, ...]:
-        """Roles that it shares devices with."""
+        """Return the roles whose worker groups share a device with this role's group."""
         own = self.groups[role].devices
         return tuple(name for name, group in self.groups.items() if name != role and group.devices & own)
 
     @property
     def device_sets(self) -> Counter[tuple[str, ...]]:
-        """Count the processes that have the same devices, for all devices that somebody has."""
+        """Count the processes on each set of devices."""
         groups = {group.name: group for group in self.groups.values()}.values()
         return Counter(group.process_devices(number) for group in groups for number in range(group.size))
 
     def num_gpus(self, process_devices: tuple[str, ...]) -> float:
-        """Return the GPUs that one process at this place counts for: an equal part of each GPU, shared with all who use
-        it."""
+        """Return the number of GPUs of a process with these devices; processes on one GPU have equal shares."""
         on = Counter(device for devices, many in self.device_sets.items() for device in devices for _ in range(many))
         return sum(1 / on[device] for device in process_devices if device.startswith("gpu:"))
 
@@ -158,19 +158,19 @@ class Plan:
 
 
 RESERVED = "allocator"
-"""The part that is of no tensor: what an allocator keeps beside them."""
+"""Part of an estimate: memory that the allocator reserves in addition to the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A step at its largest: all rows as long as they may become."""
+    """The largest possible step: every row has the maximal length."""
 
     prompts: int
     group_size: int
     prompt_tokens: int
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     new_tokens: int
-    """Most that are sampled of one row."""
+    """Most sampled tokens of a row."""
 
     @property
     def rows(self) -> int:
@@ -183,21 +183,21 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An estimate for one process: the memory and work beyond what it holds once its libraries are loaded."""
+    """An estimate of the memory and work of one process, without the memory of its loaded libraries."""
 
     phases: Mapping[str, Mapping[str, int]]
-    """By phase (`train`, `generate`, ...) and part (`parameters`, `activations`, ...): bytes at the phase's peak."""
+    """phase (`train`, `generate`, ...) -> part (`parameters`, `activations`, ...) -> bytes at the phase's peak."""
     flops: Mapping[str, float] = field(default_factory=dict)
-    """By phase: floating-point operations of one step in this process."""
+    """phase -> floating-point operations of one step in this process."""
     notes: tuple[str, ...] = ()
-    """What the figures leave out or take for granted."""
+    """Omissions and assumptions of the figures, as sentences."""
 
     def tensors(self, phase: str) -> int:
-        """Bytes of a phase without what the allocator keeps."""
+        """Return the bytes of a phase without the allocator's reserve."""
         return sum(size for part, size in self.phases[phase].items() if part != RESERVED)
 
     def peak(self) -> tuple[str, int]:
-        """The phase that needs most, and its bytes."""
+        """Return the phase that needs the most memory, and its bytes."""
         sums = {phase: sum(parts.values()) for phase, parts in self.phases.items()}
         phase = max(sums, key=lambda name: sums[name], default="")
         return phase, sums.get(phase, 0)

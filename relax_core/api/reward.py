@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards: judge one trajectory, a batch, or a group. A float is `Score(value)`; `def` or `async def`.
+"""The contract of rewards, which judge one trajectory, a batch, or a group; with `def` or `async def`.
 
-The core runs synchronous rewards in killable processes. A wrong answer is the author's 0;
-an exception or a timeout becomes the sample's outcome, never a zero.
+The core runs rewards in killable processes. For a wrong answer, a reward returns a low score such as 0. An exception or
+a timeout becomes the sample's outcome, never a score.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from relax_core.api.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A judgement; `parts` are logged as `reward/<reward>/<part>`, `steps` credit single turns.
-
-    A part with a slash in its name, such as `verdicts/agreement`, is a figure about the judgement, and no reward to algorithms
-    that weigh parts.
-    """
+    """The result of a reward for one trajectory; returning the float alone means the same as `Score(value)`."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    """Named components, logged as `reward/<reward>/<part>`. Algorithms that weight components ignore names with a
+    slash, such as `verdicts/agreement`: figures about the judgement itself."""
     steps: tuple[float, ...] = ()
+    """[turns] credit of single turns; may be shorter than the number of turns."""
 
 
 class Unreadable(ValueError):
-    """Raise where a verdict that another model or a program wrote can't be read: the sample ends as `reward_unreadable`, which
-    is no zero and never trained. `parts` are logged as those of a `Score` are."""
+    """An error for rewards to raise when the verdict of another model or program can't be parsed.
+
+    The sample gets the outcome `reward_unreadable` and is never trained. `parts` are logged like those of a `Score`.
+    """
 
     def __init__(self, message: str, parts: Mapping[str, float] | None = None) -> None:
         super().__init__(message)
@@ -47,31 +48,33 @@ Scored: TypeAlias = "float | Score"
 class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "reward"
     needs_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of the task file it reads; checked against the data before start."""
+    """Columns of the task file that the reward reads; checked against the data before the run starts."""
     needs_engines: tuple[str, ...] = ()
-    """Pools of `[[engines]]` that it asks, which it does with `async def`; set by `__init__` where an option names them."""
+    """Auxiliary pools (`[[engines]]`) to call from `async def`; `__init__` may set them from the options."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
-    """A client for each of them, set before any sample is judged. Waiting for one does not count against `timeout_s`."""
+    """A client for each of these pools, set before the first sample. Their answers don't count against `timeout_s`."""
     needs_sandbox: SandboxLimits | None = None
-    """Bounds of the boxes in which it runs programs, which it does with `async def`; set by `__init__` where options say so."""
+    """Default limits of boxes, used from `async def`; `__init__` may set them from the options."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A client of the run's sandbox, set before any sample is judged. Running programs do not count against `timeout_s`."""
+    """A client of the run's sandbox, set before the first sample. Its programs don't count against `timeout_s`."""
 
     def close(self) -> Awaitable[None] | None:
-        """Release what `__init__` took, once a process, within 5 s; `async def` where judging is. A process that is killed has
-        no time for it: nothing may depend on it."""
+        """Release the resources of `__init__`, once per process, within 5 s; `async def` if the scoring method is.
+
+        A killed process does not call it, so nothing may depend on it.
+        """
         return None
 
 
 class Reward(_AnyReward[OptionsT], Generic[OptionsT]):
-    """Judges one trajectory."""
+    """A reward that judges one trajectory at a time."""
 
     @abstractmethod
     def score(self, task: Task, trajectory: Trajectory) -> Scored | Awaitable[Scored]: ...
 
 
 class BatchReward(_AnyReward[OptionsT], Generic[OptionsT]):
-    """Judges many at once, in order, where batching pays (a model, a remote service)."""
+    """A reward that judges many trajectories at once, such as by a model; one result for each, in order."""
 
     @abstractmethod
     def score_batch(
@@ -80,7 +83,7 @@ class BatchReward(_AnyReward[OptionsT], Generic[OptionsT]):
 
 
 class GroupReward(_AnyReward[OptionsT], Generic[OptionsT]):
-    """Judges the samples of one group together (rankings, diversity)."""
+    """A reward that judges the samples of one group together, such as by ranking; one result for each, in order."""
 
     @abstractmethod
     def score_group(

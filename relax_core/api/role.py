@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles, the logic that runs on the graph, and all that a role may touch: leases on devices, worker processes, the
-status of the run, the clock, the weight service.
+"""The contract of roles, and of the services in a role's `Context`: device leases, workers, run status, clock, weights.
 
-A role gets a `Context` and nothing else: the same code runs as a task of the local runner, in a Ray Serve shell,
-and under a virtual clock in tests. Everything here is a contract; `runners` implements it.
+A role uses nothing but its `Context`. So the same code runs as a task of the local runner, in a Ray Serve shell, and
+under a virtual clock in tests. `runners` implements the services.
 """
 
 from __future__ import annotations
@@ -27,82 +26,81 @@ if TYPE_CHECKING:
 
 
 Phase = Literal["generate", "answer", "forward", "train", "publish"]
-"""`answer`: an auxiliary pool's turn on the devices of the policy's engines."""
+"""The work of a device lease; `answer`: an auxiliary pool uses the devices of the policy's engines."""
 
 
 class Offloadable(Protocol):
-    """An engine pool or a rank group, which can give its devices' memory back. Parts that it does not have are ignored."""
+    """An engine pool or a rank group that can free its device memory; parts that it does not have are ignored."""
 
     async def offload(self, parts: Sequence[OffloadPart]) -> int:
-        """Free parts; return the bytes that were really freed."""
+        """Free parts; return the number of bytes freed."""
 
     async def onload(self, parts: Sequence[OffloadPart]) -> None:
         """Undo `offload`."""
 
 
 class DeviceLease(Protocol):
-    """Devices that are held now, with the parts that are onloaded on them meanwhile.
+    """A lease on devices, with the parts of its holders loaded on them.
 
-    Nobody waits for rows while holding a lease: generation has the engines' parts onloaded, training the trainers', and a
-    publish the weights of both.
+    A role must not wait for rows under a lease. `generate` loads the engines' parts, `train` the trainer's, `publish`
+    the weights of both.
     """
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that other members freed for it; 0 where none had to be offloaded."""
+        """Return the bytes that were freed for this lease; 0 if no member had to offload."""
 
     async def change_phase(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
-        """Go on with these parts onloaded instead, without anybody coming between. Raises DeadlineExceeded."""
+        """Load the parts of another phase and offload the rest, keeping the devices. Raises DeadlineExceeded."""
 
     async def wanted(self) -> None:
-        """Return when somebody else waits for the devices: come to a safe point and release them. Never where nobody shares."""
+        """Return when another lease waits for the devices; the role should then release them at a safe point."""
 
 
 class DeviceLeases(Protocol):
-    """The leases of a run's devices, as one role sees them."""
+    """A role's access to device leases. Members are the engine pools and rank groups on the devices."""
 
     async def join(self, name: str, devices: frozenset[str], member: Offloadable) -> None:
-        """Make known that a member lives on these devices; it starts with all of its parts onloaded."""
+        """Register a member on its devices; all of its parts count as loaded."""
 
     async def leave(self, name: str) -> None:
-        """Make known that a member is gone from its devices."""
+        """Remove a member from its devices."""
 
     def acquire(
         self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
     ) -> AbstractAsyncContextManager[DeviceLease]:
-        """Hold the devices with these holders' parts onloaded and everything else offloaded. Raises DeadlineExceeded."""
+        """Lease devices, with only the parts of `holders` (member -> parts) loaded on them. Raises DeadlineExceeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One process to start."""
+    """The description of a worker process to start."""
 
     name: str
-    """Unique in the run: `engine-0`, `actor-rank-1`."""
+    """Name, unique in the run: `engine-0`, `actor-rank-1`."""
     component: Chosen
-    """What it hosts; `options` are plain data."""
+    """The component that the process hosts."""
     python: str = ""
-    """Another interpreter; empty: this one."""
+    """Path of another Python interpreter; empty: the interpreter of this process."""
     env: Mapping[str, str] = field(default_factory=dict)
     run_env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The run's own variables (`[run] env`), secrets read: over `env`, and never in logs."""
+    """Variables of `[run] env` with the values of their secrets; they override `env`, and logs never show them."""
     devices: tuple[str, ...] = ()
-    """Of the plan's, `gpu:3`, that are its own or its part of; none named: whatever this process sees."""
+    """Devices of the plan for this process, such as `gpu:3`; empty: all devices that the starting process sees."""
     num_gpus: float = 0.0
-    """Its share of them: those on one device have equal parts."""
+    """Number of GPUs; processes that share a GPU have equal shares."""
     memory_mb: int = 0
-    """Address-space limit of a child process; 0: none."""
+    """Address-space limit of a child process in MiB; 0: no limit."""
     inherit_env: tuple[str, ...] | None = None
-    """The only variables of the starting process that a child process sees; None: all of them. `*` stands for anything, but
-    for no name of a credential."""
+    """Variables that a child process inherits; None: all. `*` stands for any text, but never matches a credential."""
     untrusted: bool = False
-    """Code of authors: a child process works in a scratch folder of its own and can't write to the run directory."""
+    """True: code of plugin authors; a child process gets a scratch folder and can't write to the run directory."""
     writable: tuple[str, ...] = ()
-    """Folders of the run directory that an untrusted child process writes to all the same."""
+    """Folders of the run directory to which an untrusted child process may write."""
     preload: tuple[str, ...] = ()
-    """Modules that it needs and that take seconds to import: a child process may be forked from one that has them."""
+    """Slow modules that the process imports; the core may fork the process from one that has them loaded."""
     target: str = ""
-    """Instead of a component: `module:Class`, built without arguments (the core's own hosts)."""
+    """`module:Class` of one of the core's own hosts, built without arguments; empty: host `component` directly."""
 
 
 class Worker(Protocol):
@@ -111,25 +109,26 @@ class Worker(Protocol):
     name: str
     pid: int
     host: str
-    """Address of its machine as other machines reach it; loopback where all workers are on one."""
+    """Address of the worker's machine in the network; loopback if all workers run on one machine."""
 
     async def free_port(self, address: str) -> int:
-        """A port of its machine, at this address of it, that was free a moment ago."""
+        """Return a port that was just free on an address of the worker's machine."""
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Await one method. Its plain error comes back as the same built-in type, or PluginError with its frames.
+        """Call a method of the hosted object, and return its result.
 
-        Raises WorkerDied when the process ended, DeadlineExceeded after `timeout_s` (the call may still run).
+        RelaxError, ValueError, KeyError and NotImplementedError of the method keep their types; all else becomes a
+        PluginError. Raises WorkerDied if the process ended, DeadlineExceeded after `timeout_s` (the call may go on).
         """
 
     def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
-        """Items of an async-iterating method; `timeout_s` bounds the silence between items."""
+        """Yield the items of an async-iterating method; `timeout_s`: longest time between two items."""
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """Let it end, then kill it with its children."""
+        """Ask the process to end; after `timeout_s`, kill it with its children."""
 
     async def kill(self) -> None:
-        """SIGKILL it with its children, now."""
+        """Kill the process and its children at once with SIGKILL."""
 
 
 class Workers(Protocol):
@@ -139,7 +138,7 @@ class Workers(Protocol):
     """
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        """All of them, or none: on a failure what was started is killed and the error raised."""
+        """Start all workers; if one fails, kill all and raise its error."""
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
@@ -148,20 +147,22 @@ CommandName = Literal["pause", "continue", "stop", "checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody waits: for what, who owes it, since when and until when (monotonic seconds of the hub's clock)."""
+    """A wait of a role: its reason, its deadline, and the role or worker that can end it."""
 
     owner: str
     reason: str
     owed_by: str
+    """The role, worker or person whose work ends the wait."""
     since: float
+    """Start of the wait, in monotonic seconds of the hub's clock, as `deadline`."""
     deadline: float
     polls: bool = False
-    """At the deadline it is asked for again; `since` is when that began."""
+    """True: the same wait began before and was renewed at its deadline; `since` is the first start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A role's heartbeat, written by its work loop."""
+    """A role's regular report to the run status."""
 
     role: str
     state: RoleState
@@ -172,14 +173,14 @@ class Heartbeat:
     incarnation: int = 0
     pid: int = 0
     sent: float = 0.0
-    """When it was made, by the role's own clock; 0: not told. The run status puts `waits` and `spans` on its own."""
+    """Time of sending on the role's clock; 0: unknown. The run status converts `waits` and `spans` to its clock."""
     spans: tuple[Span, ...] = ()
-    """Of the role and its devices since the last heartbeat, whole up to `sent`."""
+    """Spans of the role and its devices since the last heartbeat, complete up to `sent`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """From a person or the controller to one role."""
+    """A command of a person or the controller to one role."""
 
     number: int
     name: CommandName
@@ -187,7 +188,7 @@ class Command:
 
 
 class RunStatus(Protocol):
-    """The place where roles report and take commands; one a run."""
+    """The status of a run: roles send heartbeats and events to it, and take commands from it."""
 
     async def heartbeat(self, heartbeat: Heartbeat) -> None: ...
 
@@ -197,19 +198,22 @@ class RunStatus(Protocol):
         """Send an event to the controller, which passes it to the run directory, sinks, observers and display."""
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
-        """Numbered events after `after`, all of which the caller has written down; waits up to `wait_s` for one."""
+        """Return the numbered events after number `after`; wait up to `wait_s` for one.
+
+        With `after`, the caller confirms that it has recorded all events up to that number.
+        """
 
     async def recorded(self, wait_s: float) -> bool:
-        """Wait until the controller has written down every event so far, where there is one; False after `wait_s`."""
+        """Wait until the controller, if any, has recorded every event so far; return False after `wait_s`."""
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None: ...
 
     async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
-        """Commands for a role after number `after`."""
+        """Return the commands for a role after number `after`; wait up to `wait_s` for one."""
 
 
 class Clock(Protocol):
-    """Monotonic seconds and a way to let them pass; property tests and the simulator pass a virtual one in."""
+    """A clock of monotonic seconds; tests and the simulator pass a virtual clock."""
 
     def now(self) -> float: ...
 
@@ -217,7 +221,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own."""
+    """The machine's clock."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -227,12 +231,12 @@ class SystemClock:
 
 
 class WeightService(Protocol):
-    """Versions of published weights, and who proved to have them."""
+    """The registry of published weights, and of the versions that each receiver has proved to have."""
 
     async def announce(self, manifest: Manifest, transport: Chosen) -> None: ...
 
     async def newest(self, model: str, after: Version | None, wait_s: float) -> tuple[Manifest, Chosen] | None:
-        """The newest version later than `after`; None after `wait_s`."""
+        """Return the newest version if it is later than `after`; None after `wait_s`."""
 
     async def route(
         self,
@@ -243,150 +247,159 @@ class WeightService(Protocol):
         receiver: str = "",
         within_s: float = 300.0,
     ) -> tuple[tuple[Manifest, Chosen], ...]:
-        """Return the manifests that a receiver that has `have` must load, in order, to be at the newest version: one
-        full version, or deltas on top of what it has, or a full one and deltas. Return nothing where no version newer
-        than `after` (or `have`) that it can load came within `wait_s`. Versions given to a receiver are kept for it
-        until it proves the last of them, or for `within_s`."""
+        """Return the manifests to load, in order, to get from version `have` to the newest version.
+
+        A route is a full version, deltas on top of `have`, or a full version plus deltas. Return () if within `wait_s`
+        there is no version newer than `after` and `have`, or no route to it. The versions of a route are kept until the
+        receiver proves the last one, for at most `within_s`.
+        """
 
     async def needed(self, model: str) -> frozenset[Version]:
-        """Versions that are on a route, or that a receiver was given and may still be reading."""
+        """Return the versions that must be kept: they are on a route, or a receiver may still read them."""
 
     async def handed_out(self, version: Version) -> None:
-        """Note that the transfer of a live version is over. A receiver that comes later calls `want`, and the version is
-        announced and transferred again."""
+        """Note the end of a live version's transfer; receivers that come later must call `want`."""
 
     async def want(self, receiver: str, model: str) -> None:
-        """Ask for the newest version to be transferred again: no route leads to it from what the receiver has."""
+        """Request another transfer of the newest live version, for a receiver that has no route to it."""
 
     async def wanted(self, model: str) -> tuple[str, ...]:
-        """Return the receivers that called `want` since the last announcement; the publisher serves them between steps."""
+        """Return the receivers that called `want` since the last announcement, to be served between steps."""
 
     async def receipt(self, receipt: Receipt) -> bool:
-        """A receiver's proof; False where its version was abandoned meanwhile, so that it proves nothing. Raises
-        InfrastructureError where its fingerprint is not the manifest's."""
+        """Record a receiver's proof; return False if a rollback has abandoned the version.
+
+        Raises InfrastructureError if the receipt does not match the manifest.
+        """
 
     async def receivers(self, model: str) -> Mapping[str, Version]:
         """Return the version that each receiver last proved."""
 
     async def forget(self, receiver: str, model: str) -> None:
-        """Forget a receiver that died or is not to be trusted: its proof no longer counts."""
+        """Remove a receiver that died or is not to be trusted, with its proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A point to continue a run from: a complete checkpoint."""
+    """The checkpoint from which a run continues."""
 
     step: int
     directory: str
     state: Mapping[str, Any]
-    """`state.json` of the checkpoint: sampler and random state."""
+    """Content of the checkpoint's `state.json`: sampler and random state."""
 
 
 class SpanTrack(Protocol):
-    """The record of one worker's activity, moment by moment; writing to it costs no call."""
+    """The record of one worker's activity over time; its methods return at once and stay in this process."""
 
     def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
-        """From entry to exit; where several overlap, work goes before overhead, and that before a wait."""
+        """Record a span from entry to exit. Of overlapping spans, work counts first, then overhead, then waits."""
 
     def say(self, work: str) -> None:
-        """Say what the worker does from now on; the empty string means nothing."""
+        """Record this work from now on; the empty string: no work."""
 
 
 ConfigT_co = TypeVar("ConfigT_co", covariant=True)
 
 
 class Context(Protocol[ConfigT_co]):
-    """All that a role may touch. The core's own roles read a `Context[RunConfig]`."""
+    """The services that a role may use. The core's own roles get a `Context[RunConfig]`."""
 
     plan: Plan
-    """Operations by role, worker groups and their devices."""
     run_id: str
     run_dir: str
     epoch: int
-    """Number of this start of the run, from 1; drafts of files carry it in their names."""
+    """Number of this start of the run, from 1; part of the names of unfinished files."""
     bus: Bus
     weights: WeightService
     run_status: RunStatus
     devices: DeviceLeases
     """Leases on devices that several worker groups share."""
     workers: Workers
-    """Device worker groups, placed by the runner."""
+    """Starter of workers on the role's devices, which the runner places."""
     children: Workers
-    """Killable child processes beside the role: rewards, environments, processors."""
+    """Starter of killable child processes on the role's machine: rewards, environments, processors."""
     clock: Clock
     random: Random
     incarnation: int
     restarted: bool
-    """An earlier process of the role died in this start of the run."""
+    """True: an earlier process of the role died since the start of the run."""
     resume: Resume | None
     functions: Mapping[str, bytes]
-    """Rewards passed from Python, by name; only their own child processes load them."""
+    """Rewards passed from Python: name -> cloudpickle; only their own child processes load them."""
 
     @property
     def config(self) -> ConfigT_co:
-        """The resolved configuration of the run."""
+        """Return the resolved configuration of the run."""
 
     @overload
     def build(self, chosen: Chosen) -> Configurable: ...
 
     @overload
     def build(self, chosen: Chosen, contract: type[ContractT]) -> ContractT:
-        """Make a component of an installed plugin; `contract` is the base class of its kind, such as `Algorithm`."""
+        """Build a component of an installed plugin; `contract` is the base class of its kind, such as `Algorithm`."""
         ...
 
     def waiting(
         self, reason: str, owed_by: str, deadline_s: float, holds: bool = False
     ) -> AbstractContextManager[Wait]:
-        """Say what is waited for, by whom it is owed and until when; `relax why` prints it. `holds`: what else the role
-        has begun stands still meanwhile, and its time is the wait's."""
+        """Record a wait for the block, which `relax why` prints; `owed_by` is the role or worker that can end it.
+
+        Call `check` to enforce the deadline. `holds`: the role's open work stands still, so its time counts as waiting.
+        """
 
     def working(self, what: str) -> AbstractContextManager[None]:
-        """Work beside others of the same role, which goes on whatever its loops wait for. A role that says so is idle
-        where it neither works nor waits; one that never does is busy whenever it does not wait."""
+        """Record one of several pieces of work that run concurrently with the role's main loop.
+
+        A role that uses this is idle while no such work and no wait is open. A role without it is busy unless it waits.
+        """
 
     def track(self, name: str, devices: tuple[str, ...] = ()) -> SpanTrack:
-        """The account of a worker's time: an engine's, a rank's. Asked again, it goes on."""
+        """Return the record of a worker's time, such as an engine's; the same object for the same name."""
 
     def changing_files(self) -> AbstractContextManager[None]:
-        """Let files of the run appear, change or go within the block, which must be short. InfrastructureError where the
-        run was started again since: its files belong to other processes."""
+        """Allow the block to create, change or delete files of the run; keep the block short.
+
+        Raises InfrastructureError if the run was started again since, because new processes own the files then.
+        """
 
     def check(self, wait: Wait, fix: str = "") -> None:
-        """Raise DeadlineExceeded when a wait ran out; `fix` says what a person may do about it."""
+        """Raise DeadlineExceeded if a wait is past its deadline; `fix` is advice for the user."""
 
     def doing(self, what: str, **facts: Any) -> None:
-        """Say what the work loop does now; the next heartbeat carries it. A fact that is a function is asked at each
-        heartbeat."""
+        """Set the role's current work for its heartbeats; a fact that is a function is called for each heartbeat."""
 
     async def pause_point(self) -> None:
-        """Return at once, or hold here while the run is paused."""
+        """Wait while the run is paused; else return at once."""
 
     async def pause(self, reason: str, deadline_s: float) -> bool:
-        """Hold here until a person goes on with the run, which `relax why` prints with the reason; False where the run was
-        told to stop. Raises DeadlineExceeded."""
+        """Pause this role until a person continues the run; return False if the run was stopped instead.
+
+        `relax why` prints the reason. Raises DeadlineExceeded.
+        """
         ...
 
     @property
     def stopping(self) -> bool: ...
 
     def take_checkpoint_request(self) -> bool:
-        """Tell, once, that somebody has asked for a checkpoint."""
+        """Return True, once for each request, if a checkpoint was requested."""
 
 
 class Role(Configurable[OptionsT], Generic[OptionsT]):
-    """A role's logic."""
+    """The logic of a role, such as rollout or actor."""
 
     kind: ClassVar[str] = "role"
     name: ClassVar[str] = ""
     stateless: ClassVar[bool] = True
-    """A stateless role is restarted after an infrastructure failure. A role with state handles the failures of its workers
-    itself. When its process dies, it runs again with `Context.restarted` set, and restores its newest checkpoint."""
+    """True: the core restarts the role after an infrastructure failure. False: the role handles failures of its workers
+    itself. If its process dies, it runs again with `Context.restarted` set, and restores its newest checkpoint."""
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        """Return the operations that the role can do; the graph picks those that the algorithm needs."""
+        """Return the operations that the role can do; the planner chooses the ones for the algorithm."""
         raise NotImplementedError
 
     @abstractmethod
     async def run(self, context: Context[Any]) -> None:
-        """Work until the context says stop; return cleanly then."""
+        """Work until done or until `context.stopping` is True, then return."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sandboxes: places where programs that nobody trusts run, such as what a policy wrote.
+"""The contract of sandboxes, which run untrusted programs, such as code that a policy wrote.
 
-A reward or an environment declares `needs_sandbox` and gets a `SandboxClient`; each sample opens a box of its own, a working
-folder with programs run in it one after another or side by side, which ends with everything in it. A `Sandbox` is the component
-that makes boxes. How a program ended is data; a box that broke is an InfrastructureError, and never the program's fault.
+A reward or an environment declares `needs_sandbox` and gets a `SandboxClient`. Each sample opens its own box: a working
+folder in which programs run, in sequence or in parallel. Closing a box ends its programs and deletes its files. A
+`Sandbox` is the component that makes boxes. A failed program gives a `ProgramResult`, a broken box InfrastructureError.
 """
 
 from __future__ import annotations
@@ -18,99 +18,102 @@ from typing import ClassVar, Generic, Protocol
 from relax_core.api.component import Configurable, OptionsT
 
 SOCKET = "RELAX_SOCKET"
-"""Environment variable with the path, inside the box, of the socket that a program is given."""
+"""Environment variable of a program with the path, inside the box, of the socket from `SandboxLimits.socket`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Bounds of a box; a program that meets one of them is ended."""
+    """The limits of a box; a program that exceeds a limit is killed."""
 
     wall_s: float = 10.0
-    """Longest time of one program; waiting for a place to run does not count."""
+    """Seconds that one program may run; waiting for a free place does not count."""
     memory_mb: int = 512
-    """Memory of one program with all that it starts."""
+    """Memory in MiB of one program and all processes that it starts."""
     pids: int = 64
-    """Processes and threads that it has at once."""
+    """Processes and threads of one program at once."""
     disk_mb: int = 64
-    """Files in the box."""
+    """Size in MiB of all files in the box."""
     output_kb: int = 256
-    """What it prints, standard output and error together."""
+    """Output in KiB of one program, standard output and standard error together."""
     socket: str = ""
-    """Path of a Unix socket outside, which programs that are run with `socket=True` reach, and nothing else; empty: none."""
+    """Path of a Unix socket outside, the only one that programs run with `socket=True` can reach; empty: none."""
 
 
 class ProgramEnd(StrEnum):
-    """The way in which a program ended."""
+    """The reason why a program ended."""
 
     OK = "ok"
-    """With status 0."""
+    """Exit status 0."""
     EXIT = "exit"
-    """With another status."""
+    """Another exit status."""
     SIGNAL = "signal"
-    """By a signal of its own making."""
+    """A signal that the sandbox did not send."""
     WALL = "wall"
-    """It was ended at its deadline."""
+    """Killed at its deadline."""
     MEMORY = "memory"
     PIDS = "pids"
     DISK = "disk"
-    """It failed with the box full."""
+    """Failed in a full box, or killed for the size of its files."""
     OUTPUT = "output"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """One program that has ended."""
+    """The result of a program that has ended."""
 
     end: ProgramEnd
     code: int = 0
     """Exit status, or the negative number of the signal."""
     stdout: bytes = field(default=b"", repr=False)
-    """At most `output_kb` together with `stderr`."""
+    """Standard output; at most `output_kb` together with `stderr`."""
     stderr: bytes = field(default=b"", repr=False)
     seconds: float = 0.0
-    """Wall-clock time from its start to its end."""
+    """Wall-clock seconds from start to end."""
 
 
 class Box(Protocol):
-    """One box: a working folder, and programs that run in it. Paths are relative to that folder."""
+    """A working folder with the programs that run in it; paths are relative to the folder."""
 
     python: str
-    """A Python interpreter as programs in the box find it."""
+    """Path of a Python interpreter, as programs in the box see it."""
 
     async def run(
         self, command: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None, wall_s: float = 0.0,
         socket: bool = False,
     ) -> ProgramResult:  # fmt: skip
-        """Run a program to its end, with all that it started. `wall_s`: another deadline than that of the limits; `socket`: it
-        finds the box's socket at `$RELAX_SOCKET`, and takes no place among those that run, since it waits for whoever answers.
+        """Run a program until it and all its processes have ended; raise InfrastructureError if the box is lost.
 
-        Raises InfrastructureError where the box is lost."""
+        `wall_s`: seconds the program may run; 0: the limit of the box. `socket`: give the program the box's socket, at
+        `$RELAX_SOCKET`. Such a program mostly waits for answers, so it does not take one of the places for programs.
+        """
 
     async def write(self, path: str, content: bytes) -> None:
-        """Write a file, and the folders above it. Raises ValueError for a path out of the box, or one with a link in it,
-        InfrastructureError where it has no room."""
+        """Write a file, and create its parent folders.
+
+        Raises ValueError for a path that leaves the box or contains a link, InfrastructureError if the box is full.
+        """
 
     async def read(self, path: str, at_most: int = 1 << 20) -> bytes:
-        """Read the beginning of a regular file; ValueError where there is none, or a link."""
+        """Return the first `at_most` bytes of a regular file; raise ValueError for a missing file or a link."""
 
 
 class SandboxClient(Protocol):
     """A client of the run's sandbox."""
 
     def open(self, limits: SandboxLimits | None = None) -> AbstractAsyncContextManager[Box]:
-        """Open a box; without `limits` with those that were declared. At the end nothing of it is left."""
+        """Open a box, by default with the limits `needs_sandbox`; on exit, end its programs and delete its files."""
 
 
 class _NoSandbox:
     def open(self, limits: SandboxLimits | None = None) -> AbstractAsyncContextManager[Box]:
-        raise RuntimeError("no sandbox was asked for: declare `needs_sandbox = SandboxLimits(...)` in the class")
+        raise RuntimeError("needs_sandbox is not set: declare `needs_sandbox = SandboxLimits(...)` in the class")
 
 
 NO_SANDBOX: SandboxClient = _NoSandbox()
 
 
 class OpenBox(ABC):
-    """A box that a component has made; as `Box`, and closed by whoever opened it."""
+    """A box as a `Sandbox` component returns it: the methods of `Box`, and `close`."""
 
     python: str
 
@@ -127,25 +130,27 @@ class OpenBox(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End every program of the box and delete its files; it may be called again."""
+        """End every program of the box and delete its files; safe to call twice."""
 
 
 class Sandbox(Configurable[OptionsT], Generic[OptionsT]):
-    """Makes boxes, in a process of its own that runs no code of authors or policies."""
+    """A maker of boxes; runs in its own process, without any code of plugin authors or policies."""
 
     kind: ClassVar[str] = "sandbox"
     isolates: ClassVar[bool] = True
-    """False where a program in it could read the user's files or reach the network: such a one is used by name only."""
+    """False: a program could read the user's files or reach the network, so a configuration must choose it by name."""
     hides_names: ClassVar[bool] = True
-    """False where a program in one that isolates can still learn that a file of the user is there, and its size and times."""
+    """False: although isolated, a program can see that a file of the user exists, its size and its times."""
     gives_socket: ClassVar[bool] = False
-    """True where its boxes take `SandboxLimits.socket`."""
+    """True: boxes support `SandboxLimits.socket`."""
 
     @abstractmethod
     async def probe(self) -> None:
-        """Check that this machine lets it do what it promises. Raises InfrastructureError with what is refused and what to do:
-        nothing weaker is ever used instead."""
+        """Check that this machine permits the sandbox's isolation; Relax never falls back to a weaker sandbox.
+
+        Raises InfrastructureError with the refused operation and the fix.
+        """
 
     @abstractmethod
     async def open(self, limits: SandboxLimits) -> OpenBox:
-        """Make an empty box."""
+        """Return a new, empty box."""

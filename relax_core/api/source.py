@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contracts of task sources, of their order, and of the choice of finished groups that are kept."""
+"""The contracts of task sources, of samplers, which choose tasks, and of filters, which drop finished groups."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from relax_core.api.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """One row of a task file that can't be used, and why."""
+    """An unusable row of a task file."""
 
     where: str
     """`file:line` or the row's key."""
     reason: str
     field: str = ""
-    """Which part of it, where that is known."""
+    """The faulty part of the row; empty: unknown."""
     fix: str = ""
-    """What to do about it, where the reason does not say."""
+    """The fix; empty if the reason names it."""
 
 
 class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
-    """Reads tasks; random access, so that a resumed run continues at the same one."""
+    """A reader of tasks with random access, so that a resumed run continues with the same task."""
 
     kind: ClassVar[str] = "task-source"
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """File suffixes it reads."""
+    """Suffixes of the files that the source reads."""
 
     @abstractmethod
     def open(self, path: str, columns: Mapping[str, str]) -> None:
-        """`columns` renames: {"prompt": "question"}. Raises ConfigError naming file and line."""
+        """Open a file or folder; raise ConfigError with file and line if it can't be read.
+
+        `columns`: the task's columns by their names in the file: {"prompt": "question"}.
+        """
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -45,40 +48,42 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
     def __getitem__(self, index: int) -> Task: ...
 
     def where(self, index: int) -> str:
-        """Name the place where a person finds this task: `file:line`, or its id."""
+        """Return the place of a task for people: `file:line`, or the task's id."""
         return f"task {self[index].id}"
 
     def problems(self) -> Iterator[BadRow]:
-        """Every unusable row, for `relax data check`."""
+        """Yield every unusable row, for `relax data check`."""
         return iter(())
 
 
 class Sampler(Configurable[OptionsT], Generic[OptionsT]):
-    """Chooses the task of a group: a function of the seed and the group's issue number, or stateful (curricula)."""
+    """A chooser of the task of each group, by seed and group number alone or by earlier rewards (curricula)."""
 
     kind: ClassVar[str] = "sampler"
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """The tasks it picks from, before the first pick. Each look at one reads its row; ConfigError where one lacks a
-        column that it needs."""
+        """Take the tasks to choose from, before the first `pick`; indexing `tasks` reads the row from the file.
+
+        Raise ConfigError if a task lacks a column that the sampler needs.
+        """
 
     @abstractmethod
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
-        """Index of the task for this group; asked once a group."""
+        """Return the index of the task for a group; called once for each group."""
 
     def learned(self, group: int, task: int, rewards: Sequence[float]) -> None:
-        """A group finished with these rewards."""
+        """Take the rewards of a finished group, whose task has index `task`."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return what the sampler has learned, as JSON; empty where it learns nothing. Every checkpoint contains it."""
+        """Return the sampler's state as JSON data, which every checkpoint contains; empty for a stateless sampler."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore the result of an earlier `state`."""
 
 
 class Filter(Configurable[OptionsT], Generic[OptionsT]):
-    """Drops finished groups by a counted reason (zero variance, too long); refill issues others instead."""
+    """A rule that drops finished groups, such as groups without variance; new groups take their places."""
 
     kind: ClassVar[str] = "filter"
 
@@ -86,4 +91,7 @@ class Filter(Configurable[OptionsT], Generic[OptionsT]):
     def reject(
         self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
     ) -> str:
-        """The reason to drop the group, or an empty string. A sample without a verdict has the reward NaN."""
+        """Return the reason to drop the group, or "" to keep it.
+
+        The reward of a sample that was not judged is NaN.
+        """

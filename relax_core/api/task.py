@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A task: a prompt with what is needed to judge it; and the messages it is made of."""
+"""Tasks, their messages and media."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ MediaKind = Literal["image", "video", "audio"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A medium by reference: bytes live once in the payload store under their key."""
+    """A reference to an image, video or audio."""
 
     kind: MediaKind
     source: str
-    """Path, URL or data-URI as the task named it; relative paths are relative to the task file."""
+    """Path, URL or data-URI from the task; a relative path is relative to the task file."""
     key: str = ""
-    """Hash of bytes, processor configuration and family; empty until a processor has seen it."""
+    """Key in the media store: hash of bytes, processor configuration and family; empty until processed."""
     view: tuple[float, float] | None = None
-    """Part of it, in seconds (start, end), so that two views share one stored medium."""
+    """Start and end in seconds of the part to show; None: the whole medium."""
 
     @property
     def reference(self) -> str:
-        """Key (or source) and view as one text, a media fragment: `abc#t=1.0,2.5`."""
+        """Return key (or source) and view as one text with a media fragment: `abc#t=1.0,2.5`."""
         name = self.key or self.source
         return name if self.view is None else f"{name}#t={self.view[0]},{self.view[1]}"
 
@@ -39,10 +39,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call the policy wrote, parsed by the model family. Arrays among its arguments are lists, whoever made it."""
+    """A tool call that the model family parsed from the policy's turn."""
 
     name: str
     arguments: Mapping[str, Any]
+    """Arguments by name; arrays are always lists, also if the caller passed tuples."""
     id: str = ""
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class ToolCall:
 
 
 def _with_lists(value: Any) -> Any:
-    """JSON data whose arrays are lists."""
+    """Return JSON data with every tuple as a list."""
     if isinstance(value, Mapping):
         return {key: _with_lists(item) for key, item in value.items()}
     return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
@@ -74,17 +75,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task: the prompt that the model is given, and the facts by which its response is judged."""
+    """A prompt for the policy, and the data for judging the response."""
 
     id: str
     prompt: str | tuple[Message, ...]
-    """A string is sent to the model as it stands; messages go through the chat template."""
+    """A string is tokenized without a template; messages are rendered with the chat template."""
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Every other column of the task file."""
+    """All further columns of the task file."""
     environment: str = ""
-    """The environment for this task where a run has several; empty is the run's."""
+    """Name of the task's environment in a run with several; empty: the run's main environment."""
 
     def column(self, name: str) -> Any:
-        """The value of a column of the task file, or None where this task lacks it."""
+        """Return the value of a column of the task file; None if the task lacks the column."""
         return self.answer if name == "answer" else self.metadata.get(name)

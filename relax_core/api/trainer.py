@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers: one instance a rank, in a worker process. The shell plans chunks; ranks never claim.
+"""The contract of trainers, training backends with one instance per rank, each in a worker process.
 
-A step holds one or more updates: begin_update -> accumulate* -> finish_update, or abort_update.
-Order at the end: all-reduce, unscale, rescale, norm, clip, update.
+The role claims rows and plans chunks; ranks only compute. A step has one or more updates: begin_update -> accumulate*
+-> finish_update, or abort_update. finish_update does, in this order: all-reduce, unscale, rescale, norm, clip, update.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relax_core.api.weights import Manifest, Payload, Version
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """The experiment's optimizer: core configuration, equal for every trainer."""
+    """The `[optimizer]` settings, the same for every trainer backend."""
 
     lr: float
     schedule: str = "constant"
@@ -29,168 +29,178 @@ class OptimizerSpec:
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
+    """Largest norm of the gradient; 0: no clipping."""
     total_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """The settings that every rank of a trainer is started with."""
+    """The settings for the start of one rank of a trainer."""
 
     model: Mapping[str, Any]
     """The `[model]` table: path, dtype, lora, freeze, ..."""
     algorithm: Chosen
     optimizer: OptimizerSpec
     role: str = "actor"
-    """actor, critic, reference, actor_fwd, teacher: forward-only roles never see begin_update."""
+    """actor, critic, reference, actor_fwd or teacher; forward-only roles never call `begin_update`."""
     seed: int = 0
     deterministic: bool = False
     max_staleness: int = 0
+    """Largest lag in versions of a trained token; -1: no bound."""
     tokens_per_micro_batch: int = 0
-    """0: the trainer's own choice."""
+    """Most tokens of a micro-batch; 0: the trainer chooses."""
     rank: int = 0
     world_size: int = 1
     rendezvous: str = ""
-    """`host:port` for torch.distributed where world_size > 1."""
+    """`host:port` for torch.distributed if world_size > 1."""
     temperature: float = 1.0
-    """Log-probs are of logits / temperature, as sampled."""
+    """Sampling temperature; log-probs come from logits / temperature."""
     media: str = ""
     """Directory of the run's media store (`relax_core.media.store`); empty: the run has no media."""
     suppress_tokens: tuple[int, ...] = ()
-    """Ids that are never sampled: log-probs are of the distribution without them."""
+    """Ids that are never sampled; log-probs come from the distribution without them."""
     publish_dtype: str = ""
-    """Number format of the weights that it publishes; empty: that of `model`."""
+    """Number format of published weights; empty: the format of `model`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """Split of a chunk: `micro_batches[rank]` lists row indices of each micro-batch. Planned once, in the shell."""
+    """The split of a chunk, planned in the role: `micro_batches[rank]` lists the row indices of each micro-batch."""
 
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows and their plan, as sent to the ranks."""
+    """Rows and their split, as sent to every rank."""
 
     rows: RowBatch
     plan: ChunkPlan
     skipped: int = 0
-    """Rows left out because they have no gradient; they count in the denominators."""
+    """Number of rows left out because they have no gradient; the denominators include them."""
 
 
 class UpdateOutcome(StrEnum):
     APPLIED = "applied"
     OVERFLOW = "overflow"
-    """fp16: the shell replays the chunks at a lower scale."""
+    """Gradients too large for fp16; the role sends the chunks again, at a lower loss scale."""
     NOT_FINITE = "not_finite"
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The end of one update; metrics are (sum, count) over all ranks, as `Loss.metrics`."""
+    """The result of one update."""
 
     outcome: UpdateOutcome
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """name -> (sum, count) over all ranks, as in `Loss.metrics`."""
     grad_norm: float = 0.0
     lr: float = 0.0
 
 
 class Trainer(Configurable[OptionsT], Generic[OptionsT]):
-    """A training backend, as one rank of it."""
+    """One rank of a training backend."""
 
     kind: ClassVar[str] = "trainer"
     streams: ClassVar[bool] = True
-    """Whether accumulate may run before all chunks of the update are known."""
+    """True: `accumulate` may run before all chunks of the update are known."""
     pipelined: ClassVar[bool] = False
-    """Whether a chunk's micro-batches must be handed over together (pipeline schedules)."""
+    """True: a chunk's micro-batches must run together (pipeline schedules); the core does not read it yet."""
     replays_routes: ClassVar[bool] = False
-    """Whether rows that have `routed_experts` visit those experts, and `forward` gives `routed_experts` of its own."""
+    """True: rows with `routed_experts` visit these experts, and `forward` can return `routed_experts`."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
-    """Number formats that it computes in; it publishes in any."""
+    """Number formats in which the trainer computes; it must publish in any."""
     build: Callable[[Chosen], Any]
-    """Builds the algorithm and the weight transport; the worker host sets it before `start`."""
+    """Function that builds components: the algorithm, the weight transport. The core sets it before `start`."""
 
     @abstractmethod
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
-        """Load model and optimizer; returns facts (parameters, max_context, vocab_size, fingerprint, ...)."""
+        """Load model and optimizer; return facts: parameters, max_context, vocab_size, fingerprint, ..."""
 
     @abstractmethod
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
-        """Split rows of these lengths; a pure function, called in the shell on an instance that was not started.
+        """Split rows of these lengths into micro-batches; a pure function.
 
-        `tokens_per_micro_batch` 0 is the trainer's own choice.
+        Called in the role, on an instance that was not started. `tokens_per_micro_batch` 0: the trainer chooses.
         """
 
     def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
-        """Estimate the memory and work of this rank; called on an instance that was not started, without the model's
-        weights. Optional."""
+        """Estimate the memory and work of this rank; optional.
+
+        Called on an instance that was not started. Must not load the model's weights.
+        """
         raise NotImplementedError
 
     async def ping(self) -> None:
-        """Answers while its process lives, however busy its work is: what does not answer hangs, and is killed."""
+        """Return at once, also while another call works; a process that does not answer is killed."""
 
     def begin_step(self, version: Version) -> None:
-        """The version at the start of the step: what `lag` is counted from. Raises where it is not the trainer's own."""
+        """Begin the step that starts at `version`, from which lags count; raise if the weights have another version."""
 
     @abstractmethod
     def begin_update(self, denominators: Mapping[str, float]) -> None:
-        """Zero gradients; `denominators` are the update's global counts, nominal where one is late."""
+        """Zero the gradients; `denominators` are the update's global counts, estimated while rows are still missing."""
 
     @abstractmethod
     def accumulate(self, chunk: Chunk, last: bool) -> None:
-        """Forward and backward of this rank's micro-batches. Raises ValueError where a row's lag is out of bounds.
+        """Run this rank's micro-batches forward and backward. Raises ValueError for a row whose lag is out of bounds.
 
-        `last` where no further chunk follows; an update may end without it, as its last rows had no gradient or never came.
+        `last`: no chunk follows in this update. If the last rows have no gradient, or never come, no chunk is the last.
         """
 
     @abstractmethod
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
-        """Reduce, rescale to the true counts, clip and update."""
+        """Reduce gradients, rescale them to the true counts `denominators`, clip and update."""
 
     def abort_update(self) -> None:
-        """Forget gradients since begin_update."""
+        """Discard the gradients since `begin_update`."""
 
     @abstractmethod
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        """Without gradient: fill columns for this rank's rows, each named by the key of an `Output`: `log_probs`, `entropy`,
-        `values`, `log_probs_at:<column of the rows>`; `top_k:<k>` gives the columns `top_k_ids` and `top_k_log_probs`."""
+        """Compute columns for this rank's rows without gradient.
+
+        `columns` are keys of `Output`: `log_probs`, `entropy`, `values`, `log_probs_at:<column of the rows>`;
+        `top_k:<k>` returns the columns `top_k_ids` and `top_k_log_probs`.
+        """
 
     @abstractmethod
     def publish(
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
-        """Hand the weights to a transport under Hugging Face names (adapters: peft's). All ranks call; rank 0's manifest
-        counts. `base`: what a delta is on top of."""
+        """Send the weights to a transport, under Hugging Face names, or peft names for adapters.
+
+        Called on all ranks; rank 0's manifest counts. `base`: as in `Manifest.base`.
+        """
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        """Give what was published last to the receivers of a live transport; all ranks call."""
+        """Send the last published version to receivers of a live transport; return how many got it."""
         raise NotImplementedError
 
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
-        """Take weights of another trainer (actor_fwd); same fail-closed checks as an engine."""
+        """Load weights that another trainer published (actor_fwd), with the same checks as an engine."""
         raise NotImplementedError
 
     @abstractmethod
     def save(self, directory: str) -> None:
-        """Model, optimizer, schedule and random state; all ranks call."""
+        """Write model, optimizer, schedule and random state; called on all ranks."""
 
     def snapshot(self, directory: str) -> None:
-        """As `save` into a new directory, but returns as soon as training may go on; it counts once `saved` returned."""
+        """Do the same as `save`, but return once training may continue; the files are complete after `saved`."""
         self.save(directory)
 
     async def saved(self) -> None:
-        """Until all that `snapshot` took is on disk. Raises what went wrong with it."""
+        """Wait until the last `snapshot` is on disk; raise its error if it failed."""
 
     @abstractmethod
     def load(self, directory: str) -> None:
-        """Continue from `save` or `snapshot`, bit for bit, on any number of ranks."""
+        """Restore the state of `save` or `snapshot`, bit for bit, on any number of ranks."""
 
     @abstractmethod
     def export(self, directory: str) -> None:
-        """A Hugging Face folder that `transformers` loads."""
+        """Write a Hugging Face folder that `transformers` can load."""
 
     def sleep(self, parts: Sequence[str]) -> int:
-        """Free `weights`, `optimizer`, `gradients` on the device; returns bytes really freed."""
+        """Free the device memory of `weights`, `optimizer` or `gradients`; return the number of bytes freed."""
         return 0
 
     def wake(self, parts: Sequence[str]) -> None:

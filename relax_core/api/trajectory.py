@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories, the results of one attempt at a task: messages for people and rewards, a forest of tokens for training.
+"""Trajectories, the results of attempts at a task: messages for people and rewards, a forest of tokens for training.
 
-A node is one run of tokens with one origin; branches share their prefix nodes; compaction and sub-agents start new roots.
-A row is one root-to-leaf path. A token is trained in the first row that contains it and masked in the others.
+A node is a run of sampled or of given tokens. Branches share the nodes of their prefix; compaction and sub-agents start
+new roots. A row is one path from a root to a leaf. The first row with a token trains the token; later rows mask it.
 """
 
 from __future__ import annotations
@@ -18,88 +18,92 @@ from relax_core.api.task import Message
 
 
 class Outcome(StrEnum):
-    """Written into the `outcome` column and counted in the ledger."""
+    """The way an attempt ended; only `judged` outcomes have a reward and can be trained."""
 
     FINISHED = "finished"
-    """The policy ended its turn or the environment was done."""
+    """The policy ended its turn, or the environment reported `done`."""
     TRUNCATED = "truncated"
-    """A token or turn limit cut it; still judged."""
+    """A token or turn limit ended the sample; rewards still judge it."""
     REWARD_ERROR = "reward_error"
     REWARD_TIMEOUT = "reward_timeout"
     REWARD_INVALID = "reward_invalid"
-    """NaN, infinite or not a number."""
+    """The reward is NaN, infinite or not a number."""
     REWARD_UNREADABLE = "reward_unreadable"
-    """A judge's verdict could not be read, also when it was asked again."""
+    """The verdict of a judge could not be parsed (`reward.Unreadable`)."""
     ENVIRONMENT_ERROR = "environment_error"
     ENVIRONMENT_TIMEOUT = "environment_timeout"
     ENGINE_ERROR = "engine_error"
-    """The policy's engines, or the engines or the sandbox that a reward asked, could not answer."""
+    """The policy's engines, or a pool or sandbox that a reward called, failed."""
     ENGINE_TIMEOUT = "engine_timeout"
-    """A turn was not sampled within `rollout.turn_timeout_s`, or an engine that a reward asked did not answer in time."""
+    """A turn was not sampled within `rollout.turn_timeout_s`, or a pool that a reward called did not answer in time."""
     MEDIA_ERROR = "media_error"
     INVALID_TASK = "invalid_task"
+    """The prompt is too long, or no reward applies to the task and the environment gave none."""
 
     @property
     def judged(self) -> bool:
-        return self._value_ in ("finished", "truncated")  # by text: it is asked of every sample again and again
+        return self._value_ in ("finished", "truncated")  # compares strings for speed: called for every sample
 
 
 class DropReason(StrEnum):
-    """Why an issued attempt will never be trained."""
+    """The reason why an issued attempt is never trained."""
 
     EXPIRED = "expired"
+    """The group could no longer be trained within the staleness bound."""
     DEADLINE = "deadline"
+    """The group was not finished by the deadline of a step."""
     FAILED = "failed"
-    """Its outcome was not judged."""
+    """The outcome was not judged."""
     TOO_FEW_VALID = "too_few_valid"
     FILTERED = "filtered"
     SPARE = "spare"
+    """The group was over-sampled and not needed."""
     REGENERATED = "regenerated"
     ABANDONED = "abandoned"
-    """Trained only in a lineage of weights that a rollback gave up."""
+    """A rollback abandoned the weights that sampled some of the tokens."""
     RESUMED = "resumed"
-    """In flight when the run stopped; issued again on resume."""
+    """In flight when the run stopped, or its rows were gone at a rollback; the group was issued again."""
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A run of tokens: sampled by the policy, or given to it."""
+    """A run of tokens in the forest of a sample: sampled by the policy, or given to it."""
 
     parent: int | None
-    """Index of the node before it in the forest; None for a root."""
+    """Index in the forest of the node before this one; None for a root."""
     tokens: tuple[int, ...]
     sampled: bool
-    """True where the policy's own tokens are (loss_mask = 1)."""
+    """True: the policy sampled the tokens."""
     log_probs: tuple[float, ...] = ()
-    """[tokens] of a sampled node, under the distribution it was sampled from."""
+    """[tokens] of a sampled node: log-probs under the distribution that was sampled."""
     versions: tuple[int, ...] = ()
     """[tokens] of a sampled node: step of the oldest weights that each token depends on."""
     turn: int = -1
-    """Turn of the sample that sampled it, counted from 0 in the order in which they began; -1 for given tokens."""
+    """Number of the turn that sampled the node, from 0 in the order in which turns began; -1 for given tokens."""
     media: tuple[str, ...] = ()
-    """Keys of the media that tokens of a given node hold place for, in order."""
+    """Keys of the media of a given node, in the order of their placeholders."""
     routes: bytes = field(default=b"", repr=False)
-    """[tokens, layers, top_k] experts that its tokens visited when they were sampled from; empty: not known."""
+    """[tokens, layers, top_k] experts that the tokens visited during sampling; empty: not known."""
     routed: bytes = field(default=b"", repr=False)
-    """[tokens] 1 where `routes` are known: a sample's last token was never fed through the model."""
+    """[tokens] 1 if `routes` are known; 0 for a sample's last token, which never goes through the model."""
     discarded: str = ""
-    """Why its tokens are never trained although the policy sampled them, such as `undelivered`; empty: they are."""
+    """The reason why the sampled tokens are never trained, such as `undelivered`; empty: they may be trained."""
 
 
 def context_key(name: str) -> int:
-    """The signed 64-bit number of a context's name in the column `contexts`; 0 for no name."""
+    """Return the signed 64-bit key of a context's name in the column `contexts`; 0 for no name."""
     digest = blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True) if name else 0
 
 
 Path: TypeAlias = tuple[tuple[Node, bool], ...]
-"""From a root to a leaf: each node, and whether it is trained in this row."""
+"""The nodes from a root to a leaf, each with True if this row trains the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training sequence. All tuples are [tokens]; given tokens have log-prob 0 and version -1."""
+    """One training sequence; all tuples are [tokens], and given tokens have log-prob 0 and version -1."""
 
     tokens: tuple[int, ...]
     loss_mask: tuple[int, ...]
@@ -109,29 +113,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One attempt, as rewards, filters and viewers see it."""
+    """The result of one attempt, as rewards, filters and viewers get it."""
 
     messages: tuple[Message, ...]
-    """The whole conversation, prompt included."""
+    """The whole conversation, including the prompt."""
     response: str
-    """The text of the policy's last turn, special tokens removed."""
+    """Text of the policy's last turn, without special tokens."""
     forest: tuple[Node, ...]
     outcome: Outcome = Outcome.FINISHED
     step_rewards: tuple[float, ...] = ()
-    """What the environment gave, in the order in which it came."""
+    """Rewards that the environment gave, in time order."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    """Facts from the environment, and `error` if the sample failed."""
     newest: Mapping[int, int] = field(default_factory=dict)
-    """By incarnation of the weights that sampled a token of it, their newest step: above its `versions` where a KV cache
-    outlived an update. Empty: not known."""
+    """incarnation -> newest step that sampled a token; above `Node.versions` if a KV cache outlived an update."""
     step_turns: tuple[int, ...] = ()
-    """Turn that each of `step_rewards` was given for; empty: one a turn."""
+    """Number of the turn for each of `step_rewards`; empty: reward i belongs to turn i."""
     states: tuple[int, ...] = ()
-    """[turns] key of what the policy was shown before each turn."""
+    """[turns] key of the state before each turn."""
     contexts: tuple[str, ...] = ()
-    """[turns] name of the context in which each was taken; empty: none has a name."""
+    """[turns] name of each turn's context; empty: no context has a name."""
     times: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Seconds that it spent in `queue`, before engines had its turns, in `generate`, and in its `environment`; pauses of the
-    engines are in none of them."""
+    """Seconds in `queue` (turns that wait for an engine), `generate` and `environment`, without pauses of engines."""
 
     @property
     def environment_reward(self) -> float:
@@ -139,7 +142,7 @@ class Trajectory:
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
-        """[turns, as far as any was given] what the environment gave for each turn."""
+        """Return the environment's reward for each turn, up to the last turn with a reward."""
         if not self.step_turns:
             return self.step_rewards
         rewards = [0.0] * (max(self.step_turns) + 1)
@@ -153,7 +156,7 @@ class Trajectory:
 
     @property
     def num_discarded(self) -> Mapping[str, int]:
-        """Sampled tokens that are never trained, by reason."""
+        """Count the sampled tokens that are never trained, by reason."""
         counts = Counter[str]()
         for node in self.forest:
             if node.discarded:
@@ -161,12 +164,12 @@ class Trajectory:
         return counts
 
     def paths(self) -> tuple[Path, ...]:
-        """The nodes of each row: one path a leaf, in order of the leaves."""
+        """Return the nodes of each row: one path for each leaf, in the order of the leaves."""
         seen: set[int] = set()
         return tuple(_path(self.forest, leaf, seen) for leaf in _leaves(self.forest))
 
     def rows(self) -> tuple[Row, ...]:
-        """One row a leaf, in order of the leaves; a discarded turn is the leaf of none."""
+        """Return one row for each leaf, in the order of the leaves; rows never end in a discarded turn."""
         return tuple(map(_row, self.paths()))
 
 
@@ -175,7 +178,7 @@ def _leaves(forest: tuple[Node, ...]) -> Iterator[int]:
     if not any(node.discarded for node in forest):
         return (index for index in range(len(forest)) if index not in parents)
     kept: set[int | None] = set()
-    """Nodes that are trained, or that lead to one or to an end of the sample."""
+    """Nodes that are trained, leaves that are not discarded, and the ancestors of both."""
     for index in reversed(range(len(forest))):
         node = forest[index]
         if index in kept or (not node.discarded and (node.sampled or index not in parents)):

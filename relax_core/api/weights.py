@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published weights: a manifest of what a version is, a transport that moves it, a receipt of what arrived.
-
-A version names a model, an incarnation of its trainer, and the steps completed.
-"""
+"""Published weights: versions, manifests that describe them, transports that move them, and receipts of receivers."""
 
 from __future__ import annotations
 
@@ -18,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class Version(NamedTuple):
-    """Completed steps of one model; ordered by incarnation, then step."""
+    """A version of a model's weights, with its completed steps; ordered by incarnation, then step."""
 
     model: str
     incarnation: int
+    """Life of the model's trainer: a trainer restored from a checkpoint begins a new incarnation."""
     step: int
 
     def __str__(self) -> str:
@@ -31,40 +29,40 @@ class Version(NamedTuple):
         return self._replace(step=self.step + 1)
 
     def supersedes(self, other: Version) -> bool:
-        """Tell whether a receiver that has `other` may load this one: same model, same or newer incarnation."""
+        """Return True if a receiver with `other` may load this version: same model, and not older."""
         return self.model == other.model and self[1:] >= other[1:] and self.incarnation >= other.incarnation
 
 
 ReceiptLevel = Literal["wire", "resident", "behaviour"]
 Payload = Literal["full", "delta", "lora"]
 Resident: TypeAlias = "Callable[[str], np.ndarray]"
-"""By Hugging Face name: the array a receiver holds now, in the dtype of the manifest."""
+"""A function that returns the array a receiver holds now for a Hugging Face name, in the dtype of the manifest."""
 Tensors: TypeAlias = "Iterable[tuple[str, np.ndarray, str]]"
-"""(name, array, dtype as safetensors call it)."""
+"""(name, array, safetensors name of the dtype) of each tensor."""
 PLAIN = "hugging-face"
-"""Layout of an engine that holds exactly the published tensors: its memory's fingerprint is the manifest's."""
+"""Layout of an engine whose memory holds exactly the published tensors; its fingerprint is the manifest's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor under its Hugging Face or peft name."""
+    """The description of one tensor, under its Hugging Face or peft name."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As in safetensors: F32, BF16, F16, ..."""
+    """Dtype as in safetensors: F32, BF16, F16, ..."""
     fingerprint: str
-    """xxh3-128 of its bytes, hexadecimal."""
+    """xxh3-128 of the bytes, hexadecimal."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A short sequence and what the trainer thinks of it: an engine that disagrees does not have these weights."""
+    """A test sequence with the trainer's log-probs; an engine with different log-probs does not have these weights."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """[tokens] of each token given those before it, of logits / temperature; the first is 0."""
+    """[tokens] log-prob of each token given the tokens before it, from logits / temperature; the first is 0."""
     temperature: float = 1.0
 
 
@@ -76,22 +74,22 @@ class Manifest:
     payload: Payload
     tensors: tuple[TensorInfo, ...]
     location: str
-    """Where the transport put it: a path, an address."""
+    """Path or address of the tensors, as the transport needs it."""
     base: str = ""
-    """delta, lora: the version or base-model fingerprint it is on top of."""
+    """The version that a delta builds on, or the fingerprint of the model that adapters belong to; empty for `full`."""
     fingerprint: str = ""
     """`combined_fingerprint` of all tensors."""
     unchanged: tuple[str, ...] = ()
-    """Names whose bytes equal the last version's; all of them unchanged after an update is a fault."""
+    """Names of tensors with the bytes of the last version; all tensors unchanged after an update is an error."""
     wire_bytes: int = 0
-    """What really travels: of a delta far less than `size_bytes`; 0 is all of them."""
+    """Bytes that travel, for a delta far fewer than `size_bytes`; 0: `size_bytes`."""
     canary: Canary | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the sender's time went: gather, hash, write."""
+    """Seconds of the sender by phase: gather, hash, write."""
     live: bool = False
-    """Nothing is stored: it is had only while its sender hands it out; who comes later must want it."""
+    """True: not stored. Receivers get it only during `transfer`; later ones call `WeightService.want`."""
     secret: str = field(default="", repr=False)
-    """What a receiver must know to be let in; never shown, logged or written."""
+    """Password for receivers; never shown, logged or written to disk."""
 
     @property
     def size_bytes(self) -> int:
@@ -99,7 +97,7 @@ class Manifest:
 
     @property
     def sent(self) -> tuple[TensorInfo, ...]:
-        """Tensors that travel: of a delta only those that changed; `tensors` always describes the whole result."""
+        """Return the tensors that travel: only the changed ones of a delta. `tensors` always lists all."""
         if self.payload != "delta":
             return self.tensors
         same = frozenset(self.unchanged)
@@ -113,24 +111,25 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A receiver's proof: the fingerprint of what it really loaded."""
+    """A receiver's proof that it has loaded a version."""
 
     receiver: str
     version: Version
     level: ReceiptLevel
+    """The last check that passed: of the bytes that arrived, of the engine's memory, or of its canary log-probs."""
     fingerprint: str
-    """`combined_fingerprint` of what arrived, under the manifest's names: `Manifest.wire_fingerprint` if all did."""
+    """`combined_fingerprint` of the tensors that arrived; equals `Manifest.wire_fingerprint` if all are correct."""
     seconds: float = 0.0
     resident: str = ""
-    """Fingerprint of what lies in the engine's memory now, equal among engines of one layout."""
+    """Fingerprint of the weights in the engine's memory; equal for all engines of one layout."""
     layout: str = ""
-    """How the engine lays weights out (fused, sharded, quantised); resident fingerprints compare within one only."""
+    """Name of the engine's memory layout (fused, sharded, quantised); `resident` is comparable only within a layout."""
     times: Mapping[str, float] = field(default_factory=dict)
-    """Where `seconds` went: wire, load, proof."""
+    """Parts of `seconds`: wire, load, proof."""
 
 
 def tensor_fingerprint(array: np.ndarray) -> str:
-    """xxh3-128 of an array's bytes in C order, hexadecimal."""
+    """Return the xxh3-128 hash of an array's bytes in C order, hexadecimal."""
     import numpy as np
     import xxhash
 
@@ -138,7 +137,7 @@ def tensor_fingerprint(array: np.ndarray) -> str:
 
 
 def combined_fingerprint(tensors: Iterable[TensorInfo]) -> str:
-    """One fingerprint of names, dtypes, shapes and bytes, in name order: swapped names or a wrong dtype change it."""
+    """Hash names, dtypes, shapes and bytes of tensors, in name order, into one fingerprint."""
     import xxhash
 
     digest = xxhash.xxh3_128()
@@ -149,35 +148,39 @@ def combined_fingerprint(tensors: Iterable[TensorInfo]) -> str:
 
 
 class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):
-    """Moves tensors of one version from a trainer to receivers."""
+    """A way to move a version's tensors from a trainer to its receivers."""
 
     kind: ClassVar[str] = "weight-transport"
     payloads: ClassVar[frozenset[str]] = frozenset({"full"})
     same_host: ClassVar[bool] = False
+    """True: sender and receivers must run on one host."""
     live: ClassVar[bool] = False
-    """Nothing is stored: `send` only describes, and receivers take the tensors while the sender runs `transfer`."""
+    """True: `send` stores nothing and only makes the manifest; receivers get the tensors during `transfer`."""
 
     @abstractmethod
     def send(self, version: Version, payload: Payload, base: str, tensors: Tensors, location: str) -> Manifest:
-        """Write (name, bytes-like array, dtype) of a version under `location`; bf16 travels as uint16 bits.
+        """Write a version's tensors under `location`; bfloat16 travels as its bits in uint16.
 
-        `tensors` are always whole. A delta is against the last version this instance sent, which `base` names;
-        ValueError where it is not that one. A live transport only reads them, to say in the manifest what will come.
+        `tensors` are always complete. A delta builds on the last version that this instance sent; raise ValueError if
+        `base` is another one. A live transport only reads the tensors, to describe them in the manifest.
         """
 
     def transfer(self, manifest: Manifest, tensors: Tensors, receivers: int, wait_s: float) -> int:
-        """live: hand the manifest's tensors, bucket by bucket, to the receivers that come until `receivers` are there
-        or `wait_s` is over; returns how many took all of them. One that stalls is cut off, the others go on."""
+        """Send the tensors to receivers that join within `wait_s`; only for live transports.
+
+        Wait until `receivers` have joined or `wait_s` is over. Cut off a receiver that stalls, and continue with the
+        others. Return how many receivers got all tensors.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-        """Yield tensors in manifest order, whole and checked against their fingerprints; ValueError on a difference.
+        """Yield tensors in manifest order, complete and checked; raise ValueError for a wrong fingerprint.
 
-        A delta yields only those that changed, made from the receiver's own: `resident` gives the present bytes.
-        An array may be reused for the next tensor where `live`: copy what is to be kept.
+        For a delta, yield only the changed tensors, computed from the receiver's current bytes, which `resident`
+        returns. A live transport may reuse an array for the next tensor, so copy an array to keep it.
         """
 
     @abstractmethod
     def release(self, manifest: Manifest) -> None:
-        """Free what `send` wrote."""
+        """Delete the data that `send` wrote."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of published weights: versions, the routes that lead to them, and receivers' proofs of having them.
+"""The registry of published weights: versions, routes to the newest version, and receivers' proofs.
 
-It moves no bytes: transports do. Three proofs build on each other: the bytes that arrived, the bytes that lie in an engine's
-memory, and (asked by the engine pool) what the engine makes of a canary.
+Transports move the bytes; the registry only keeps account. A proof can check, each level stronger than the last: the
+bytes that arrived, the bytes in an engine's memory, and (by the engine pool) the engine's log-probs of a canary.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from relax_core.tensor_files.delta import unchanged_names
 Published: TypeAlias = tuple[Manifest, Chosen]
 Route: TypeAlias = tuple[Published, ...]
 _REMEMBERED = 64
-"""Versions whose fingerprints are kept, for receipts that come after the next publish."""
+"""Number of versions whose fingerprints are kept, for receipts that arrive after the next publish."""
 
 
 @dataclass(slots=True)
 class _Expected:
-    """The values that receipts of one version must have."""
+    """The fingerprints that receipts of one version must have."""
 
     wire: set[str] = field(default_factory=set)
-    """Fingerprints of what arrives, one for each payload it was published as."""
+    """Valid fingerprints of the tensors that arrive, one for each published payload."""
     resident: dict[str, str] = field(default_factory=dict)
-    """By layout: what the first engine of that layout has in its memory."""
+    """layout -> fingerprint of the memory of the first engine with that layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RouteLease:
-    """A route that was given: its versions stay until the receiver proved the last, or until the deadline."""
+    """A receiver's lease on the versions of its route, until it proves the last version or `until` passes."""
 
     receiver: str
     versions: frozenset[Version]
@@ -47,41 +47,42 @@ class _RouteLease:
 
 @dataclass(slots=True)
 class _Model:
-    """All that is known of one model's versions."""
+    """The registered versions of one model."""
 
     chain: list[Published] = field(default_factory=list)
-    """From the last full version or adapter to the newest, in the order in which they are loaded."""
+    """Versions to load in this order: the last full version or adapters, then deltas up to the newest version."""
     handed_out: bool = False
-    """The newest version is live and its transfer is over, so that it leads nowhere any more."""
+    """True: the transfer of the newest version, a live one, is over, so receivers can't load it now."""
     expected: dict[Version, _Expected] = field(default_factory=dict)
     proved: dict[str, Version] = field(default_factory=dict)
+    """receiver -> version that it last proved."""
     leases: list[_RouteLease] = field(default_factory=list)
     wanting: dict[str, None] = field(default_factory=dict)
-    """Receivers that want the newest version, in the order in which they came."""
+    """Receivers that called `want` since the last announcement, in time order."""
 
     def newest_after(self, version: Version | None) -> Published | None:
-        """Return the newest version where it is later than `version`."""
+        """Return the newest version if it is later than `version`."""
         if not self.chain or (version is not None and self.chain[-1][0].version[1:] <= version[1:]):
             return None
         return self.chain[-1]
 
     def end_leases(self, receiver: str) -> None:
-        """End a receiver's route: it is on one at a time. Receivers without a name are nobody in particular."""
+        """End the leases of a receiver, which can have one route at a time; ignore an empty name."""
         if receiver:
             self.leases = [lease for lease in self.leases if lease.receiver != receiver]
 
 
 class WeightRegistry:
-    """Versions of every model of a run, and who proved to have which: `api.role.WeightService`.
+    """The versions of every model of a run, and the proofs of each receiver; implements `api.role.WeightService`.
 
     Invariants:
-    - Versions of a model only go up; a version that is published again has the same bytes.
-    - A full version or an adapter begins a new chain; a delta continues it on top of its newest version.
-    - A receiver has proved a version only by a receipt that agrees with the manifest and with engines of the same layout.
-    - Bytes of versions on the chain or on a leased route are needed; all others may be released.
+    - Versions of a model only increase; a version that is published again has the same bytes.
+    - A full version or adapters begin a new chain; a delta extends the chain, on top of its newest version.
+    - Only a receipt that matches the manifest and the engines of the same layout proves a version.
+    - Versions on the chain or on a leased route are needed; all remaining ones may be released.
 
     A version: `announced -> (live: handed out) -> superseded -> released once no lease needs it`.
-    A receiver: `routed (leased) -> loading -> proved`, or `wanting` where nothing leads it to the newest version.
+    A receiver: `routed (leased) -> loading -> proved`, or `wanting` if no route leads to the newest version.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -92,11 +93,11 @@ class WeightRegistry:
     # -- the publisher's side -----------------------------------------------------------------------------------
 
     async def announce(self, manifest: Manifest, transport: Chosen) -> None:
-        """Take a published version; the same one again changes nothing but hands a live one out again."""
+        """Add a published version; announcing it again only lets a live version be transferred again."""
         model, version, published = self._models[manifest.version.model], manifest.version, (manifest, transport)
         newest = model.chain[-1][0] if model.chain else None
         if not manifest.fingerprint:
-            raise InfrastructureError(f"{version}: published without a fingerprint; nothing could prove it")
+            raise InfrastructureError(f"{version}: published without a fingerprint, so receipts can't be checked")
         if newest is not None:
             have = newest.version
             if version.incarnation < have.incarnation:
@@ -104,7 +105,7 @@ class WeightRegistry:
                     f"{version}: incarnation {version.incarnation} was abandoned; the newest is {have}"
                 )
             if not version.supersedes(have):
-                raise InfrastructureError(f"{version}: older than {have}, which is published; versions only go up")
+                raise InfrastructureError(f"{version}: older than the published {have}; versions only go up")
             if version == have and manifest.fingerprint != newest.fingerprint:
                 raise InfrastructureError(f"{version}: published twice with different bytes; start a new incarnation")
             prove_successor(newest, manifest, applied=False)
@@ -123,7 +124,7 @@ class WeightRegistry:
         model.handed_out = False
         model.wanting.clear()
         if any(old.incarnation != version.incarnation for old in model.expected):
-            model.expected.clear()  # receipts of an abandoned incarnation count for nothing from now on
+            model.expected.clear()  # receipts of an abandoned incarnation are no longer valid
         expected = model.expected.setdefault(version, _Expected())
         expected.wire.add(manifest.wire_fingerprint)
         if manifest.payload != "lora":
@@ -133,17 +134,17 @@ class WeightRegistry:
         self._changes.notify()
 
     async def handed_out(self, version: Version) -> None:
-        """Note that a live version's transfer is over: it leads nowhere any more."""
+        """Note the end of a live version's transfer: receivers can't load it now."""
         model = self._models[version.model]
         if model.chain and model.chain[-1][0].version == version:
             model.handed_out = True
 
     async def wanted(self, model: str) -> tuple[str, ...]:
-        """Return the receivers that want the newest version since the last announcement."""
+        """Return the receivers that called `want` since the last announcement."""
         return tuple(self._models[model].wanting)
 
     async def needed(self, model: str) -> frozenset[Version]:
-        """Return the versions whose bytes must stay: those on the chain, and of routes that a receiver may still be on."""
+        """Return the versions that must be kept: the chain, and the routes with a valid lease."""
         found, now = self._models[model], self._clock.now()
         found.leases = [lease for lease in found.leases if lease.until > now]
         chain = frozenset(manifest.version for manifest, _ in found.chain)
@@ -159,7 +160,7 @@ class WeightRegistry:
         self, model: str, have: Version | None, wait_s: float, after: Version | None = None, receiver: str = "",
         within_s: float = 300.0,
     ) -> Route:  # fmt: skip
-        """Lease the versions that lead from `have` to the newest `within_s`; empty where there are none within `wait_s`."""
+        """Return and lease the versions to load, from `have` to the newest; () if no route appears within `wait_s`."""
         found = self._models[model]
 
         def leased(now: float) -> Route | None:
@@ -167,7 +168,7 @@ class WeightRegistry:
                 return None
             versions = [manifest.version for manifest, _ in found.chain]
             route = tuple(found.chain[versions.index(have) + 1 :] if have in versions else found.chain)
-            # A live version is not stored: it leads somewhere only while it is the newest and its sender hands it out.
+            # A live version is not stored: receivers can load it only while it is the newest and being transferred.
             passable = (not link[0].live or (link is found.chain[-1] and not found.handed_out) for link in route)
             if not route or not all(passable):
                 return None
@@ -179,19 +180,21 @@ class WeightRegistry:
         return await self._changes.wait_for(leased, wait_s) or ()
 
     async def want(self, receiver: str, model: str) -> None:
-        """Note a receiver that nothing leads to the newest version: it waits for the publisher to hand that out again."""
+        """Note a receiver without a route to the newest version; it waits for another transfer."""
         self._models[model].wanting[receiver] = None
 
     async def receipt(self, receipt: Receipt) -> bool:
-        """Take a receiver's proof; False where it comes late: its version was abandoned meanwhile, by no fault of the
-        receiver's. Raises InfrastructureError where it proves something else: then it has proved nothing."""
+        """Record a receiver's proof; return False if a rollback has abandoned the version.
+
+        Raises InfrastructureError, and forgets the receiver's earlier proof, if the receipt does not match.
+        """
         version, model = receipt.version, self._models[receipt.version.model]
         newest = model.chain[-1][0].version if model.chain else None
         if newest is not None and version.incarnation < newest.incarnation:
             return False
         expected = model.expected.get(version)
         if expected is None:
-            raise InfrastructureError(f"{receipt.receiver}: proved {version}, which was never published here")
+            raise InfrastructureError(f"{receipt.receiver}: a receipt of {version}, which was never published here")
         try:
             _check_receipt(receipt, expected)
         except InfrastructureError:
@@ -208,7 +211,7 @@ class WeightRegistry:
         return dict(self._models[model].proved)
 
     async def forget(self, receiver: str, model: str) -> None:
-        """Drop a receiver that left or is not to be trusted: it has proved nothing, reads nothing and wants nothing."""
+        """Remove a receiver that left or is not to be trusted, with its proof, its leases and its `want`."""
         found = self._models[model]
         found.proved.pop(receiver, None)
         found.wanting.pop(receiver, None)
@@ -216,8 +219,10 @@ class WeightRegistry:
 
 
 def _check_receipt(receipt: Receipt, expected: _Expected) -> None:
-    """Refuse a proof of other bytes. The first engine of a layout sets what the others of it must have in their memory;
-    plain layouts must have what was published."""
+    """Raise InfrastructureError if a receipt does not match.
+
+    The first engine of a layout sets the layout's expected fingerprint; the plain layout must have the published bytes.
+    """
     if receipt.fingerprint not in expected.wire:
         want = " or ".join(sorted(expected.wire))
         raise InfrastructureError(
@@ -228,26 +233,26 @@ def _check_receipt(receipt: Receipt, expected: _Expected) -> None:
         return
     if not receipt.resident or not receipt.layout:
         raise InfrastructureError(
-            f"{receipt.receiver}: {receipt.version}: a receipt of level {receipt.level} names neither what lies in its "
-            "memory nor its layout; it must load again before it serves"
+            f"{receipt.receiver}: {receipt.version}: a receipt of level {receipt.level} lacks `resident` or `layout`; "
+            "it must load again before it serves"
         )
     want = expected.resident.setdefault(receipt.layout, receipt.resident)
     if receipt.resident != want:
         raise InfrastructureError(
-            f"{receipt.receiver}: {receipt.version} differs in memory ({receipt.layout}): have {receipt.resident}, want "
-            f"{want}; it must load again before it serves"
+            f"{receipt.receiver}: {receipt.version} differs in memory ({receipt.layout}): have {receipt.resident}, "
+            f"want {want}; it must load again before it serves"
         )
 
 
 def prove_successor(before: Manifest | None, after: Manifest, *, applied: bool) -> None:
-    """Refuse a manifest that can't follow `before`; `applied`: an update with a non-zero learning rate lies between.
+    """Raise InfrastructureError for a manifest that can't follow `before`.
 
-    Raises InfrastructureError, since only a new publish or a restart of the trainer helps.
+    `applied`: an update with a non-zero learning rate lies in between. Only a new publish or a trainer restart helps.
     """
     if before is None or (after.payload == "lora") != (before.payload == "lora"):
         return
     if after.version == before.version:
-        return  # the same one again, whole instead of as a delta
+        return  # the same version again, as a full version instead of a delta
     old = {info.name: (info.shape, info.dtype) for info in before.tensors}
     new = {info.name: (info.shape, info.dtype) for info in after.tensors}
     if old.keys() != new.keys():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The author's reward in its killable process, its results, and rewards that are functions passed from Python.
+"""The host of a reward in its killable process, the results of rewards, and rewards passed as Python functions.
 
-A unit is scored at once: a sample, a group or a batch. A result is a finite score, or how the reward failed and where in the
-author's code. A function (`relax.train(..., rewards=[fn])`) has a name in the catalogue of every process that reads the
-configuration; only the reward's own process ever loads and calls it.
+The host scores units: a sample, a group or a batch each. A result is a finite score, or the failure with its place in
+the author's code. A function (`relax.train(..., rewards=[fn])`) has a name in the catalogue of every process that reads
+the configuration; only the reward's own process loads and calls it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from relax_core.rpc.host import DONE, IsolatedHost
 from relax_core.sandboxes.pool import SandboxRpcClient
 
 FUNCTION = "reward-function"
-"""Component kind of a function passed from Python; its options hold the cloudpickle, read from the parent's pipe."""
+"""Component kind of a function passed from Python; the option `function` has the cloudpickle from the parent's pipe."""
 Unit: TypeAlias = list[tuple[Task, Trajectory]]
 
 
 @messages.register
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """A score, or a failure with its place."""
+    """The result of a reward for one sample: a score, or a failure with its place."""
 
     value: float = math.nan
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -45,14 +45,14 @@ class RewardResult:
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     kind: str = ""
-    """Exception type of a failure; equal kinds at equal places are alike."""
+    """Exception type of a failure; failures of the same kind and place count as the same fault."""
     place: str = ""
-    """`file:line` in the author's code."""
+    """`file:line` of the failure in the author's code."""
     frames: str = ""
 
 
 def pack_units(units: Sequence[Unit]) -> Any:
-    """Put units on the wire: each task once, a unit as its tasks' numbers, all trajectories in order without their routes."""
+    """Pack units for the wire: each task once, each unit as task indices, all trajectories in order, without routes."""
     numbers: dict[int, int] = {}
     tasks: list[Task] = []
     for task in (task for unit in units for task, _ in unit):
@@ -70,11 +70,13 @@ def pack_units(units: Sequence[Unit]) -> Any:
 
 
 class RewardHost(IsolatedHost):
-    """Scores units with one reward. Errors of the author become results in here, where their frames are."""
+    """The host of one reward; turns the author's exceptions into results, since only this process has their frames."""
 
     def open(self) -> tuple[str, str, tuple[str, ...], SandboxLimits | None]:
-        """Build the reward; return its form (sample, batch or group), the place of its method, the engine pools that it asks
-        and the sandbox that it needs."""
+        """Build the reward and describe it to the parent.
+
+        Return its form (sample, batch or group), the place of its scoring method, `needs_engines` and `needs_sandbox`.
+        """
         if self.component.kind == FUNCTION:
             import cloudpickle
 
@@ -93,8 +95,8 @@ class RewardHost(IsolatedHost):
         self.concurrent = inspect.iscoroutinefunction(self._score)
         needs, limits = tuple(reward.needs_engines), reward.needs_sandbox
         if (needs or limits) and not self.concurrent:
-            fix = f"it asks {'an engine pool' if needs else 'a sandbox'}, which takes time: write it as `async def`"
-            raise PluginError(f"reward {self.component.name}", f"{where(self._score)} is no coroutine; {fix}")
+            fix = f"it calls {'an engine pool' if needs else 'a sandbox'}, which takes time: write it as `async def`"
+            raise PluginError(f"reward {self.component.name}", f"{where(self._score)} is not a coroutine; {fix}")
         if needs:
             reward.engines = {name: ModelRpcClient(self.parent, name) for name in needs}
         if limits is not None:
@@ -121,7 +123,7 @@ class RewardHost(IsolatedHost):
         return self._score([task for task, _ in item], trajectories)
 
     def pack_result(self, item: Unit, result: Any) -> list[float | RewardResult]:
-        """Check what the author returned: finite numbers, which travel as they are, or `Score`s of such, one a sample."""
+        """Check the author's return value: a finite number or `Score` for each sample; plain numbers stay plain."""
         results = [result] if self._form == "sample" else list(result)
         if len(results) != len(item):
             raise ValueError(f"returned {len(results)} scores for {len(item)} samples; return one each, in order")
@@ -146,12 +148,14 @@ class RewardHost(IsolatedHost):
 
 
 ENGINE_OUTCOMES = (Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT)
-"""Outcomes of a reward that asked an engine or a sandbox: nothing that its author could mend."""
+"""Outcomes of a reward whose engine pool or sandbox failed; the reward's author can't fix them."""
 
 
 def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResult:
-    """Describe an exception: REWARD_ERROR with the frames inside the author's code, the innermost as its place; an engine or
-    a sandbox that could not be asked is an outcome of its own."""
+    """Turn an exception into a result, usually REWARD_ERROR with the frames inside the author's code.
+
+    The innermost of these frames is the result's place. A failed engine pool or sandbox gives one of `ENGINE_OUTCOMES`.
+    """
     if isinstance(error, InfrastructureError):
         outcome = Outcome.ENGINE_TIMEOUT if isinstance(error, DeadlineExceeded) else Outcome.ENGINE_ERROR
         return RewardResult(outcome=outcome, error=str(error), kind=type(error).__name__, place=where(author))
@@ -171,17 +175,17 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
 
 
 def where(author: Callable[..., Any]) -> str:
-    """The `file:line` of a function or method."""
+    """Return the `file:line` of a function or method."""
     code = getattr(inspect.unwrap(author), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(author)
 
 
 _OURS = tuple(str(Path(__file__).parents[1] / room) + "/" for room in ("rewards", "rpc"))
-"""Folders whose frames stand between the thread and the author's code."""
+"""Folders of Relax's own frames between the thread and the author's code."""
 
 
 def _root(author: Callable[..., Any]) -> str:
-    """The prefix of the author's files: the top-level package of the function, or its one file."""
+    """Return the path prefix of the author's files: the top-level package of the function, or its only file."""
     function = inspect.unwrap(author)
     code = getattr(function, "__code__", None)
     file = code.co_filename if code is not None else ""
@@ -203,7 +207,7 @@ def _finite(value: object) -> float:
 
 
 class FunctionReward(Reward):
-    """A plain `fn(task, trajectory)` as a reward."""
+    """A reward that calls a plain `fn(task, trajectory)`."""
 
     def __init__(self, function: Callable[[Task, Trajectory], Any]) -> None:
         super().__init__()
@@ -214,14 +218,14 @@ class FunctionReward(Reward):
 
 
 class PassedFunction(Reward):
-    """A stand-in for a function where its name must be known."""
+    """A placeholder in the catalogue for a function passed from Python; it can't score."""
 
     def score(self, task: Task, trajectory: Trajectory) -> NoReturn:
-        raise NotImplementedError("a reward passed from Python is called in its own process only")
+        raise NotImplementedError("a reward passed from Python can be called only in its own process")
 
 
 def pack(functions: Iterable[Callable[..., Any]]) -> dict[str, bytes]:
-    """Pickle functions by name, as they travel over their parent's own pipe. Raises ConfigError for two of one name."""
+    """Pickle functions by name, to travel over their parent's pipe; raise ConfigError if two have the same name."""
     import cloudpickle
 
     packed: dict[str, bytes] = {}
@@ -234,6 +238,6 @@ def pack(functions: Iterable[Callable[..., Any]]) -> dict[str, bytes]:
 
 
 def announce(names: Iterable[str], catalogue: Catalogue) -> None:
-    """Let a configuration name passed functions."""
+    """Add the names of passed functions to the catalogue, so that a configuration can name them."""
     for name in names:
         catalogue.add("reward", name, type(PassedFunction.__name__, (PassedFunction,), {}))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores samples: every reward is asked of every sample it applies to, and the results are summed, one score a sample.
+"""Scoring of samples: calls each reward for every sample that it applies to, and sums the results to one score.
 
-A score is a finite value or an outcome that says why there is none, never a zero in its place. Rewards run in killable
-processes; what the environment gave is part of the value. A reward that fails alike on sample after sample has a typo, and
-training on what is left would hide it: its circuit breaker ends the run with exit code 3.
+The score includes the environment's rewards. A failed reward gives the sample an outcome without a score, never a zero.
+Rewards run in killable processes. If a reward fails in the same way on sample after sample, it has a bug, and training
+on the remaining samples would hide the bug. So its circuit breaker ends the run with exit code 3.
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ from relax_core.rpc.waiting import start_all
 from relax_core.sandboxes.pool import SandboxPool
 
 ENVIRONMENT = "environment"
-"""The part under which the environment's own reward is logged."""
+"""Name of the part that logs the environment's own reward."""
 FIRST = 16
 WINDOW = 256
 SCHEMA = 1
 Fault: TypeAlias = tuple[str, str]
-"""Kind and place of a failure; equal faults are alike."""
+"""(kind, place) of a failure."""
 Group = tuple[Task, Sequence[Trajectory]]
 Weighed: TypeAlias = tuple["RewardPool", RewardResult]
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSettings:
-    """One `[[rewards]]` table."""
+    """The settings of one `[[rewards]]` table."""
 
     chosen: Chosen
     weight: float = 1.0
     timeout_s: float = 10.0
     memory_mb: int = 0
-    """Address-space limit of its process; 0: none."""
+    """Address-space limit of the reward's process in MiB; 0: no limit."""
     only: str = ""
-    """`domain=maths`: the tasks it applies to, by a dotted path into the metadata; empty: all."""
+    """Tasks that the reward applies to, by a dotted path into the metadata: `domain=maths`; empty: all."""
     inherit_env: tuple[str, ...] = ()
-    """Environment variables that its process sees besides those of the pool's list."""
+    """Environment variables that the reward's process inherits in addition to the standard list."""
     function: bytes | None = None
-    """cloudpickle of a `fn(task, trajectory) -> float` passed from Python."""
+    """cloudpickle of a `fn(task, trajectory) -> float` passed from Python; None: a component."""
     label: str = ""
-    """Name that is its own among the run's rewards; empty: that of the component."""
+    """Name of the reward, unique in the run; empty: the component's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """The worth of one sample."""
+    """The total score of one sample."""
 
     value: float
-    """Environment reward and weighted rewards; NaN unless the outcome is judged."""
+    """Sum of the environment's rewards and the weighted rewards; NaN unless the outcome is judged."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Each reward's own value by name, before its weight, and parts of their scores as `<reward>/<part>`."""
+    """Unweighted value of each reward by name, and the parts of its score as `<reward>/<part>`."""
     steps: tuple[float, ...] = ()
-    """[turns, as far as any was given] credit of single turns, where environment or rewards give it."""
+    """[turns] credit of single turns from environment and rewards, up to the last turn with credit."""
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     frames: str = ""
-    """Frames of the author's code, where it raised."""
+    """Frames of the author's code if it raised."""
 
 
 class RewardScorer:
-    """All rewards of a run. `models`: engine pools that rewards may ask; `sandboxes`: where they run programs."""
+    """All rewards of a run. `models`: engine pools that rewards may call; `sandboxes`: boxes for their programs."""
 
     def __init__(
         self, rewards: Sequence[RewardSettings], workers: Workers, clock: Clock, num_workers: int = 1,
@@ -86,7 +86,7 @@ class RewardScorer:
     ) -> None:  # fmt: skip
         self._clock = clock
         self._started_at: list[float] = []
-        """When the calls of `score` that still wait began."""
+        """Start times of the open calls of `score`."""
         self._rewards: list[RewardPool] = []
         only_of_all = [one.only for one in rewards]
         for settings in rewards:
@@ -98,8 +98,10 @@ class RewardScorer:
         await asyncio.gather(*(reward.start() for reward in self._rewards))
 
     async def score(self, groups: Sequence[Group]) -> list[list[ScoredSample]]:
-        """Score each trajectory, in order. Calls may overlap; their samples travel together. Raises CircuitOpen, or what makes
-        a reward's processes unusable."""
+        """Score each trajectory, in order; concurrent calls share batches.
+
+        Raises CircuitOpen, or the error that made a reward's processes unusable.
+        """
         start = self._clock.now()
         self._started_at.append(start)
         try:
@@ -121,15 +123,17 @@ class RewardScorer:
         await asyncio.gather(*(reward.stop() for reward in self._rewards))
 
     def owing(self) -> dict[str, Any]:
-        """Rewards with samples that they were asked about and did not answer, and for how long somebody has waited."""
+        """Return the number of unanswered samples of each reward, and the seconds since the oldest open call."""
         owed = {reward.name: reward.owed for reward in self._rewards if reward.owed}
         if not owed or not self._started_at:
             return {}
         return {"rewards": owed, "for_s": round(self._clock.now() - min(self._started_at), 3)}
 
     def _combine(self, trajectory: Trajectory, results: Sequence[Weighed]) -> ScoredSample:
-        """The first reward that failed decides; what the others said stays readable. Sums are made in the order of the
-        configuration, so that they are the same bit for bit."""
+        """Combine the results of all rewards; the first failed reward sets the outcome, and `parts` keep the values.
+
+        Rewards are summed in the order of the configuration, so that sums are the same bit for bit.
+        """
         if not trajectory.outcome.judged:
             return ScoredSample(math.nan, outcome=trajectory.outcome, error=str(trajectory.info.get("error", "")))
         if self._rewards and not results and not trajectory.step_rewards and trajectory.outcome is Outcome.FINISHED:
@@ -157,13 +161,13 @@ class RewardScorer:
 
 
 class RewardPool:
-    """One reward in its processes.
+    """One reward and its processes.
 
     Invariants:
-    - A unit is scored at once: a sample, a group, or all samples of a call. A failed batch is halved, so that only the samples
-      that spoiled it fail.
-    - A sample that breaks its process, or is late, is named; those that were scored beside it are scored again.
-    - Once the circuit breaker has opened, every waiting and later call raises its error.
+    - A unit is scored in one call: a sample, a group, or all samples of a `score` call. A failed batch is halved, so
+    that only the samples that made it fail get a failure.
+    - Only the unit that ends its process, or is late, gets a failure; units in the same process are scored again.
+    - Once the circuit breaker is open, every waiting and later call raises its error.
     """
 
     def __init__(
@@ -175,7 +179,7 @@ class RewardPool:
         self._only_of_all = tuple(only_of_all)
         self._sandboxes = sandboxes or SandboxPool(None, workers)
         self.owed = 0
-        """Samples without a result."""
+        """Number of samples without a result."""
         self._form = self._place = ""
         self._breaker = CircuitBreaker()
         component = settings.chosen
@@ -192,7 +196,7 @@ class RewardPool:
         await self._pool.start()
 
     async def score(self, groups: Sequence[Group]) -> list[list[RewardResult | None]]:
-        """Score the judged samples of the tasks that the reward applies to; None for the others."""
+        """Score the judged samples of the tasks that the reward applies to; return None for all remaining samples."""
         found: list[list[RewardResult | None]] = [[None] * len(trajectories) for _, trajectories in groups]
         members = [
             [(at, place) for place, trajectory in enumerate(trajectories) if trajectory.outcome.judged]
@@ -243,7 +247,7 @@ class RewardPool:
                 if result.outcome in ENGINE_OUTCOMES:
                     opened = InfrastructureError(f"reward {self.name} got no answer on {seen}: {result.error}")
                 else:
-                    name = self.settings.chosen.name  # by which it can be tried
+                    name = self.settings.chosen.name  # the name for `relax try`
                     sample = failing_sample(name, task, trajectory, result)
                     opened = CircuitOpen(name, result, seen, sample)
                 self._pool.fail(opened)
@@ -253,27 +257,27 @@ class RewardPool:
 
 
 def _spoils(result: RewardResult) -> bool:
-    """One sample may have failed a whole batch; an engine that could not be asked fails its halves too."""
+    """Return True if one sample may have failed a whole batch; a failed engine pool would fail its halves too."""
     return not result.outcome.judged and result.kind[:7] != "invalid" and result.outcome not in ENGINE_OUTCOMES
 
 
 class CircuitOpen(PluginError):
-    """Fix the reward: it fails alike on nearly everything. `sample` is what to save for `relax try`."""
+    """A reward that fails in the same way on most samples; `sample` is the document to save for `relax try`."""
 
     def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
         message = (
-            f"failed alike on {seen}: {result.error}; fix {result.place}, "
-            f"then try it on the sample that failed: `relax try reward {reward} --data failing-sample.json` in the run's folder"
+            f"failed alike on {seen}: {result.error}; fix {result.place}, then try it on the sample that failed: "
+            f"`relax try reward {reward} --data failing-sample.json` in the run's folder"
         )
         super().__init__(f"reward {reward}", message, result.frames)
         self.sample = sample
 
 
 class CircuitBreaker:
-    """The recent faults of one reward, without IO: `closed -> open`.
+    """A detector of repeated faults of one reward, without IO: `closed -> open`.
 
     Invariants:
-    - It opens when the first `first` samples failed alike, or over half of the last `window`; a scored sample never opens it.
+    - It opens at a failed sample, once the first `first` samples, or over half of the last `window`, had its fault.
     - `_counts` counts the faults in `_recent`, which holds at most `window` samples.
     """
 
@@ -284,7 +288,7 @@ class CircuitBreaker:
         self._counts: Counter[Fault] = Counter()
 
     def record(self, fault: Fault | None) -> str:
-        """Take one sample's fault, or None for a scored one; return what failed alike once that opens it, else ''."""
+        """Record one sample's fault (None: scored); return "" or, if the breaker opens, which samples failed alike."""
         self._seen += 1
         self._recent.append(fault)
         if len(self._recent) > self._window and (oldest := self._recent.popleft()) is not None:
@@ -299,7 +303,7 @@ class CircuitBreaker:
 
 
 def failing_sample(reward: str, task: Task, trajectory: Trajectory, result: RewardResult) -> dict[str, Any]:
-    """Make a JSON document of one sample: the task's row, what the policy wrote, and how the reward failed on it."""
+    """Return a JSON document of one sample: the task's row, the policy's response, and the reward's failure."""
     prompt = task.prompt if isinstance(task.prompt, str) else [asdict(message) for message in task.prompt]
     return {
         "schema": SCHEMA,

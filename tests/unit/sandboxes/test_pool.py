@@ -228,7 +228,7 @@ async def test_a_machine_that_refuses_the_sandbox_is_told_before_anything_is_sam
 
 
 async def test_a_reward_that_can_not_wait_is_refused(workers: LocalWorkers) -> None:
-    with pytest.raises(PluginError, match="asks a sandbox, which takes time: write it as `async def`"):
+    with pytest.raises(PluginError, match="calls a sandbox, which takes time: write it as `async def`"):
         async with scoring(workers, "does-not-await"):
             pass
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relax: a plugin-based engine for reinforcement-learning post-training.
 
-The Python API, loaded on first use: `relax.train("my.toml", rewards=[fn])` and `relax.open_run(directory)`.
+`relax.train("my.toml", rewards=[fn])` and `relax.open_run(directory)` are the Python API; both are imported on first
+use.
 """
 
 from __future__ import annotations

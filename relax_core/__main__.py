@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m relax_core` is `relax`."""
+"""Run the command line: `python -m relax_core` is the same as `relax`."""
 
 from relax_core.cli.main import main
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax.train` for Python and notebooks: prepared and conducted as on the command line, in a thread of its own."""
+"""`relax.train` for Python and notebooks: runs like the command line, in a separate thread."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def train(
 ) -> RunView:
     """Train to the end and return the run.
 
-    `sources` are TOML files, recipe names or mappings, merged left to right. A reward may be a component's name, its
-    table, or a function `fn(task, trajectory) -> float`, which runs in a process of its own. Raises the errors that
+    `sources`: TOML files, recipe names or mappings; later ones override earlier ones. `rewards`: names of components,
+    tables, or functions `fn(task, trajectory) -> float`, each of which runs in its own process. Raises the errors that
     the command line prints.
     """
     functions = pack(reward for reward in rewards if callable(reward))
@@ -50,7 +50,10 @@ def _given(rewards: Sequence[Reward], functions: Mapping[str, bytes], runner: st
 
 
 def _in_thread(prepared: Prepared, show: bool) -> None:
-    """A notebook's thread has a loop already; an interrupt here stops the run as Ctrl-C does on the command line."""
+    """Run in a thread, because a notebook's own thread already has an event loop.
+
+    An interrupt of the caller stops the run, as Ctrl-C does on the command line.
+    """
     display = LiveDisplay(prepared.launch.run_id, prepared.config.steps) if show else None
     failed: list[BaseException] = []
 

@@ -143,15 +143,15 @@ def test_an_adapter_travels_alone_under_pefts_names_and_a_follower_has_the_same_
     assert np.array_equal(forward(follower, rows, 0).values, forward(trainer, rows, 0).values)
     follower.load_published(publish(trainer, 1), TRANSPORT)
     np.testing.assert_allclose(forward(follower, rows, 0).values, forward(trainer, rows, 0).values, atol=2e-5)
-    with pytest.raises(ValueError, match="these adapters lie on"):
+    with pytest.raises(ValueError, match="these adapters belong to base"):
         follower.load_published(manifest, TRANSPORT)
 
 
 def test_an_adapter_over_another_base_or_one_that_is_more_than_pairs_is_not_sent_alone(folder, start):
     for model, base, says in (
-        ({"lora": LORA}, "elsewhere", "on top of elsewhere; these adapters lie on"),
-        ({"lora": {**LORA, "dora": True}}, "", "no adapters that are pairs"),
-        ({}, "", "no adapters that are pairs"),
+        ({"lora": LORA}, "elsewhere", "got base elsewhere; these adapters belong to base"),
+        ({"lora": {**LORA, "dora": True}}, "", "no adapters of pairs"),
+        ({}, "", "no adapters of pairs"),
     ):
         with pytest.raises(ValueError, match=says):
             publish(start(folder, model=model), 0, "lora", base)
@@ -177,9 +177,9 @@ def test_a_checkpoint_over_another_base_or_of_another_kind_is_refused(folder, un
     start(folder).save(str(tmp_path / "whole"))
     moved = tiny_model(tmp_path / "moved", seed=1)
     for trainer, saved, says in (
-        (start(moved, model=lora), "adapters", "its adapters lie on model"),
-        (start(folder), "adapters", r"it holds adapters and this run has no \[model.lora\]"),
-        (start(folder, model=lora), "whole", r"it holds a whole model and this run has \[model.lora\]"),
+        (start(moved, model=lora), "adapters", "its adapters belong to model"),
+        (start(folder), "adapters", r"saved with adapters, but this run has no \[model.lora\]"),
+        (start(folder, model=lora), "whole", r"saved with a whole model, but this run has \[model.lora\]"),
         (start(folder, model={"lora": {**LORA, "rank": 2}}), "adapters", "another architecture"),
     ):
         with pytest.raises(ConfigError, match=says):
@@ -232,7 +232,7 @@ def test_frozen_parts_stay_and_a_delta_sends_nothing_of_them(folder, start, tmp_
 @pytest.mark.parametrize(("model", "field", "says"), [
     ({"freeze": ["vision"]}, "model.freeze", "this model has no such part; it has"),
     ({"freeze": ["layers.7"]}, "model.freeze", "got 'layers.7'"),
-    ({"freeze": ["model"]}, "model.freeze", "that is the whole model"),
+    ({"freeze": ["model"]}, "model.freeze", "freezes the whole model"),
     ({"lora": {**LORA, "targets": ["q_prj"]}}, "model.lora.targets", "it has q_proj"),
     ({"lora": {**LORA, "targets": ["embed_tokens"]}}, "model.lora.targets", "no linear layer"),
     ({"lora": {**LORA, "targets": ["lm_head"]}}, "model.lora.targets", "the input embedding's too"),

@@ -90,7 +90,7 @@ def test_ranks_of_a_group_get_the_same_rows():
 @pytest.mark.parametrize(("changes", "message"), [
     ({"ranks": 3}, r"trainer\.tensor_parallel: got 2 with 3 ranks"),
     ({"ranks": 2, "key_value_heads": 1}, r"num_key_value_heads is 1"),
-    ({"ranks": 2, "lora": {"rank": 2, "alpha": 4.0}}, r"adapters are on whole matrices"),
+    ({"ranks": 2, "lora": {"rank": 2, "alpha": 4.0}}, r"adapters need whole matrices"),
 ])  # fmt: skip
 def test_what_can_not_be_cut_is_refused_at_start(tmp_path, changes, message):
     path = tiny_model(tmp_path, key_value_heads=changes.get("key_value_heads", 2))

@@ -264,7 +264,7 @@ def rewrite_config(**changes):
     (lambda path: (path / "model.safetensors").unlink(), "lacks model.safetensors"),
     (lambda path: (path / "model.safetensors").write_bytes(b"\0" * 20), "transformers can't load it"),
     (rewrite_config(model_type="never-heard-of"), "transformers can't load it"),
-    (rewrite_config(num_hidden_layers=3, layer_types=["full_attention"] * 3), "its weights lack model.layers.2"),
+    (rewrite_config(num_hidden_layers=3, layer_types=["full_attention"] * 3), "the weights lack model.layers.2"),
     (rewrite_config(vocab_size=65), "embed_tokens.weight"),
 ])  # fmt: skip
 def test_a_broken_model_folder_says_what_is_wrong(folder, tmp_path, start, change, says):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters in a model, laid by peft: what is trained, under which names it travels, and folded into the base.
+"""Low-rank adapters that peft adds to a model: the modules that get them, their names, and folding into the base.
 
-The base is frozen. Folding works on whole tensors by name, so it is the same for copies and for gathered shares, and the
-same arithmetic as an engine's that lays the adapter over its own base: base + scale * B A in float32, rounded once.
+The base is frozen. Folding takes whole tensors by name, so it is the same for copies and for gathered shards. Engines
+that add an adapter to their own base compute the same: base + scale * B A in float32, rounded once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FOLDER = "adapter"
 SCALAR_HEAD = "score"
-"""It may begin at zero, so it is always trained whole."""
+"""Name of the scalar head. It may start at zero, so it is always trained whole, without an adapter."""
 _PEFT, _NAME, _BASE = "base_model.model.", "default", "base_layer."
 
 
@@ -60,7 +60,7 @@ class LoraTable:
 
     @property
     def plain(self) -> bool:
-        """Tell whether pairs A and B are all of it, so that it can travel without the base."""
+        """True if the adapter consists of pairs A and B only, so that it can be published without the base."""
         return not self.dora and not self.modules_to_save
 
 
@@ -68,7 +68,10 @@ class Adapters:
     """The adapters of one rank's model."""
 
     def __init__(self, model: PreTrainedModel, table: LoraTable, seed: int) -> None:
-        """Lay them; every rank draws the same. What was frozen before stays without any."""
+        """Add adapters to the model, with initial values that are the same on every rank.
+
+        Without `targets`, frozen layers get no adapters. Raises ConfigError for modules that can't have an adapter.
+        """
         self.table = table
         self._task = "SEQ_CLS" if model.get_output_embeddings() is None else "CAUSAL_LM"
         self.modules = targets(model, self.table.targets)
@@ -85,12 +88,12 @@ class Adapters:
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._whole = frozenset(trained - self._names)
         self.base = ""
-        """Fingerprint of the model below, as published; the rank sets it before anything is trained."""
+        """Fingerprint of the base model as published; `settle` sets it before training starts."""
 
     # -- names ----------------------------------------------------------------------------------------------------
 
     def below(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The base under the names that it has without adapters."""
+        """Return the base model's tensors under the names that they have without adapters."""
         return {_plain(name): tensor for name, tensor in own.items() if name not in self._names}
 
     def kept(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -98,13 +101,13 @@ class Adapters:
         return {name: tensor for name, tensor in own.items() if name in self._names or name in self._whole}
 
     def alone(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same under peft's names."""
+        """Return the tensors that training changes, under peft's names."""
         return {_peft_name(name): tensor for name, tensor in self.kept(own).items()}
 
     # -- folding --------------------------------------------------------------------------------------------------
 
     def folded(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One model without adapters; what was folded lies in host memory, so that no second model is on the device."""
+        """Return the weights of one model without adapters; folded tensors are in host memory, to spare the device."""
         state, modules = self.below(own), frozenset(self.modules)
         for name, weight in state.items():
             module = name.removesuffix(".weight")
@@ -123,7 +126,7 @@ class Adapters:
 
     @torch.no_grad()
     def clear(self, model: nn.Module) -> None:
-        """The base alone: what A and B add is 0."""
+        """Set every B to 0, so that the model computes as its base."""
         for name, parameter in model.named_parameters():
             if name in self._names and ".lora_B." in name:
                 parameter.zero_()
@@ -131,7 +134,7 @@ class Adapters:
     # -- export ---------------------------------------------------------------------------------------------------
 
     def write(self, own: Mapping[str, Tensor], base_path: str, directory: Path) -> None:
-        """peft's own folder: `PeftModel.from_pretrained` lays it over the model it was trained on."""
+        """Write a peft folder, which `PeftModel.from_pretrained` adds to the base model."""
         from safetensors.torch import save_file
 
         directory.mkdir()
@@ -143,8 +146,7 @@ class Adapters:
         config.save_pretrained(str(directory))
 
     def _short_names(self, own: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Return the last parts of the modules' names, where these mean exactly the modules that have adapters; else
-        the whole names."""
+        """Return the last parts of the adapted modules' names if they match no more modules, else the whole names."""
         ends = {module.rpartition(".")[2] for module in self.modules}
         weights = (name.removesuffix(".weight") for name in self.below(own) if name.endswith(".weight"))
         meant = {module for module in weights if module.rpartition(".")[2] in ends}
@@ -152,8 +154,11 @@ class Adapters:
 
 
 def choose_trained(model: PreTrainedModel, spec: TrainerSpec) -> Adapters | None:
-    """Freeze what `[model]` says and lay its adapters. An actor_fwd has those that can come to it alone, other roles that only
-    compute have none. A critic's body is the policy's: what is said of the head of tokens does not concern it."""
+    """Freeze the parts that `[model]` names, and add its adapters; return None if the model gets no adapters.
+
+    Of the roles that are not trained, only actor_fwd gets adapters, and only if they can be published without the base.
+    A critic has the policy's body with another head, so patterns that match no part of its model are skipped.
+    """
     table, frozen = spec.model.get("lora"), tuple(spec.model.get("freeze") or ())
     if spec.role == "actor_fwd" and table and LoraTable.of(table).plain:
         return Adapters(model, LoraTable.of(table), spec.seed)
@@ -176,8 +181,10 @@ def _there(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]
 
 
 def settle(model: PreTrainedModel, spec: TrainerSpec, publishes: torch.dtype, frozen: torch.dtype) -> Adapters | None:
-    """`choose_trained` for a model that holds the folder's weights: what lies below is known from now on, as it would be
-    published, and held small."""
+    """Run `choose_trained` on a loaded model, then record the base's fingerprint and store frozen layers in `frozen`.
+
+    The fingerprint is that of the base published in the format `publishes`.
+    """
     adapters = choose_trained(model, spec)
     if adapters is not None:
         adapters.base = fingerprint(named_tensors(model, adapters), publishes)
@@ -209,27 +216,30 @@ FIELD = "model.lora"
 
 
 def targets(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the linear layers that are meant; by default all that are trained in the decoder, not its head."""
+    """Return the names of the linear layers that `patterns` match; without patterns, the decoder's trained ones.
+
+    The head is not part of the decoder. Raises ConfigError for a pattern without a linear layer, or with frozen layers.
+    """
     linear = {module: name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if not patterns:
         inside = model.get_decoder().modules()
         names = [linear[module] for module in inside if module in linear and module.weight.requires_grad]
         if not names:
-            raise ConfigError(FIELD, type(model).__name__, "its decoder has no linear layer to train; leave lora out")
+            raise ConfigError(FIELD, type(model).__name__, "no linear layer of its decoder is trained; leave lora out")
         return tuple(names)
     meant: dict[str, None] = {}
     for pattern in patterns:
         parts = [part for _, part in found(model, pattern, f"{FIELD}.targets") if isinstance(part, nn.Module)]
         layers = [(linear[m], m) for part in parts for m in part.modules() if m in linear]
         if not layers:
-            raise ConfigError(f"{FIELD}.targets", repr(pattern), "there is no linear layer in it; name one that has")
+            raise ConfigError(f"{FIELD}.targets", repr(pattern), "no linear layer is in it; name a module with one")
         _refuse_frozen(frozen_in(layers), f"{FIELD}.targets", pattern)
         meant |= dict.fromkeys(name for name, _ in layers)
     return tuple(meant)
 
 
 def modules_to_save(model: PreTrainedModel, patterns: tuple[str, ...], adapted: tuple[str, ...]) -> list[nn.Module]:
-    """Modules that are trained whole beside the adapters."""
+    """Return the modules that are trained whole, in addition to the adapters."""
     field, modules = f"{FIELD}.modules_to_save", []
     layers = {id(model.get_submodule(name)): name for name in adapted}
     for pattern in patterns:
@@ -237,9 +247,9 @@ def modules_to_save(model: PreTrainedModel, patterns: tuple[str, ...], adapted: 
         _refuse_frozen(frozen_in(parts), field, pattern)
         for name, part in parts:
             if not isinstance(part, nn.Module):
-                raise ConfigError(field, name, "that is a parameter; name the module that it belongs to")
+                raise ConfigError(field, name, "this is a parameter; name the module that it belongs to")
             if both := [layers[id(module)] for module in part.modules() if id(module) in layers]:
-                fix = f"{both[0]} gets an adapter; name in model.lora.targets the modules that shall"
+                fix = f"{both[0]} gets an adapter; restrict model.lora.targets to other modules"
                 raise ConfigError(field, repr(pattern), fix)
             modules.append(part)
     return modules
@@ -247,18 +257,21 @@ def modules_to_save(model: PreTrainedModel, patterns: tuple[str, ...], adapted: 
 
 def _refuse_frozen(frozen: list[str], field: str, got: str) -> None:
     if frozen:
-        raise ConfigError(field, repr(got), f"model.freeze keeps {frozen[0]} as it is; name it in one of the two")
+        raise ConfigError(field, repr(got), f"model.freeze keeps {frozen[0]} as it is; name it in only one of the two")
 
 
 def refuse_tied(model: PreTrainedModel, modules: tuple[str, ...], whole: list[nn.Module]) -> None:
-    """Refuse a weight in two places: it can't have an adapter in one of them, and peft would save it under one name only."""
+    """Raise ConfigError if a weight that head and embedding share would get an adapter or be trained whole.
+
+    The weight can't have an adapter in one of its two places only, and peft would save it under one name only.
+    """
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     if head is None or head.weight is not embedding:
         return
     saved = any(parameter is embedding for part in whole for parameter in part.parameters())
     field = "modules_to_save" if saved else "targets"
     if saved or any(model.get_submodule(name) is head for name in modules):
-        fix = "the head's weight is the input embedding's too and would come apart; leave it out"
+        fix = "the head's weight is the input embedding's too, and the two would come apart; leave it out"
         raise ConfigError(f"{FIELD}.{field}", "the head or the embedding", fix)
 
 
@@ -266,11 +279,10 @@ _PRIME = 1_000_003
 
 
 class Dropout:
-    """The dropout of the adapters in one rank's model: on only while an update accumulates, so that scoring is of the policy
-    that is published.
+    """The dropout of the adapters in one rank's model, on only while an update accumulates gradients.
 
-    The draw depends on the update, the rank and the chunk alone: ranks that get different micro-batches keep the same
-    global random state, and a continued run draws what the first one did.
+    Scores of forward passes are therefore those of the published policy. The draw depends only on the update, the rank
+    and the chunk: ranks with different micro-batches keep equal global random states, and a resumed run draws the same.
     """
 
     def __init__(self, model: nn.Module, rank: int, device: torch.device, adapters: Adapters | None) -> None:
@@ -280,20 +292,20 @@ class Dropout:
         self._draw = self._chunk = 0
 
     def begin(self) -> None:
-        """Begin an update: the same draw on every rank."""
+        """Draw an update's seed, the same on every rank."""
         if self._layers:
             self._draw, self._chunk = int(torch.randint(2**31, ())), 0
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Drop out in the computation of one chunk."""
+        """Turn dropout on for the computation of one chunk."""
         if not self._layers:
             yield
             return
         self._chunk += 1
         with torch.random.fork_rng(devices=self._devices):
             torch.manual_seed(((self._draw * _PRIME + self._rank) * _PRIME + self._chunk) % 2**63)
-            for layer in self._layers:  # peft's layers look at their own mode too, not only at their dropout's
+            for layer in self._layers:  # peft's layers check their own training mode, not only their dropout's
                 layer.train(True)
             try:
                 yield

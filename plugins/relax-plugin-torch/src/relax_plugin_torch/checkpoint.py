@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that ranks need to continue bit for bit: weights and moments as each rank has them (`shards`), the rest as JSON.
+"""Checkpoints from which ranks continue bit for bit: a file of weights and moments for each rank, and `state.json`.
 
-Every rank copies its own and writes it, so none has to hold the whole, and any number of ranks reads it. The random state
-is the first rank's: everyone continues with it. `state.json` says how many files there must be.
+Every rank writes its own shards, so no rank holds the whole, and any number of ranks can read the files (`shards.py`).
+`state.json` holds the number of files and the rest of the state. Its random state is the first rank's, and all ranks
+continue with it.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ if TYPE_CHECKING:
 SCHEMA = 2
 _STATE = "state.json"
 _WEIGHTS, _MOMENTS = "model.", "optimizer."
-"""Before the names of tensors."""
+"""Prefixes of tensor names."""
 _FIELD = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A rank's part of a checkpoint, copied: training may go on while it is written."""
+    """A copy of a rank's part of a checkpoint, so that training continues while the copy is written."""
 
     pieces: Mapping[str, Piece]
     state: str
-    """Of the first rank."""
+    """Text of `state.json` on the first rank, else empty."""
     rank: int
 
     @classmethod
@@ -58,14 +59,14 @@ class Snapshot:
         cls, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any], ranks: Ranks,
         adapters: Adapters | None = None,
     ) -> Snapshot:  # fmt: skip
-        """Copy the rank's state. With adapters, of the weights below them only the base's fingerprint is kept."""
+        """Copy the rank's state. With adapters, only the fingerprint of the frozen base is kept."""
         base = adapters.base if adapters is not None else ""
         more = {"schema": SCHEMA, "ranks": ranks.size, "random": random_state(), "base": base}
         tensors = _named(_WEIGHTS, _kept(model, adapters)) | _named(_MOMENTS, _moments(model, optimizer))
         return cls(copied(tensors, ranks.first), json.dumps({**more, **state}) if ranks.first else "", ranks.rank)
 
     def write(self, directory: Path) -> None:
-        """Write it; it is on disk at the end. Raises OSError."""
+        """Write the rank's files and flush them to disk. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         write(self.pieces, directory / file_name(self.rank))
         if self.state:
@@ -76,7 +77,10 @@ class Snapshot:
 
 
 def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
-    """All ranks call: it takes the place of `directory` once all have written. Raises InfrastructureError on all of them."""
+    """Write a checkpoint, and put it in place of `directory` once all ranks have written their part.
+
+    All ranks must call. If a rank fails, all ranks raise InfrastructureError, or DiskFull if its disk is full.
+    """
     final = Path(directory)
     unfinished = final.with_name(f".{final.name}.saving")
     if ranks.first:
@@ -94,8 +98,7 @@ def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
 
 
 def _tried(directory: str, work: Callable[[], None]) -> list[Any]:
-    """Try the work; return whether the disk of this rank is full and what to say, so that other ranks, which wait for it, can
-    be told; empty where nothing went wrong."""
+    """Do the work; return an empty list, or after an OSError [disk is full, message] to send to all ranks."""
     try:
         work()
     except OSError as error:
@@ -105,8 +108,8 @@ def _tried(directory: str, work: Callable[[], None]) -> list[Any]:
 
 
 def unwritten(directory: str, error: OSError | SafetensorError) -> InfrastructureError:
-    """Make the error of a checkpoint or a folder that could not be written: DiskFull where there is no room."""
-    if not isinstance(error, OSError):  # safetensors has no number but in its words
+    """Return the error for a checkpoint or folder that could not be written: DiskFull if the disk is full."""
+    if not isinstance(error, OSError):  # safetensors gives the error number only in its text
         number = re.search(r"os error (\d+)", str(error))
         error = OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
     return disk_error(directory, error)
@@ -116,7 +119,10 @@ def load_checkpoint(
     directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, adapters: Adapters | None = None,
     kind: str = "adamw",
 ) -> dict[str, Any]:  # fmt: skip
-    """Restore weights, moments and random state; returns what else was saved."""
+    """Restore weights, moments and random state; return the saved `state.json`.
+
+    Raises ConfigError for a checkpoint that is incomplete or does not fit the model, its adapters or its optimizer.
+    """
     path = Path(directory)
     state, found = _look(path)
     own = _kept(model, adapters)
@@ -129,11 +135,11 @@ def load_checkpoint(
     if have != want:
         differing = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
         raise ConfigError(
-            _FIELD, directory, f"it is of another architecture ({', '.join(differing[:3])} differ); use its own model"
+            _FIELD, directory, f"saved from another architecture ({', '.join(differing[:3])} differ); use that model"
         )
     moments = {name.removeprefix(_MOMENTS): one for name, one in found.items() if name.startswith(_MOMENTS)}
     parameters, room = dict(model.named_parameters()), {}
-    for name, one in moments.items():  # shared out as their parameters are where they have their shape
+    for name, one in moments.items():  # moments with the shape of their parameter are sharded as it is
         parameter = parameters[name.rpartition("/")[0]]
         if tuple(parameter.shape) == one.shape:
             room[name] = torch.zeros_like(parameter, dtype=one.dtype, requires_grad=False)
@@ -142,7 +148,7 @@ def load_checkpoint(
     try:
         read_into(_named(_WEIGHTS, own) | _named(_MOMENTS, room), path)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(_FIELD, path, f"it can't be read ({error}); resume from another checkpoint") from error
+        raise ConfigError(_FIELD, path, f"files can't be read ({error}); resume from another checkpoint") from error
     optimizer.state.clear()
     plain_parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, value in room.items():
@@ -170,29 +176,31 @@ def _check_base(directory: str, saved: str, adapters: Adapters | None) -> None:
         return
     if not (saved and base):
         has, needs = ("adapters", "no [model.lora]") if saved else ("a whole model", "[model.lora]")
-        raise ConfigError(_FIELD, directory, f"it holds {has} and this run has {needs}; train as it was trained")
-    fix = f"its adapters lie on model {saved}, and model.path holds {base}; name the model it was trained from"
+        raise ConfigError(
+            _FIELD, directory, f"saved with {has}, but this run has {needs}; set [model.lora] as when it was saved"
+        )
+    fix = f"its adapters belong to model {saved}, but model.path holds {base}; set model.path to the former"
     raise ConfigError(_FIELD, directory, fix)
 
 
 def _look(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
-    """Read the rest of the saved state and the tensors that are there: all of them, or ConfigError."""
+    """Return the saved `state.json` and a description of every tensor; raise ConfigError if a file is missing."""
     try:
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
         if state.get("schema") != SCHEMA:
             raise ConfigError(
-                _FIELD, path, f"its schema is {state.get('schema')}, not {SCHEMA}; use the relax that wrote it"
+                _FIELD, path, f"the schema is {state.get('schema')}, not {SCHEMA}; use the relax version that wrote it"
             )
         missing = [name for name in map(file_name, range(state["ranks"])) if not (path / name).is_file()]
         if missing:
-            raise ConfigError(_FIELD, path, f"it lacks {', '.join(missing[:3])}; resume from another checkpoint")
+            raise ConfigError(_FIELD, path, f"the folder lacks {', '.join(missing[:3])}; resume from a whole one")
         return state, stored(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(_FIELD, path, f"it can't be read ({error}); resume from another checkpoint") from error
+        raise ConfigError(_FIELD, path, f"files can't be read ({error}); resume from another checkpoint") from error
 
 
 def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """`<parameter>/<moment>`: by name, so that it does not hang on the optimizer's order."""
+    """Return moments as `<parameter>/<moment>`: names do not depend on the optimizer's order of parameters."""
     named = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{named[parameter]}/{moment}{'.' if part else ''}{part}": plain
@@ -203,7 +211,7 @@ def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 class Writing:
-    """The writing of one rank's checkpoints, in a thread beside the work. One at a time; `over` raises what went wrong."""
+    """A thread that writes one rank's checkpoints, one at a time, while the rank works; `over` raises its errors."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -211,11 +219,11 @@ class Writing:
         self._directory = ""
 
     def write(self, snapshot: Snapshot, directory: str) -> None:
-        """Begin with it. The one before must be over."""
+        """Start writing a snapshot. The write before it must be over."""
         self._last, self._directory = self._thread.submit(snapshot.write, Path(directory)), directory
 
     async def over(self) -> None:
-        """Wait until it is on disk. Raises InfrastructureError where it can't be."""
+        """Wait until the snapshot is on disk. Raises InfrastructureError if writing it failed."""
         if self._last is None:
             return
         try:
@@ -224,7 +232,7 @@ class Writing:
             raise unwritten(self._directory, error) from error
 
     def stop(self) -> None:
-        """Stop without waiting: a write that is half-way ends in its own time, and nobody counts on it."""
+        """Stop without waiting. A write in progress ends by itself; its checkpoint is not used."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -235,7 +243,7 @@ def seed_all(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Collect every global random state as plain data, so that a checkpoint needs no pickle."""
+    """Return the global random states of Python, numpy and torch as JSON data, so that a checkpoint needs no pickle."""
     version, keys, gauss = random.getstate()
     name, numpy_keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -264,9 +272,12 @@ def _bytes(text: str) -> torch.Tensor:
 
 @contextmanager
 def new_directory(directory: str) -> Iterator[Path]:
-    """Yield a directory to write in; it takes the place of `directory` whole or not at all. Raises InfrastructureError."""
+    """Yield a directory to write in, which replaces `directory` only if the block succeeds.
+
+    Raises InfrastructureError if writing fails.
+    """
     try:
         with new_folder(Path(directory)) as unfinished:
             yield unfinished
-    except (OSError, SafetensorError) as error:  # safetensors fails with its own type
+    except (OSError, SafetensorError) as error:
         raise unwritten(directory, error) from error

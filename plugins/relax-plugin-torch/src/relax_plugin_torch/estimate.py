@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates of a rank's memory and work, from the model's configuration alone: an update is played on fake tensors,
-which have shapes but no memory, and what would be alive is counted.
+"""Estimates of a rank's memory and work from the model's configuration alone.
 
-So it holds for any architecture, layout and optimizer that the trainer itself can run. Deep models are played with a
-few layers and continued in a straight line; the shares and buffers of several ranks are arithmetic.
+An update runs on fake tensors, which have shapes but no memory, and the bytes that would be alive are counted. So the
+estimate covers every architecture, layout and optimizer that the trainer runs. Deep models run with few layers, and the
+result is extrapolated linearly. Shards and buffers of several ranks are calculated.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from relax_plugin_torch.trainer import TorchOptions
 
 UNMASKED = "relax-unmasked-sdpa"
-"""Attention by this name, for estimates alone."""
+"""Name under which estimates register an attention without masks in transformers."""
 SHALLOW = (2, 4)
-"""Layers of the models that a deeper one is continued from."""
+"""Numbers of layers of the two models from which deeper ones are extrapolated."""
 OF_ADAMW = {"adamw": 1.0, "sgd": 1.0, "adamw-8bit": 0.26, "adafactor": 0.02}
-"""State of optimizers that do not run on fake tensors, as a share of AdamW's, which is played for them."""
+"""Factors for the size of optimizer state. AdamW runs for optimizers that fake tensors can't run, and is scaled."""
 COMES_AND_GOES = ("gradients", "activations", "logits")
 ALLOCATOR, BUFFERS = 0.5, 20 << 20
-"""On a CPU, what glibc's malloc holds in holes beside tensors that come and go, as a share of these, and what multiplying
-takes for itself. Measured (docs/benchmarks.md): 0.36 to 0.58 over five sizes."""
+"""Memory beyond tensors on a CPU: glibc's malloc loses this share of short-lived tensors to fragmentation, and matrix
+products take these bytes for buffers. Measured (docs/benchmarks.md): shares of 0.36 to 0.58 over five sizes."""
 SCALAR = 1
-"""Labels of a configuration whose model has a scalar head."""
+"""Value of `num_labels` in the configuration of a model with a scalar head."""
 BLOCKS_AT_ONCE = 2
-"""Of weights in parts: whole ones beside each other, as the next block is gathered while one computes."""
+"""Blocks of sharded weights that are whole at once: the next block is gathered while one computes."""
 
 Parts = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A micro-batch as the model gets it."""
+    """The size of a micro-batch: lines and width of its rectangle, trained tokens, and whether it needs a mask."""
 
     lines: int
     width: int
@@ -66,19 +66,19 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Bytes that are alive at the peak of an update or a forward pass, and the work of one micro-batch."""
+    """The memory in bytes of an update or a forward pass, and the work of its largest micro-batch."""
 
     peak: Parts
     parameters: float
     optimizer: float
     flops: float
     block: float
-    """Parameters of one layer."""
+    """Bytes of the parameters of the largest block."""
     counts: tuple[float, float]
-    """Parameters that are trained, and all of them."""
+    """Numbers of trained parameters and of all parameters."""
 
     def to(self, deeper: Trace, times: float) -> Trace:
-        """On the straight line through both, `times` as far as `deeper`."""
+        """Extrapolate linearly from this trace through `deeper`, to `times` their distance."""
 
         def along(name: str) -> float:
             start: float = getattr(self, name)
@@ -96,8 +96,11 @@ def estimate(
     spec: TrainerSpec, options: TorchOptions, work: Workload, micro_batches: Sequence[Sequence[int]],
     scalar: frozenset[str] = frozenset(),
 ) -> Estimate:  # fmt: skip
-    """`micro_batches`: rows of each that this rank computes in a step. `scalar`: what a scalar head gives, where the model
-    has one."""
+    """Estimate the memory by phase and the floating-point operations of one step.
+
+    `micro_batches`: row indices of each micro-batch of this rank. `scalar`: outputs of a scalar head, if there is one.
+    Raises NotImplementedError for models with media inputs or experts.
+    """
     check_offload(options.offload_optimizer, torch.device("cpu" if _on_cpu(options) else "cuda"))
     config = _config(spec, scalar)
     sizes = [len(rows) for rows in micro_batches]
@@ -118,14 +121,14 @@ def _config(spec: TrainerSpec, scalar: frozenset[str]) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(check_folder(path), local_files_only=True)
         known = config.to_dict()
-    except Exception as error:  # transformers tells in many types that a configuration is none
+    except Exception as error:  # transformers raises errors of many types for a faulty configuration
         raise ConfigError(
             FIELD, path, f"transformers can't read its config.json ({error}); check the folder"
         ) from error
     if has_towers(known):
-        raise NotImplementedError("what a model sees or hears is not counted yet")
-    if Routing.of(known) is not None:  # which expert computes what hangs on data, and fake tensors have none
-        raise NotImplementedError("what experts compute is not counted yet")
+        raise NotImplementedError("models with vision or audio inputs can't be estimated yet")
+    if Routing.of(known) is not None:  # the data choose the experts, and fake tensors hold no data
+        raise NotImplementedError("models with experts can't be estimated yet")
     if scalar:
         config.num_labels = SCALAR
     return config
@@ -135,12 +138,12 @@ def _config(spec: TrainerSpec, scalar: frozenset[str]) -> PretrainedConfig:
 
 
 def _passes(sizes: Sequence[int]) -> list[int]:
-    """Return the first micro-batch and the largest one after it, by rows: beside the latter lie gradients."""
+    """Return the rows of the first micro-batch and of the largest later one, which runs while gradients are alive."""
     return [*sizes[:1], *([max(sizes[1:])] if sizes[1:] else [])]
 
 
 def _shape(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, work: Workload, rows: int) -> Shape:
-    """As the policy chooses: a line a row, or a line a group with its prompt once under a mask."""
+    """Return the layout that the policy would choose: a row per line, or a group per line with a shared prompt."""
     plain = Shape(rows, max(1, work.row_tokens - 1), rows * work.new_tokens)
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
     alone = work.group_size == 1 or rows == 1
@@ -169,7 +172,7 @@ def _traced(
 
 
 def _layers_alike(spec: TrainerSpec) -> bool:
-    """Tell whether no layer is named by its number, to be frozen or to have adapters."""
+    """Return False if a pattern names layers by number, to freeze them or to give them adapters."""
     lora = spec.model.get("lora") or {}
     patterns = (spec.model.get("freeze"), lora.get("targets"), lora.get("modules_to_save"))
     return not any(character.isdigit() for names in patterns for name in names or () for character in name)
@@ -205,7 +208,7 @@ def _trace(
         if optimizer is not None:
             optimizer.step()
         peak = dict(live.peak)
-        with FlopCounterMode(display=False) as counter:  # apart: its hooks keep tensors that would be gone
+        with FlopCounterMode(display=False) as counter:  # after the peak: its hooks keep tensors alive
             _pass(model, spec, options, largest)
     held, peak["optimizer"] = (size * OF_ADAMW[options.optimizer] for size in (held, peak.get("optimizer", 0)))
     attention_passes = 3 + options.activation_checkpointing if trains else 1
@@ -214,7 +217,10 @@ def _trace(
 
 
 def _unmasked() -> str:
-    """As `sdpa`, but without the causal mask that transformers makes where it can't look at values: real ones get none."""
+    """Register `sdpa` attention without masks, and return its name.
+
+    With fake tensors, transformers makes a causal mask because it can't read values; real tensors get no mask.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -224,7 +230,7 @@ def _unmasked() -> str:
 
 
 def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions) -> PreTrainedModel:
-    """The model without any data, what is frozen and its adapters included: peft can't lay them on fake tensors."""
+    """Return the model on the meta device, with frozen parts and adapters, which peft can't add to fake tensors."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification if config.num_labels == SCALAR else AutoModelForCausalLM
@@ -240,7 +246,7 @@ def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions
 
 
 def _on_fake_tensors(model: PreTrainedModel) -> PreTrainedModel:
-    """Tensors of the mode that is on take the place of those without data; tied ones stay tied."""
+    """Replace the model's meta tensors by fake tensors of the active mode; tied tensors stay tied."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for own in (module._parameters, module._buffers):
@@ -254,7 +260,7 @@ def _on_fake_tensors(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: Kind) -> torch.optim.Optimizer:
-    """An optimizer behind its first step: its moments are there."""
+    """Return an optimizer after its first step, so that its moments exist."""
     optimizer = make_optimizer(model, spec.optimizer, "sgd" if kind == "sgd" else "adamw")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -270,7 +276,7 @@ def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: K
 
 
 def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shape: Shape) -> None:
-    """As `Policy` computes a micro-batch, and the backward pass of what it gives."""
+    """Run a micro-batch forward as `Policy` does, and backward if gradients are needed."""
     inputs: dict[str, Any] = {"input_ids": torch.zeros(shape.lines, shape.width, dtype=torch.long), "use_cache": False}
     if shape.masked:
         inputs["position_ids"] = torch.zeros(shape.lines, shape.width, dtype=torch.long)
@@ -287,7 +293,7 @@ def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shap
 
 
 def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, features: Tensor) -> Tensor:
-    """Return the output of the head for features."""
+    """Return the head's output for features."""
     if model.config.num_labels == SCALAR:
         with torch.autocast("cpu", enabled=False):
             return torch.nn.functional.linear(features.float(), model.score.weight.float()).squeeze(-1)
@@ -300,7 +306,7 @@ def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, fe
 
 
 def _attention(config: PretrainedConfig, shape: Shape) -> float:
-    """Forward, of scores and values, which the counter of torch does not see on a CPU."""
+    """Return the operations of attention in one forward pass, which torch's counter misses on a CPU."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     width = heads * int(getattr(text, "head_dim", None) or text.hidden_size // heads)
@@ -314,7 +320,7 @@ def _counts(model: PreTrainedModel) -> tuple[float, float]:
 
 
 def _part_trained(trace: Trace) -> tuple[str, ...]:
-    """A note where it is not the whole model."""
+    """Return a note with the share of trained parameters, if only a part of the model is trained."""
     trained, everything = (round(count) for count in trace.counts)
     share = 100 * trained / everything
     return (f"trains {trained:,} of {everything:,} parameters ({share:.2g} %)",) if trained < everything else ()
@@ -338,11 +344,11 @@ def _phases(
             peak[kind] = peak.get(kind, 0) / ranks
         outside = max(0.0, whole - trace.block * round(whole / trace.block)) if trace.block else whole
         peak["gathered"] = min(whole, outside + BLOCKS_AT_ONCE * trace.block) * (2 if spec.role in TRAINED_ROLES else 1)
-        notes.append("of weights in parts: shares and whole blocks are arithmetic, not played")
+        notes.append("sizes of sharded weights are from arithmetic, not from a trial on fake tensors")
     held = {kind: peak[kind] for kind in ("parameters", "optimizer") if peak.get(kind)}
     if _on_cpu(options):
         peak[RESERVED] = BUFFERS + ALLOCATOR * sum(peak.get(kind, 0.0) for kind in COMES_AND_GOES)
-        notes.append(f"{RESERVED} is what malloc keeps beside tensors, by measurement; all else is of tensors, exactly")
+        notes.append(f"{RESERVED} is memory that malloc keeps beyond tensors (measured share); tensors are exact")
     if spec.role not in TRAINED_ROLES:
         return _rounded({"forward": peak}), tuple(notes)
     first = spec.rank == 0
@@ -354,7 +360,7 @@ def _phases(
     if first and spec.role == "actor":
         half = 1.0 if (spec.publish_dtype or spec.model.get("dtype", "float32")) == "float32" else 0.5
         phases["publish"] = {**held, "published": whole * half, **({"gathered": whole} if shared else {})}
-    if options.offload_optimizer:  # it is there for the step and the copy of it alone
+    if options.offload_optimizer:  # the state is on the device only for the optimizer's step and for checkpoints
         phases["update"] = {**held, "gradients": peak["gradients"]}
         for name in {"train", "publish"} & phases.keys():
             phases[name] = {kind: size for kind, size in phases[name].items() if kind != "optimizer"}

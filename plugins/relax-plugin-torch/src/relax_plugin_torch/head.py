@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model with a scalar head: a critic's `values` [tokens], or a reward model's `rewards` [rows].
 
-It is transformers' sequence classification with one label, so what is exported loads as such, and a folder that holds
-such a head (a reward model) continues with it; any other causal language model gets one of zeros. The body is scored
-as `Policy` does it; the head computes in float32 whatever the body's format is.
+The model is transformers' sequence classifier with one label, and exports load as such. If the folder holds such a head
+(a reward model), training starts from that head, else from a head of zeros. `Policy` lays out rows and computes the
+body. The head computes in float32, independently of the body's format.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ SCALARS = frozenset({"values", "rewards"})
 
 
 def scalars(spec: TrainerSpec, build: Callable[..., Algorithm]) -> frozenset[str]:
-    """Return the scalar outputs of the head in this role; where there are none, log-probs come from the model's own
-    head."""
+    """Return the scalar outputs that the model needs in this role; empty if it keeps its language-model head."""
     if spec.role == "critic":
         return frozenset({"values"})
     if spec.role != "actor":
@@ -39,7 +38,10 @@ def scalars(spec: TrainerSpec, build: Callable[..., Algorithm]) -> frozenset[str
 
 
 def load_scalar_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
-    """The body of a causal language model, or of a sequence classifier with one label, under a scalar head."""
+    """Load a causal language model, or a sequence classifier with one label, with a scalar head.
+
+    Raises ConfigError naming the fault of the folder.
+    """
     folder = check_folder(path)
     from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
@@ -50,7 +52,7 @@ def load_scalar_model(path: str, attention: str, device: torch.device) -> PreTra
             folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
             num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
         )  # fmt: skip
-    except Exception as error:  # whatever a foreign loader raises is about this folder
+    except Exception as error:  # transformers raises errors of many types for a faulty folder
         raise ConfigError(
             FIELD, path, f"transformers can't load it with a scalar head ({first_line(error)}); choose another model"
         ) from error
@@ -64,7 +66,7 @@ def load_scalar_model(path: str, attention: str, device: torch.device) -> PreTra
 
 
 class ScalarPolicy(Policy):
-    """Scores tokens and rows instead of choosing tokens."""
+    """A policy whose head gives a number per token or row, instead of log-probs of tokens."""
 
     def __init__(
         self, model: PreTrainedModel, outputs: frozenset[str], *, autocast: torch.dtype | None, share_prefixes: bool
@@ -73,7 +75,7 @@ class ScalarPolicy(Policy):
         super().__init__(model, temperature=1.0, autocast=autocast, max_logits=1, share_prefixes=share_prefixes)
 
     def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
-        """`values` before each trained token, 0 elsewhere; `rewards` behind the last token of each row."""
+        """Return `values` read before each trained token, 0 elsewhere, and `rewards` read at each row's last token."""
         scored = {}
         if "values" in self._outputs:
             trained = batch.loss_mask.nonzero().squeeze(1)
@@ -94,7 +96,7 @@ class ScalarPolicy(Policy):
         return super()._layout(batch) if "values" in self._outputs else whole_rows(batch)
 
     def _probe(self, batch: learn.PackedBatch, layout: Layout) -> Tensor:
-        """Features: the head may be all zeros."""
+        """Return features instead of scores, since a head of zeros gives the same score for any layout."""
         with self._precision():
             return self._features(layout).index_select(0, layout.before[batch.loss_mask.nonzero().squeeze(1)])
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of packed rows in the rectangle that a model reads, and the feature of it that predicts each token.
+"""Layout of packed rows in the rectangle [lines, width] that a model reads, and the place that predicts each token.
 
-`by_row`: a row a line, padded on the right. Attention is causal, so no real token looks at padding and no mask is needed.
-`PrefixTree`: a group a line, and a prefix that rows have in common (their prompt) stands there once; a mask lets every
-token see its own row only, so each gets exactly what it would get alone. A row's last token predicts nothing: left out.
+`by_row`: one row per line, padded on the right. Attention is causal, so no token sees padding and no mask is needed.
+`PrefixTree`: one group per line; a prefix that several rows share (their prompt) stands there once. A mask lets every
+token see its own row only, so that scores equal those of the row alone. Both leave out a row's last token, which
+predicts nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from relax_core.learn import PackedBatch
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a batch: what the model is given, and where to read its outputs."""
+    """The model's inputs for a batch, and where to read its outputs."""
 
     ids: Tensor
-    """[lines, width]."""
+    """Token ids, [lines, width]."""
     before: Tensor
-    """[tokens]: flat place of the token before each; meaningless at position 0, which is never trained."""
+    """Flat place in the rectangle of each token's predecessor, [tokens]; undefined for a row's first token."""
     positions: Tensor | None = None
-    """[lines, width], where they are not 0, 1, 2, ..."""
+    """Position ids, [lines, width]; None if they are 0, 1, 2, ..."""
     mask: Tensor | None = None
-    """[lines, 1, width, width] bool: who sees whom, where that is not simply causal."""
+    """True where a query (third axis) sees a key (last axis), [lines, 1, width, width]; None: causal attention."""
 
     @property
     def lines(self) -> int:
@@ -50,18 +51,18 @@ def by_row(batch: PackedBatch) -> Layout:
 
 
 def one_line(batch: PackedBatch) -> Layout:
-    """All rows one after another; where positions begin anew, attention does too."""
+    """Lay all rows on one line, one after another. Attention starts anew where positions restart at 0."""
     offset = _offsets(batch)
     inputs = offset < batch.lengths[batch.row_of_token] - 1
     place = inputs.cumsum(0) - inputs.long()
     ids, positions = batch.tokens[inputs], offset[inputs]
-    if not len(ids):  # rows of one token alone: nothing is read, but a model wants something
+    if not len(ids):  # every row has a single token, but a model needs at least one input
         ids, positions = batch.tokens[:1], offset[:1]
     return Layout(ids[None], place - 1, positions[None])
 
 
 def whole_rows(batch: PackedBatch) -> Layout:
-    """As `by_row`, each row's last token with it: for what is said of a whole row."""
+    """Lay out rows as `by_row` does, but with each row's last token, for outputs of whole rows."""
     offset = _offsets(batch)
     width = max(1, int(batch.lengths.max()))
     place = batch.row_of_token * width + offset
@@ -71,25 +72,25 @@ def whole_rows(batch: PackedBatch) -> Layout:
 
 
 class PrefixTree:
-    """Rows of a group as a tree of tokens: a node a distinct prefix, numbered along the line of its group.
+    """The rows of each group as a tree: a node for every distinct prefix, numbered along the line of the group.
 
-    Building it is cheap and tells the size of the layout; the mask is made only when asked for.
+    Building the tree is cheap and gives the size of its layout; `layout` makes the mask.
     """
 
     def __init__(self, batch: PackedBatch, beside: np.ndarray | None = None) -> None:
-        """`beside` [tokens, bytes]: what tokens must have in common as well."""
+        """Build the tree. Tokens are shared only if their rows of `beside` [tokens, bytes] are equal too."""
         self._batch = batch
         self._rows, self._order, self._line = _sorted_inputs(batch)
         self._fresh = _fresh(self._rows, self._line, self._sorted(beside))
         nodes_in_line = np.bincount(self._line, weights=self._fresh.sum(1)).astype(np.int64)
         self.lines, self.width = len(nodes_in_line), max(1, int(nodes_in_line.max()))
-        # a shared token is the node of the row above it, so every column carries its last fresh node downwards
+        # a shared token has the same node as in the row above, so each column repeats its last new node downwards
         numbers = np.where(self._fresh, np.cumsum(self._fresh).reshape(self._fresh.shape) - 1, -1)
         first = np.cumsum(nodes_in_line) - nodes_in_line
         self._node = np.maximum.accumulate(numbers, axis=0) - first[self._line][:, None]
 
     def _sorted(self, beside: np.ndarray | None) -> np.ndarray | None:
-        """[rows, longest, bytes], as the rows are."""
+        """Return `beside` in the order and shape of the sorted rows, [rows, longest, bytes]."""
         if beside is None:
             return None
         lengths = np.asarray(self._batch.rows.columns["tokens"].lengths)
@@ -115,7 +116,7 @@ class PrefixTree:
         return before
 
     def _mask(self, owner: np.ndarray, column: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """Every node sees itself and the nodes before it in its row; padding sees itself, so that softmax is defined."""
+        """Let every node see itself and its predecessors in its row, and padding itself, so that softmax is defined."""
         mask = np.broadcast_to(np.eye(self.width, dtype=bool), (self.lines, self.width, self.width)).copy()
         query, ancestor = np.nonzero(np.arange(self._rows.shape[1]) <= column[:, None])
         mask.reshape(-1, self.width)[place[query], self._node[owner[query], ancestor]] = True
@@ -123,15 +124,15 @@ class PrefixTree:
 
 
 def _offsets(batch: PackedBatch) -> Tensor:
-    """[tokens]: position of each token in its row."""
+    """Return the position of each token in its row, [tokens]."""
     starts = batch.lengths.cumsum(0) - batch.lengths
     return torch.arange(len(batch.tokens), device=starts.device) - starts[batch.row_of_token]
 
 
 def _sorted_inputs(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows without their last token [rows, longest], -1 behind the end, such that like prefixes are neighbours.
+    """Return rows without their last token, sorted so that equal prefixes are neighbours, with their order and lines.
 
-    Also the order (index of each sorted row in the batch) and the line (number of its group).
+    Rows: [rows, longest], -1 after their end. Order: index in the batch of each sorted row. Line: number of its group.
     """
     column = batch.rows.columns["tokens"]
     lengths = np.asarray(column.lengths)
@@ -145,7 +146,7 @@ def _sorted_inputs(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _fresh(rows: np.ndarray, line: np.ndarray, beside: np.ndarray | None = None) -> np.ndarray:
-    """[rows, longest] bool: tokens whose prefix the row above does not have."""
+    """Return True for tokens whose prefix differs from that of the row above, [rows, longest]."""
     same = np.zeros(rows.shape, bool)
     same[1:] = (rows[1:] == rows[:-1]) & (line[1:] == line[:-1])[:, None]
     if beside is not None:

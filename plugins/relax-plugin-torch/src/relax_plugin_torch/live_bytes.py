@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the bytes of tensors that are alive, operation by operation, and remembers by kind what was alive at the peak.
+"""Counting of the bytes of live tensors, operation by operation, and of their kinds at the peak.
 
-A tensor counts once however many views it has. It sees what torch's dispatcher sees: buffers that a kernel allocates
-for itself, and what an allocator keeps in reserve, are not among it. Works on real tensors and on fake ones alike.
+A storage counts once, however many views it has. The count covers tensors that torch's dispatcher returns. It leaves
+out buffers inside a kernel and memory that an allocator keeps in reserve. Real and fake tensors count alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """Use as a context manager around what allocates."""
+    """A context manager that counts the bytes of tensors made within it: `now`, and `peak`, by kind."""
 
     def __init__(self, kind_of: Callable[[Tensor], str]) -> None:
-        """`kind_of`: a new tensor's kind."""
+        """Start with no tensors; `kind_of` names the kind of a new tensor."""
         super().__init__()
         self._kind_of = kind_of
         self._kinds: dict[int, tuple[str, int]] = {}
@@ -30,7 +30,7 @@ class LiveBytes(TorchDispatchMode):
         self._most = 0
 
     def belongs(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Tensors that turned out to be of this kind."""
+        """Count tensors as this kind from now on."""
         for tensor in tensors:
             if tensor is not None:
                 self._note(tensor)
@@ -40,7 +40,7 @@ class LiveBytes(TorchDispatchMode):
                 self.now[kind] += size
 
     def restart(self) -> None:
-        """Forget the peak."""
+        """Measure the peak anew, from the tensors that are alive now."""
         self._most = 0
         self._look()
 

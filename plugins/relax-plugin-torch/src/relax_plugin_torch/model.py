@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face folder in and out of memory: load it whole or not at all, name its tensors as the folder does."""
+"""Loading and exporting of Hugging Face model folders, and access to a model's tensors under the folder's names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ SAFETENSORS = {
 
 
 def load_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
-    """In float32 and without dropout: the log-probs that are trained are those that were sampled."""
+    """Load a model in float32 and in eval mode: without dropout, trained log-probs equal those of sampling.
+
+    Raises ConfigError naming the fault of the folder.
+    """
     folder = check_folder(path)
     from transformers.utils import logging
 
@@ -40,14 +43,14 @@ def load_model(path: str, attention: str, device: torch.device) -> PreTrainedMod
             folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
             output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
         )  # fmt: skip
-    except Exception as error:  # whatever a foreign loader raises is about this folder
+    except Exception as error:  # transformers raises errors of many types for a faulty folder
         raise ConfigError(FIELD, path, f"transformers can't load it ({first_line(error)}); check the folder") from error
     check_complete(path, report)
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
 def loader(folder: Path) -> Any:
-    """The class that loads it: models that see or hear have one of their own."""
+    """Return the auto class of transformers that loads the folder's model; models with media inputs have another."""
     import transformers
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -59,11 +62,11 @@ def first_line(error: Exception) -> str:
 
 
 def check_complete(path: str, report: Mapping[str, Any]) -> None:
-    """transformers fills what a file lacks with random numbers and only warns."""
+    """Raise ConfigError for missing or misshapen weights, which transformers fills with random numbers."""
     missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
-            FIELD, path, f"its weights lack {', '.join(missing[:4])} ({len(missing)} in all); save the model again"
+            FIELD, path, f"the weights lack {', '.join(missing[:4])} ({len(missing)} in all); save the model again"
         )
     if report["mismatched_keys"]:
         name, saved, wanted = sorted(report["mismatched_keys"])[0]
@@ -72,27 +75,33 @@ def check_complete(path: str, report: Mapping[str, Any]) -> None:
 
 
 def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights under the model's own names; tied ones once."""
+    """Return the model's weights under its own names; tied weights appear once."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
 def named_tensors(model: PreTrainedModel, adapters: Adapters | None = None) -> dict[str, Tensor]:
-    """Weights under the names of a Hugging Face folder, without adapters, to be written to: views of the model's own."""
+    """Return the weights below any adapters, under the names of a Hugging Face folder, as views to write to.
+
+    Raises ConfigError if a sharded tensor fuses several tensors of the folder.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     own = own_tensors(model) if adapters is None else adapters.below(own_tensors(model))
     parts = parts_of(own, lambda tensors: revert_weight_conversion(model, tensors))
     fused = {part.source for part in parts.values()}
     if shared := sorted(name for name in fused if local(own[name]) is not own[name]):
-        fix = "what is fused can't be loaded into shares of it: choose none for this role"
+        fix = "this tensor fuses several of the folder, which can't be loaded into shards: choose none for this role"
         raise ConfigError("trainer.sharding", f"fsdp with {shared[0]}", fix)
     kept = {name: tensor for name, tensor in own.items() if name not in fused}
     return {**kept, **{name: part.of(own) for name, part in parts.items()}}
 
 
 def whole_tensors(model: PreTrainedModel, keep: bool = True, adapters: Adapters | None = None) -> dict[str, Tensor]:
-    """As `named_tensors`, with adapters folded in, gathered from all ranks, which all call; empty for those who only help."""
+    """Return whole weights under the names of a Hugging Face folder, with adapters folded in.
+
+    All ranks must call: shards are gathered from each. A rank without `keep` only contributes and gets nothing.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     own = gathered(own_tensors(model), keep)
@@ -102,7 +111,7 @@ def whole_tensors(model: PreTrainedModel, keep: bool = True, adapters: Adapters 
 
 
 def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> str:
-    """Return the fingerprint of what would be published of these tensors."""
+    """Return the fingerprint that these tensors would have when published in `dtype`."""
     return combined_fingerprint(
         TensorInfo(name, array.shape, kind, tensor_fingerprint(array), array.nbytes)
         for name, array, kind in published_arrays(tensors, dtype)
@@ -110,13 +119,13 @@ def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> str:
 
 
 def published_arrays(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, np.ndarray, str]]:
-    """(name, array, dtype) as transports take them; bf16 as its bits."""
+    """Yield (name, array, dtype name) as transports take them."""
     for name, tensor in tensors.items():
         yield name, *published_array(tensor, dtype)
 
 
 def published_array(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, str]:
-    """Floats in this dtype."""
+    """Return an array and its dtype name. Floating-point values are cast to `dtype`; bfloat16 becomes uint16 bits."""
     value = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
     bits = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
     return bits.numpy(), SAFETENSORS[value.dtype]
@@ -125,7 +134,10 @@ def published_array(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, str
 def export_folder(
     model: PreTrainedModel, state: Mapping[str, Tensor], source: str, directory: Path, dtype: torch.dtype
 ) -> None:
-    """A folder that AutoModelForCausalLM and AutoTokenizer load; `state` is the model's own, whole."""
+    """Write a folder that transformers' auto classes load, with the tokenizer files of the folder `source`.
+
+    `state`: whole weights under the model's own names; floating-point weights are written in `dtype`.
+    """
     state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     before = model.config.dtype
     model.config.dtype = dtype
@@ -148,24 +160,24 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def check_folder(path: str) -> Path:
-    """The folder, or ConfigError naming what is missing in it."""
+    """Return the folder of a model; raise ConfigError naming the file or setting that it lacks."""
     folder = Path(path)
     if not folder.is_dir():
-        raise ConfigError(FIELD, path, "there is no such folder; name a local Hugging Face model folder")
+        raise ConfigError(FIELD, path, "the folder does not exist; name a local Hugging Face model folder")
     config = _json(folder, "config.json")
     if "model_type" not in config:
-        raise ConfigError(FIELD, path, "its config.json has no model_type; name a Hugging Face model folder")
+        raise ConfigError(FIELD, path, "the config.json has no model_type; name a Hugging Face model folder")
     if config.get("thinker_config"):
-        fix = "save `.thinker` of what transformers loads from it as a folder of its own, with tokenizer and processor"
+        fix = "save `.thinker` of the loaded transformers model, with tokenizer and processor, as a folder of its own"
         raise ConfigError(FIELD, f"{path} with a talker beside the thinker", fix)
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:
-        raise ConfigError(FIELD, path, f"it lacks {', '.join(missing)}; save the model with safetensors weights")
+        raise ConfigError(FIELD, path, f"the folder lacks {', '.join(missing)}; save the model as safetensors")
     return folder
 
 
 def has_towers(config: Mapping[str, Any]) -> bool:
-    """Tell whether a `config.json` is of a model that sees or hears."""
+    """Return True if this `config.json` describes a model with vision or audio inputs."""
     return any(config.get(name) for name in ("vision_config", "audio_config"))
 
 
@@ -174,7 +186,7 @@ def _weight_files(folder: Path) -> list[str]:
         return [_WEIGHTS]
     shards = _json(folder, _INDEX).get("weight_map")
     if not isinstance(shards, dict):
-        raise ConfigError(FIELD, folder, f"its {_INDEX} has no weight_map; save the model again")
+        raise ConfigError(FIELD, folder, f"the file {_INDEX} has no weight_map; save the model again")
     return sorted(set(shards.values()))
 
 
@@ -182,16 +194,16 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(FIELD, folder, f"it has no {name}; name a Hugging Face model folder") from None
+        raise ConfigError(FIELD, folder, f"the folder has no {name}; name a Hugging Face model folder") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(FIELD, folder, f"its {name} is not readable JSON ({error}); save the model again") from error
+        raise ConfigError(FIELD, folder, f"{name} is not readable JSON ({error}); save the model again") from error
     if not isinstance(value, dict):
-        raise ConfigError(FIELD, folder, f"its {name} holds no JSON object; save the model again")
+        raise ConfigError(FIELD, folder, f"{name} is not a JSON object; save the model again")
     return value
 
 
 def check_rows(rows: RowBatch, vocab_size: int, max_context: int) -> None:
-    """Raise ValueError for an empty row, one longer than the model's context, or a token it does not have."""
+    """Raise ValueError for an empty row, a row longer than the model's context, or a token outside its vocabulary."""
     column = rows.columns["tokens"]
     if not len(column):
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's memory while others have its GPU: weights and optimizer lie in pinned host memory, gradients are gone.
+"""Offloading of a rank's memory: weights and optimizer state move to pinned host memory, and gradients are dropped.
 
-The optimizer's state may lie there for good but for the moments it is stepped or saved. A CPU has no lower tier: there
-only gradients are freed, and what malloc kept of a step. It moves memory and looks at none of its contents.
+Optionally the optimizer's state is on the GPU only while it is stepped, saved or loaded. A CPU has no second memory to
+move to: only gradients are freed, and free pages that malloc keeps after a step.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ FIELD = "trainer.offload_optimizer"
 
 
 class Offloader:
-    """The parts of a rank that sleep: weights and optimizer in pinned host memory, gradients gone.
+    """The parts of a rank that can be offloaded: weights, optimizer state and gradients.
 
-    Invariants: while a part sleeps nobody may use it, and `need` refuses who asks; the bytes come back as they were.
+    Invariants: an offloaded (`asleep`) part can't be used, and `need` raises ValueError for it; weights and optimizer
+    state come back with the same bytes.
     """
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, *,
         lower_tier: bool | None = None, apart: bool = False,
     ) -> None:  # fmt: skip
-        """`lower_tier`: whether the host has memory that is not the device's own; a GPU's has. `apart`: the optimizer's
-        state lies there while nobody needs it."""
+        """Start with all parts loaded.
+
+        `lower_tier`: whether host memory is separate from the device's; None: yes for a GPU.
+        `apart`: keep the optimizer's state in host memory outside of `with_optimizer`.
+        """
         self._model, self._optimizer, self._device, self._apart = model, optimizer, device, apart
         self._lower_tier = device.type == "cuda" if lower_tier is None else lower_tier
         self.asleep: set[str] = set()
@@ -43,17 +47,17 @@ class Offloader:
 
     @property
     def able(self) -> tuple[str, ...]:
-        """Name the parts whose sleep gives memory to others."""
+        """Names of the parts that give memory back when offloaded."""
         return tuple(sorted(PARTS)) if self._lower_tier else ("gradients",)
 
     def need(self, *parts: str) -> None:
-        """Raise ValueError where one of them sleeps."""
+        """Raise ValueError if one of the parts is offloaded."""
         for part in parts:
             if part in self.asleep:
                 raise ValueError(f"{part}: asleep; wake them first")
 
     def sleep(self, parts: Sequence[str]) -> int:
-        """Free these parts; return the bytes really freed. Twice is once."""
+        """Offload parts; return the bytes that were really freed. Parts that are offloaded already are skipped."""
         wanted = _known(parts) - self.asleep
         self.asleep |= wanted
         before = self._reserved()
@@ -63,7 +67,7 @@ class Offloader:
         if self._lower_tier and "optimizer" in wanted:
             freed += self._state.away(self._moments())
         if self._device.type != "cuda":
-            trim()  # malloc keeps what a step had at its peak
+            trim()  # malloc keeps the memory of a step's peak
             return freed
         torch.cuda.empty_cache()
         return before - self._reserved()
@@ -96,7 +100,7 @@ class Offloader:
         return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
 
     def _drop_gradients(self) -> int:
-        """Drop gradients; return the bytes of those that nobody else holds."""
+        """Drop gradients; return the bytes that this frees, as a gradient may have more holders."""
         held = []
         for parameter in self._model.parameters():
             if parameter.grad is not None:
@@ -108,9 +112,9 @@ class Offloader:
 
 
 def check_offload(wanted: bool, device: torch.device) -> None:
-    """Raise ConfigError where there is nowhere to."""
+    """Raise ConfigError for `offload_optimizer` without a GPU."""
     if wanted and device.type != "cuda":
-        fix = "only a GPU has memory below its own; leave it out, or set trainer.device=cuda"
+        fix = "a CPU has no second memory to offload to; leave it out, or set trainer.device=cuda"
         raise ConfigError(FIELD, f"true on {device.type}", fix)
 
 
@@ -124,21 +128,24 @@ Storage = torch.UntypedStorage
 
 
 class Offload:
-    """Some tensors of one device, here or away: they are copied to host memory and their storage is emptied.
+    """Tensors of one device that move to host memory and back: their values are copied and their storages emptied.
 
-    It works on storages, not on tensors: every view and every share of FSDP that reads one stays what it is, tied weights
-    move once, and an optimizer finds its state again.
+    It moves storages, not tensors. So views and FSDP shards of a storage stay valid, tied weights move once, and an
+    optimizer keeps its state.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._host: dict[StorageWeakRef, Tensor] = {}
-        """Buffers of storages that still live, kept: pinning is slow."""
+        """Host buffers by storage, kept for reuse while the storage exists, since pinning memory is slow."""
         self._away: list[tuple[Storage, Tensor]] = []
 
     @torch.no_grad()
     def away(self, tensors: Iterable[Tensor]) -> int:
-        """Move what is here; return its bytes. What is on another device stays: some optimizers count steps on the CPU."""
+        """Move tensors to host memory; return their bytes.
+
+        Tensors on another device stay: some optimizers count their steps in a tensor on the CPU.
+        """
         self._host = {key: buffer for key, buffer in self._host.items() if not key.expired()}
         own = (one.untyped_storage() for one in tensors if one.device.type == self._device.type)
         here = {storage._cdata: storage for storage in own if storage.nbytes()}
@@ -153,7 +160,7 @@ class Offload:
 
     @torch.no_grad()
     def back(self) -> int:
-        """Move everything back; return its bytes."""
+        """Move everything back to the device; return the bytes moved."""
         moved, self._away = self._away, []
         for storage, buffer in moved:
             storage.resize_(buffer.nbytes)
@@ -173,11 +180,11 @@ class Offload:
 
 
 def _bytes(storage: Storage) -> Tensor:
-    """View all of it, whatever tensors read it as."""
+    """Return a view of a storage as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def trim() -> None:
-    """Give free pages that malloc keeps back to the system; elsewhere than on glibc nothing happens."""
+    """Give free pages that malloc keeps back to the system. Does nothing without glibc."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiment's optimizer table as an optimizer of a kept library; weight decay leaves vectors (norms, biases) alone.
+"""Optimizers of torch and torchao for the `[optimizer]` table. Weight decay excludes vectors (norms, biases).
 
-Bytes of state for each float32 number of a parameter: adamw 8; adamw-8bit 2; sgd 4; adafactor next to none.
+Bytes of state per parameter: adamw 8, adamw-8bit 2, sgd 4, adafactor almost none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = Literal["adamw", "adamw-8bit", "adafactor", "sgd"]
 FIELD = "trainer.optimizer"
 LOW_BIT = "pip install 'relax-plugin-torch[low-bit]'"
 WHOLE = ("adamw-8bit", "adafactor")
-"""Their state is of whole tensors: blocks of numbers, sums of rows and columns."""
+"""Optimizers whose state needs whole tensors: it holds blocks of numbers, or sums of rows and columns."""
 
 
 def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec, kind: Kind = "adamw") -> torch.optim.Optimizer:
@@ -46,20 +46,20 @@ def _made(kind: Kind, groups: list[dict[str, Any]], spec: OptimizerSpec) -> torc
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
-        raise ConfigError(FIELD, repr(kind), f"it needs torchao: {LOW_BIT}") from error
+        raise ConfigError(FIELD, repr(kind), f"torchao is not installed: {LOW_BIT}") from error
     made: torch.optim.Optimizer = AdamW8bit(groups, lr=spec.lr, betas=spec.betas)
     return made
 
 
 def check_whole(kind: Kind, shared_out: bool) -> None:
-    """Refuse an optimizer whose state can't be shared out."""
+    """Raise ConfigError for sharded weights with an optimizer whose state can't be sharded."""
     if shared_out and kind in WHOLE:
-        fix = "its state is of whole tensors; set trainer.sharding = none, or choose adamw or sgd"
-        raise ConfigError(FIELD, f"{kind} on weights in parts", fix)
+        fix = "its state needs whole tensors; set trainer.sharding = none, or choose adamw or sgd"
+        raise ConfigError(FIELD, f"{kind} on sharded weights", fix)
 
 
 def advance(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One step at this rate."""
+    """Apply one optimizer step at this learning rate."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -70,7 +70,7 @@ def advance(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def _uncompiled(optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
-    """torchao compiles each shape it meets: on a CPU that takes minutes and saves nothing."""
+    """Return a context that keeps torchao from compiling each shape on a CPU, which takes minutes and saves nothing."""
     on_gpu = optimizer.param_groups[0]["params"][0].is_cuda
     if on_gpu or not type(optimizer).__module__.startswith("torchao."):
         return nullcontext()
@@ -78,20 +78,20 @@ def _uncompiled(optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes that the optimizer's state holds."""
+    """Return the bytes that the optimizer's state takes."""
     values = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     return sum(part.nbytes for value in values for part in parts(value).values())
 
 
 def parts(value: Any) -> dict[str, Tensor]:
-    """A tensor as plain ones by name; that of 8 bits is codes with scales."""
+    """Return the plain tensors of a state value by name: codes and scales of an 8-bit tensor, else "" and the value."""
     if isinstance(value, Tensor) and type(value).__module__.startswith("torchao."):
         return {name: getattr(value, name) for name in value.tensor_attrs}
     return {"": torch.as_tensor(value)}
 
 
 def joined(plain: dict[str, Tensor], moment: str) -> Tensor:
-    """The opposite of `parts`."""
+    """Undo `parts`: return the state value of a moment from its plain tensors."""
     if "" in plain:
         return plain[""]
     from torchao.optim.subclass_8bit import OptimState8bit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A causal language model that scores the tokens of packed rows, exactly: no token sees another row or what follows.
+"""Scoring of packed rows by a causal language model. The scores are exact: a token sees only its own row's past.
 
 Only trained tokens go through the head, so neither prompts nor padding cost logits.
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _PROBE_TOLERANCE = 1e-4
 Scores = dict[str, Tensor]
 _NEVER = -1e9
-"""A logit of what is never sampled: finite, so that no gradient is NaN."""
+"""Logit of suppressed tokens; finite, so that no gradient is NaN."""
 _NOTHING: Mapping[str, Tensor] = {}
 _MAX_MASK = 2**24
-"""Elements of a mask; beyond it making the mask costs more than shared prompts save."""
+"""Elements of an attention mask beyond which making the mask costs more than shared prompts save."""
 
 
 class Rectangle(Protocol):
@@ -45,7 +45,7 @@ class Rectangle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """The floating-point operations of one token: in the weights, and in attention for each token it sees."""
+    """Floating-point operations of one token: in the weights, and in attention for each token that it sees."""
 
     weights: float
     attention: float
@@ -60,11 +60,14 @@ class Flops:
         return cls(2.0 * weights, 4.0 * layers * hidden)
 
     def mostly_attention(self, width: int) -> bool:
-        """Rows so long that a tree's mask, which pays for its whole square, can't pay."""
+        """Return True if attention dominates at this row length: then sharing prompts costs more than it saves.
+
+        The mask of a prefix tree makes attention pay for the whole square of a line.
+        """
         return self.attention * width > self.weights
 
     def favour_tree(self, plain: Rectangle, tree: Rectangle) -> bool:
-        """Tell whether rows as a tree cost less than each on its own line."""
+        """Return True if rows laid out as a prefix tree cost less than each row on its own line."""
         if self.mostly_attention(plain.width) or tree.lines * tree.width**2 > _MAX_MASK:
             return False
         return self._cost(plain, plain.width // 2) > self._cost(tree, tree.width)
@@ -74,7 +77,7 @@ class Flops:
 
 
 class Policy:
-    """The model and how to get log-probs from it."""
+    """A model that scores packed batches: log-probs, entropy and further outputs of the trained tokens."""
 
     def __init__(
         self,
@@ -95,9 +98,9 @@ class Policy:
         self._vocab_size: int = text.vocab_size
         self._row_media = row_media or RowMedia(model, "")
         self.routes = routes
-        """Where experts are replayed."""
+        """Replay of recorded expert routes; None if routes are not replayed."""
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
-        """Ids that no engine samples."""
+        """Token ids that engines never sample."""
         self._flops = Flops.of(model)
         states = "linear_attention" in (getattr(text, "layer_types", None) or ())
         self._lines_up = model.config._attn_implementation == FLASH and not states
@@ -106,15 +109,18 @@ class Policy:
         self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once
 
     def score(self, batch: learn.PackedBatch, outputs: Collection[Output] = (LOG_PROBS,)) -> dict[str, Tensor]:
-        """`log_probs` and what else is asked for, [tokens, ...]; 0 without gradient where `loss_mask` is 0."""
+        """Return `log_probs` and each of `outputs` by name, [tokens, ...]; constant 0 where `loss_mask` is 0."""
         return self._enter(lambda: self._score(batch, self._layout(batch), outputs))
 
     def through(self, enter: Callable[[Callable[[], Scores]], Scores]) -> None:
-        """Score within `enter` from now on: there the model's weights are whole."""
+        """Compute scores within `enter` from now on, which makes sharded weights whole."""
         self._enter = enter
 
     def attend(self) -> Tensor:
-        """Compute 0: a rank without rows meets the others in every block, forward and backward of the result."""
+        """Return 0, computed from a dummy row, so that a rank without rows takes part in the collectives of all ranks.
+
+        The forward pass and the backward pass of the result go through every block.
+        """
         row = RowBatch((RowId(0, 0, 0, 0),), {
             "tokens": Ragged.of([np.zeros(2, np.int32)]), "loss_mask": Ragged.of([np.array([0, 1], np.uint8)]),
         })  # fmt: skip
@@ -138,12 +144,12 @@ class Policy:
         }
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
-        """Choose the cheaper layout: sharing saves tokens, but its mask pays attention for the whole square of a group."""
+        """Return the cheaper layout. A prefix tree saves tokens, but attention covers the whole square of a group."""
         if self._lines_up and not self._row_media.shows(batch):
             return one_line(batch)
         plain = by_row(batch)
         if self._row_media.shows(batch):
-            return plain  # rows are seen whole: a shared prefix has one set of pixels, its rows have one each
+            return plain  # a shared prefix would need one copy of its media, but each row brings its own
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
         if alone or not self._shares or self._flops.mostly_attention(plain.width):
             return plain
@@ -151,7 +157,10 @@ class Policy:
         return tree.layout() if self._flops.favour_tree(plain, tree) else plain
 
     def _features(self, layout: Layout, shown: Mapping[str, Tensor] = _NOTHING) -> Tensor:
-        """[lines * width, features]: what the head reads, or the logits themselves. `shown`: what rows have beside text."""
+        """Return the inputs of the head, or logits if the head is inside the model: [lines * width, features].
+
+        `shown`: inputs of the model for the rows' media.
+        """
         inputs = {"input_ids": layout.ids, "use_cache": False, **shown}
         if layout.positions is not None:
             inputs["position_ids"] = layout.positions
@@ -170,11 +179,14 @@ class Policy:
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
 
-    # -- what the model can do, found out by trying --------------------------------------------------------------
+    # -- capabilities of the model, found by trying ---------------------------------------------------------------
 
     @torch.no_grad()
     def _head_stands_apart(self) -> bool:
-        """Some models scale or cap logits behind the head; a few tokens through both ways tell."""
+        """Return True if body and head, run separately, give the model's logits.
+
+        They do not if the model scales or caps its logits after the head.
+        """
         ids = torch.arange(4, device=self.device).remainder(self._vocab_size)[None]
         whole = self.model(input_ids=ids, use_cache=False).logits
         if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
@@ -185,7 +197,10 @@ class Policy:
 
     @torch.no_grad()
     def _sees_by_mask(self) -> bool:
-        """Tell whether a mask alone decides what a token sees: full attention in every layer, and two small trees agree."""
+        """Return True if an attention mask alone decides which tokens a token sees, as prefix trees need.
+
+        This takes full attention in every layer, and a trial in which two layouts give the same scores.
+        """
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None)
         windowed = getattr(config, "sliding_window", None) and kinds is None
@@ -197,7 +212,7 @@ class Policy:
         return torch.allclose(plain, shared, atol=0.1 if self._autocast else _PROBE_TOLERANCE)
 
     def _probe(self, batch: learn.PackedBatch, layout: Layout) -> Tensor:
-        """Return the log-probs, in which two layouts of the same rows must agree."""
+        """Return the log-probs of a layout, to compare two layouts of the same rows."""
         return self._score(batch, layout, ())["log_probs"]
 
 
@@ -206,7 +221,7 @@ def _at_once(work: Callable[[], Scores]) -> Scores:
 
 
 def _family(vocab_size: int) -> RowBatch:
-    """Two groups of rows that have prefixes in common."""
+    """Return two groups of rows with common prefixes."""
     tokens = [(1, 2, 3, 4), (1, 2, 3, 5, 6), (1, 2, 7), (4, 3, 2), (4, 3, 1, 2)]
     arrays = [np.array(row, np.int32) % vocab_size for row in tokens]
     masks = [np.array([0] + [1] * (len(row) - 1), np.uint8) for row in tokens]
@@ -215,8 +230,10 @@ def _family(vocab_size: int) -> RowBatch:
 
 
 def wanted(outputs: Collection[Output], batch: learn.PackedBatch, trained: Tensor, vocab_size: int) -> learn.Wanted:
-    """Return what the outputs want of the batch's trained positions. Raises ValueError for a k or an id beyond the
-    vocabulary."""
+    """Return the scores that `outputs` need at the batch's trained positions.
+
+    Raises ValueError for a k or a token id beyond the vocabulary.
+    """
     top = max((output.k for output in outputs if output.name == "top_k"), default=0)
     if top > vocab_size:
         raise ValueError(f"top_k:{top}: got more than the {vocab_size} tokens of the model; ask for fewer")
@@ -226,7 +243,7 @@ def wanted(outputs: Collection[Output], batch: learn.PackedBatch, trained: Tenso
 
 
 def _ids(name: str, batch: learn.PackedBatch, trained: Tensor, vocab_size: int) -> Tensor:
-    """[trained, k]"""
+    """Return a column's token ids at the trained positions, [trained, k]."""
     ids = batch.column(name)[trained].long()
     if ids.dim() != 2:
         raise ValueError(f"log_probs_at:{name}: got ids of shape {list(ids.shape)}; the column must be [tokens, k]")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's weights on their way out and in: published under Hugging Face names, taken over from another trainer.
+"""Publication of a rank's weights under Hugging Face names, and loading of weights that another trainer published.
 
-Whole or not at all: what is stored is checked before the first tensor is copied; where a live version breaks off in the
-middle, the rank computes nothing until a whole one came.
+A stored version is checked whole before its first tensor is copied. If a live version breaks off half-way, the rank
+refuses to compute until it has loaded a full version.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 class Publication:
-    """The publication of one rank's weights; `build` makes transports. All ranks gather sharded tensors, the first one
-    sends."""
+    """Sends and loads the weights of one rank. All ranks gather sharded tensors; the first rank sends them."""
 
     def __init__(
         self, model: PreTrainedModel, dtype: torch.dtype, build: Callable[[Chosen], Any], first: bool,
@@ -45,15 +44,17 @@ class Publication:
         return self._transport(transport).send(version, payload, base, arrays, location)
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        """Send it; return the number of receivers that took all of it, 0 on ranks that do not send."""
+        """Send a live version; return how many receivers took it whole, 0 on ranks that do not send."""
         arrays = self._arrays(manifest.payload, manifest.base)
         if arrays is None:
             return 0
         return self._transport(transport).transfer(manifest, arrays, receivers, wait_s)
 
     def _arrays(self, payload: Payload, base: str) -> Iterator[tuple[str, np.ndarray, str]] | None:
-        """Return the gathered arrays to send; None on ranks that do not send. Adapters go in their own format, and
-        alone."""
+        """Return the gathered arrays to send; None on ranks that do not send.
+
+        Payload `lora` is the adapters alone, in float32.
+        """
         if payload == "lora":
             adapters = self._own_adapters(base)
             own = gathered(adapters.kept(own_tensors(self._model)), self._first)
@@ -62,22 +63,22 @@ class Publication:
         return published_arrays(tensors, self._dtype) if self._first else None
 
     def _own_adapters(self, base: str) -> Adapters:
-        """ValueError where there are none that can go alone, or where they lie on another base."""
+        """Return the adapters; raise ValueError if they can't be sent without the base, or belong to another base."""
         adapters = self._adapters
         if adapters is None or not adapters.table.plain:
-            raise ValueError("payload lora: this trainer has no adapters that are pairs A and B alone; send it whole")
+            raise ValueError("payload lora: this trainer has no adapters of pairs A and B only; send full weights")
         if base != adapters.base:
-            raise ValueError(f"payload lora: on top of {base or 'nothing'}; these adapters lie on {adapters.base}")
+            raise ValueError(f"payload lora: got base {base or 'none'}; these adapters belong to base {adapters.base}")
         return adapters
 
     def check_whole(self) -> None:
-        """Raises where half of two versions lies in memory."""
+        """Raise InfrastructureError if a load broke off, so that the weights mix two versions."""
         if self._torn:
-            raise InfrastructureError(f"{self._torn}; the weights are of no version until a full one is loaded")
+            raise InfrastructureError(f"{self._torn}, so the weights mix two versions; load a full version first")
 
     @torch.no_grad()
     def load(self, manifest: Manifest, chosen: Chosen) -> None:
-        """Take a version of another trainer."""
+        """Load a version of another trainer. Raises ValueError if it does not fit, or if tensors do not arrive."""
         own, transport = self._own(manifest), self._transport(chosen)
         self._refuse(manifest, own)
 
@@ -103,22 +104,24 @@ class Publication:
             missing.discard(info.name)
         if missing:
             raise ValueError(f"{manifest.version}: {sorted(missing)[:3]} did not arrive; publish again")
-        if self._adapters is not None and manifest.payload != "lora":  # that is the base now, and nothing lies on it
+        if self._adapters is not None and manifest.payload != "lora":  # the new base, to which adapters add nothing
             self._adapters.clear(self._model)
             self._adapters.base = manifest.fingerprint
         self._torn, self._loaded = "", manifest.version
 
     def _own(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """Choose the model it goes into: an adapter into the adapters, everything else below them."""
+        """Return the tensors to load into: the adapters for payload `lora`, else the model below any adapters."""
         if manifest.payload != "lora":
             return named_tensors(self._model, self._adapters)
         adapters = self._own_adapters(manifest.base)
         return adapters.alone(adapters.kept(own_tensors(self._model)))
 
     def _refuse(self, manifest: Manifest, own: Mapping[str, torch.Tensor]) -> None:
-        """ValueError where it is not for this model, or on top of what this rank has not."""
+        """Raise ValueError for a version of another architecture, or a delta whose base this rank does not have."""
         if manifest.payload == "delta" and (self._torn or manifest.base != str(self._loaded)):
-            raise ValueError(f"{manifest.version}: a delta on top of {manifest.base}; this trainer has {self._loaded}")
+            raise ValueError(
+                f"{manifest.version}: delta on top of {manifest.base}; this trainer has {self._loaded}; publish it full"
+            )
         shapes = {info.name: info.shape for info in manifest.tensors}
         differing = sorted(
             name for name in own.keys() | shapes.keys()
@@ -129,7 +132,7 @@ class Publication:
             raise ValueError(f"{manifest.version}: {names} differ from this model; publish from the same architecture")
 
     def _transport(self, chosen: Chosen) -> WeightTransport:
-        """Kept between publishes: a transport tells what has not changed since its last one."""
+        """Return the transport, made once: it compares each version with the last one that it sent."""
         key = f"{chosen.name} {sorted(chosen.options.items())}"
         if key not in self._transports:
             self._transports[key] = self._build(chosen)

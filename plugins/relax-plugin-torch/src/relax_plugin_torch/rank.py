@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One started rank: the step protocol over a policy, an algorithm and an optimizer.
+"""One started rank of the trainer: updates, forward passes, publication and checkpoints of one model.
 
-It claims nothing and plans nothing: chunks come planned, transports and algorithms come from the `build` it was given.
+A rank neither claims rows nor plans chunks: each chunk arrives with its plan. The rank makes its algorithm and its
+transports with the `build` function that it is given.
 """
 
 from __future__ import annotations
@@ -129,7 +130,11 @@ class Rank:
         check_outputs(self._algorithm, self._spec.role)
 
     def _shard(self, wanted: str) -> bool:
-        """Alone there is nothing to share; else all ranks do the same, also where their GPUs differ."""
+        """Shard the weights over the ranks if `wanted` asks for it; return True if they are sharded.
+
+        With `auto`, all ranks shard if any rank's GPU needs it, so that ranks with different GPUs decide alike.
+        A single tensor-parallel group is not sharded.
+        """
         if self.ranks.size == self._tensor_group.size:
             return False
         if wanted == "none" or (wanted == "auto" and not any(self.ranks.tell(suits(self._model, self._device)))):
@@ -209,12 +214,15 @@ class Rank:
         return UpdateResult(UpdateOutcome.APPLIED, {**update.metrics(factor), **scale}, norm, lr)
 
     def _finish_gradient(self, factor: float) -> float:
-        """Add up, rescale, measure and clip. What no row touched has gradient 0, so that its moments still decay."""
+        """Sum the gradients over the ranks, multiply them by `factor` and clip them; return the norm before clipping.
+
+        Parameters that no row reached get a gradient of 0, so that their optimizer moments still decay.
+        """
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._tensor_group.add_up_partial()
-        # those of shares were added up as they came
+        # FSDP summed the gradients of sharded parameters during the backward pass
         own = [p for p in self._parameters if not (self._sharded and shared_out(p))]
         self.ranks.add_up([local(p.grad) for p in own if p.grad is not None], self._tensor_group.data)
         parts = [[self._parameters[index] for index in group] for group in alike(self._parameters)]
@@ -241,12 +249,12 @@ class Rank:
 
     def _check_lag(self, rows: RowBatch) -> None:
         if self._spec.role != "actor":
-            return  # what the policy may be trained on does not bind those who judge it
+            return  # the staleness bound is for the policy, not for a critic
         if "weight_versions" in rows.columns:
             learn.check_lag(rows, self.progress.step, self._spec.max_staleness)
         elif self._algorithm.source is Source.ROLLOUT:
             raise ValueError(
-                f"accumulate: rows have no weight_versions, only {', '.join(rows.columns)}; their lag is unknown"
+                f"accumulate: rows have only columns {', '.join(rows.columns)}; add weight_versions to check their lag"
             )
 
     def _with_gradient(self, rows: RowBatch) -> set[int]:
@@ -254,8 +262,10 @@ class Rank:
         return set(learn.rows_with_gradient(rows)) if skip else set(range(len(rows)))
 
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
-        """This rank's, of wanted rows, where one is needed; None where only other ranks have such rows, but need this one's
-        share of the weights."""
+        """Yield this rank's micro-batches that have a `needed` row, each reduced to its `wanted` rows.
+
+        Yield None for a micro-batch without rows of this rank: with sharded weights every rank must take part.
+        """
         rows, config, plan = chunk.rows, self._model.config.get_text_config(), chunk.plan.micro_batches
         check_rows(rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
         self._row_media.check(rows)
@@ -274,12 +284,13 @@ class Rank:
         outputs = [Output.parse(key) for key in columns]
         unknown = [output.key for output in outputs if output.name not in able]
         if unknown:
-            raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(able)}")
+            raise ValueError(f"forward: got columns {unknown}; this trainer computes {', '.join(able)}")
         filled = [name for output in outputs for name in output.gives]
         self._offloader.need("weights")
         self._publication.check_whole()
         spread = self._sharded or self._tensor_group.size > 1
-        with torch.inference_mode(not spread), torch.no_grad():  # shares that were gathered are trained later
+        # tensors that FSDP or tensor parallelism make in inference mode could not be trained later
+        with torch.inference_mode(not spread), torch.no_grad():
             parts = list(self._filled(chunk, outputs))
         indices = [index for planned in chunk.plan.micro_batches[self._spec.rank] for index in planned]
         order = sorted(range(len(indices)), key=lambda place: indices[place])
@@ -328,7 +339,7 @@ class Rank:
         save_checkpoint(self._copied("save"), directory, self.ranks)
 
     def snapshot(self, directory: str) -> None:
-        """Copy all that is saved; a thread writes it."""
+        """Copy the state that a checkpoint holds, and let a thread write the copy."""
         self._writing.write(self._copied("snapshot"), directory)
 
     async def saved(self) -> None:
@@ -365,7 +376,7 @@ class Rank:
 
     def _refuse_within_update(self, call: str) -> None:
         if self._spec.role not in TRAINED_ROLES:
-            raise ValueError(f"{call}: role {self._spec.role} has nothing of its own to keep")
+            raise ValueError(f"{call}: role {self._spec.role} is not trained, so it has no checkpoints")
         if self._update is not None:
             raise ValueError(f"{call}: an update is open; finish or abort it first")
 
@@ -387,5 +398,5 @@ class Rank:
 
 
 def _trained(rows: RowBatch) -> set[int]:
-    """Rows with a token that is trained."""
+    """Return the indices of rows that have a trained token."""
     return {index for index, mask in enumerate(rows.columns["loss_mask"].rows()) if mask.any()}

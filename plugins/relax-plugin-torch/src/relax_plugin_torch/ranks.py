@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one trainer as one of them sees them: how they meet, add up tensors and tell each other small facts.
+"""Communication between the ranks of one trainer: the process group, sums of tensors, and exchange of small facts.
 
-What travels is tensors and JSON, never pickle. A rank that is lost ends every meeting as InfrastructureError. It shards
-nothing (`sharding.py`), and on one rank it does nothing.
+Ranks send tensors and JSON, never pickle. Losing a rank ends every collective call with InfrastructureError. A trainer
+with a single rank sends nothing. Sharding of weights is in `sharding.py`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 BUCKET = 2**24
-"""Elements of one all-reduce: large enough for the wire, small beside the gradients."""
+"""Elements of one all-reduce: enough to use the network well, few compared with the gradients."""
 
 
 class Ranks:
-    """A process group while it lasts; torch has one a process."""
+    """The process group of a trainer, as one rank sees it; torch allows one per process."""
 
     def __init__(self, spec: TrainerSpec, device: torch.device, timeout_s: float) -> None:
         self.rank, self.size, self._device = spec.rank, spec.world_size, device
@@ -47,11 +47,11 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """The rank that writes and publishes."""
+        """True on the rank that writes and publishes."""
         return self.rank == 0
 
     def tell(self, fact: Any) -> list[Any]:
-        """Exchange plain data: return every rank's fact, in the order of ranks."""
+        """Send a fact (JSON data) to all ranks; return the facts of all ranks, in the order of ranks."""
         if self.size == 1:
             return [fact]
         own = torch.frombuffer(bytearray(json.dumps(fact).encode()), dtype=torch.uint8)
@@ -63,7 +63,10 @@ class Ranks:
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(said, lengths, strict=True)]
 
     def add_up(self, tensors: Sequence[Tensor], among: DeviceMesh | None = None) -> None:
-        """Each becomes its sum over the ranks, or `among` some of them, in a few flat buckets; all get the same bits."""
+        """Replace each tensor by its sum over all ranks, or over the ranks of `among`; all get the same bits.
+
+        Tensors are sent in flat buckets of about `BUCKET` elements.
+        """
         group = None if among is None else among.get_group()
         for bucket in _buckets(tensors) if self.size > 1 else ():
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
@@ -73,7 +76,7 @@ class Ranks:
 
     @contextmanager
     def meeting(self, call: str) -> Iterator[None]:
-        """Turn the communication error that tells that another rank is gone into an infrastructure error."""
+        """Turn a communication error, which means that another rank is gone, into InfrastructureError."""
         try:
             yield
         except RuntimeError as error:
@@ -89,12 +92,12 @@ class Ranks:
             dist.destroy_process_group()
 
     def _check_devices(self) -> None:
-        """nccl fails late and darkly where two ranks have one GPU."""
+        """Raise ConfigError if two ranks share a GPU; nccl would fail later, with an obscure error."""
         if self._device.type != "cuda":
             return
         own = f"{socket.gethostname()} {torch.cuda.get_device_properties(self._device).uuid}"
         if len(set(self.tell(own))) < self.size:
-            fix = "set placement.actor.gpus_per_rank = 1 on as many GPUs as ranks, or fewer ranks"
+            fix = "give each rank a GPU (placement.actor.gpus_per_rank = 1), or set fewer ranks"
             raise ConfigError("placement.actor.ranks", f"{self.size} ranks that share a GPU", fix)
 
 
@@ -106,7 +109,7 @@ M, P, R = TypeVar("M", bound=_Member), ParamSpec("P"), TypeVar("R")
 
 
 def collective_call(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """A method in which ranks may meet."""
+    """Wrap a method in which ranks communicate, so that a lost rank raises InfrastructureError."""
 
     @functools.wraps(method)
     def call(self: M, *args: P.args, **named: P.kwargs) -> R:
@@ -117,10 +120,13 @@ def collective_call(method: Callable[Concatenate[M, P], R]) -> Callable[Concaten
 
 
 def _store(spec: TrainerSpec, timeout: timedelta) -> dist.TCPStore:
-    """Make the store where ranks find each other; torch alone would listen on every interface of the machine."""
+    """Return the store through which ranks connect.
+
+    Rank 0 listens on the host of `rendezvous` only; by default torch would listen on every interface of the machine.
+    """
     host, _, port = spec.rendezvous.rpartition(":")
     if not (host and port.isdigit()):
-        raise ConfigError("rendezvous", repr(spec.rendezvous), "several ranks meet at host:port")
+        raise ConfigError("rendezvous", repr(spec.rendezvous), "several ranks need an address host:port")
     listening = None
     if host == LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
@@ -134,7 +140,7 @@ def _loopback_interface() -> str:
 
 
 def _of_the_wire(error: RuntimeError) -> bool:
-    """gloo has no type of its own."""
+    """Return True for a communication error. gloo raises plain RuntimeErrors, which only their text identifies."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes of rows in a trainer's forward: planned from their columns, replayed by the model's routers, told and counted.
+"""Replay of recorded expert routes in a trainer's forward pass, and routes and metrics of that pass.
 
-Rows come packed; a layout says where in the model's rectangle each of their tokens lies. What no row plans (padding,
-holes, rows of other ranks) the model routes for itself.
+Routes come from columns of the packed rows; the layout says where in the model's rectangle each token lies. Where no
+route is recorded (padding, gaps in a row, rows without routes), the model chooses the experts itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 EXPERTS, VALID = ROUTES
 OUTPUT = "routed_experts"
-"""What a forward is asked for."""
+"""Column name by which a forward pass is asked for the model's own routes."""
 _ROLES = frozenset({"actor", "actor_fwd"})
-"""Those whose weights are the policy's; others route for themselves."""
+"""Roles with the policy's weights, which replay recorded routes. Models of all other roles choose experts freely."""
 Sums = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -41,7 +41,7 @@ class Routes:
 
     @classmethod
     def of(cls, model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions) -> Routes | None:
-        """None where nothing is replayed. ConfigError where it can't be."""
+        """Return the replay for a model, or None if nothing is replayed. Raises ConfigError if replay is impossible."""
         replay = spec.model.get("routing_replay", "off")
         if replay == "off" or spec.role not in _ROLES:
             return None
@@ -49,17 +49,17 @@ class Routes:
             raise ConfigError(
                 FIELD,
                 replay,
-                "ranks of a tensor-parallel group would have to route alike: set trainer.tensor_parallel = 1",
+                "tensor-parallel ranks would all have to choose the same experts: set trainer.tensor_parallel = 1",
             )
         if options.compile:
             raise ConfigError(FIELD, replay, "routes change from batch to batch: leave trainer.compile out")
         return cls(model)
 
     def plan(self, batch: learn.PackedBatch, layout: Layout) -> None:
-        """For the forward that comes, its backward and what is computed again for that."""
+        """Set the routes of the next forward pass and of its backward pass, recomputed blocks included."""
         ends = batch.lengths.cumsum(0) - 1
         inputs = torch.ones(len(batch.tokens), dtype=torch.bool, device=ends.device)
-        inputs[ends] = False  # a row's last token is not fed: nothing is predicted from it
+        inputs[ends] = False  # a row's last token predicts nothing, so the model does not read it
         self._inputs = inputs.nonzero().squeeze(1)
         self._places = layout.before[self._inputs + 1]
         self._planned = EXPERTS in batch.rows.columns
@@ -78,7 +78,7 @@ class Routes:
         self._replay.tell(planned, known)
 
     def _check(self, routes: np.ndarray) -> None:
-        """Raise ValueError where they are another model's."""
+        """Raise ValueError if the routes do not fit this model's layers and experts."""
         want = self._replay.routing
         if routes.shape[1:] != (want.layers, want.top_k) or int(routes.max(initial=0)) >= want.experts:
             raise ValueError(
@@ -87,7 +87,7 @@ class Routes:
             )
 
     def column(self, batch: learn.PackedBatch) -> Ragged:
-        """[tokens, layers, top_k] what the model chose in the forward that was; zeros for a row's last token."""
+        """Return the model's own routes in the last forward pass, [tokens, layers, top_k]; 0 for a row's last token."""
         own = self._replay.own()[self._places].cpu().numpy()
         whole = np.zeros((len(batch.tokens), *own.shape[1:]), self._replay.routing.dtype)
         whole[self._inputs.cpu().numpy()] = own
@@ -95,8 +95,7 @@ class Routes:
 
     @torch.no_grad()
     def metrics(self) -> Sums:
-        """Return metrics of the last forward: tokens that were replayed, and those of them that would go elsewhere
-        now."""
+        """Return (sum, count) of replayed tokens, and of replayed tokens whose experts the model would change now."""
         if not self._planned:
             return {}
         known = self._known[self._places]
@@ -107,7 +106,10 @@ class Routes:
 
 
 def beside(batch: learn.PackedBatch) -> np.ndarray | None:
-    """[tokens, bytes] what tokens must have in common, beside themselves, to be computed once: their routes."""
+    """Return each token's routes as bytes, [tokens, bytes]; rows share a prefix only if these are equal too.
+
+    Return None if the rows have no routes.
+    """
     if EXPERTS not in batch.rows.columns:
         return None
     routes = np.ascontiguousarray(batch.rows.columns[EXPERTS].values)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The media that rows show: read from the run's store, in the form that the model takes, and checked before it does.
+"""Media of rows: read from the run's media store by the keys in the rows, checked, and turned into model inputs.
 
-Rows carry keys. A row whose placeholders are not as many as its features, or are trained, is refused by name: the model
-would fail somewhere inside, or go on with nonsense.
+A row is refused by name if its placeholders do not match its media features, or if a placeholder is trained. The model
+itself would fail with an obscure error, or compute nonsense.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMN = "media"
 
 
 class RowMedia:
-    """The media of one model's rows."""
+    """Access to the media of rows, for one model."""
 
     def __init__(self, model: Any, location: str) -> None:
         self._inputs = MediaInputs(model)
@@ -30,19 +30,19 @@ class RowMedia:
         self._store = MediaStore(location, restore_s=RESTORE_S) if location else None
 
     def of(self, rows: RowBatch) -> list[list[ProcessedMedia]]:
-        """Return the media of each row. ValueError where rows show media and this run has no store of them."""
+        """Return the media of each row. Raises ValueError if a row has media and the run has no media store."""
         if COLUMN not in rows.columns:
             return [[] for _ in rows.ids]
         keys = [key_texts(part) for part in rows.columns[COLUMN].rows()]
         if self._store is None:
             shows = any(keys)
             if shows:
-                raise ValueError("rows with media, but the trainer was started without a media store")
+                raise ValueError("rows have media, but the trainer was started without a media store")
             return [[] for _ in rows.ids]
         return [[self._store.get(key) for key in own] for own in keys]
 
     def check(self, rows: RowBatch) -> None:
-        """Raise ValueError for a row that must not reach the model."""
+        """Raise ValueError for a row whose media placeholders are trained, cut off, or do not match its media."""
         ids = np.array(sorted(self._holds.values()), np.int64)
         if not len(ids):
             return
@@ -52,7 +52,7 @@ class RowMedia:
             at = int(np.argmax(places & mask.values.astype(bool)))
             row = int(np.searchsorted(tokens.offsets(), at, side="right")) - 1
             raise ValueError(
-                f"row {tuple(rows.ids[row])}: trains token {int(tokens.values[at])}, which holds a medium's place"
+                f"row {tuple(rows.ids[row])}: trains token {int(tokens.values[at])}, a placeholder of media"
             )
         if not places.any() and COLUMN not in rows.columns:
             return
@@ -63,7 +63,10 @@ class RowMedia:
                 raise ValueError(f"row {tuple(row)}: ends in the middle of a medium")
 
     def inputs(self, batch: learn.PackedBatch, ids: Tensor) -> dict[str, Tensor]:
-        """Inputs of the model beside `ids`, a row a line without its last token; empty where no row shows anything."""
+        """Return the model's inputs for the rows' media; empty if no row has media.
+
+        `ids` [rows, width]: token ids, one row per line without its last token.
+        """
         shown = self.of(batch.rows)
         if not any(shown):
             return {}
@@ -71,14 +74,16 @@ class RowMedia:
         return self._inputs.of(ids, valid, shown)[0]
 
     def shows(self, batch: learn.PackedBatch) -> bool:
-        """Tell whether a row has media."""
+        """Return True if any row has media."""
         column = batch.rows.columns.get(COLUMN)
         return column is not None and len(column.values) > 0
 
 
 def towers(model: Any) -> list[nn.Module]:
-    """Return the parts of the model that see or hear. Where ranks share out weights, these stay whole on each: only
-    some ranks may have something to show, and those would wait for the others."""
+    """Return the vision and audio modules of the model.
+
+    Sharding keeps them whole on every rank: ranks without media do not compute these modules, and all would wait.
+    """
     base = model.base_model
     if not hasattr(base, "language_model"):
         return []
@@ -86,7 +91,7 @@ def towers(model: Any) -> list[nn.Module]:
 
 
 def check_media(spec: TrainerSpec, group_size: int) -> None:
-    """No plan of a model cuts its towers."""
+    """Raise ConfigError for media with tensor parallelism: no model's plan splits its vision and audio modules."""
     if spec.media and group_size > 1:
         raise ConfigError(
             "trainer.tensor_parallel", f"{group_size} with media", 'set it to 1; sharding = "fsdp" takes media'
@@ -94,6 +99,6 @@ def check_media(spec: TrainerSpec, group_size: int) -> None:
 
 
 def check_text_only(spec: TrainerSpec) -> None:
-    """A scalar head would value placeholders instead of what they stand for."""
+    """Raise ConfigError for media with a scalar head, which would score placeholders instead of the media."""
     if spec.media:
-        raise ConfigError("media", f"a run whose {spec.role} gives scalars", "such models see text only so far")
+        raise ConfigError("media", f"a run whose {spec.role} gives scalars", "a scalar head supports text only so far")

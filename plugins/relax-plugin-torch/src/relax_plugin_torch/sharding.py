@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in parts: every rank holds a share of each tensor, and a block's are whole only while it computes (FSDP2).
+"""Sharded weights (FSDP2): every rank holds a shard of each tensor; a block's tensors are whole only while it computes.
 
-Also the way between a share and the whole, for those who publish, save and load. It decides nothing about what is
-computed: `Root` runs any function that reads the model.
+This module also converts between shards and whole tensors, for publishing, saving and loading. `Root` runs any function
+that reads the model.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 Sharding = Literal["auto", "none", "fsdp"]
 STATE_BYTES = 16
-"""Of one parameter: weight, gradient and two moments in float32."""
+"""Bytes of one parameter's weight, gradient and two moments in float32."""
 
 Scores = dict[str, Tensor]
 
 
 def suits(model: nn.Module, device: torch.device) -> bool:
-    """Tell whether `auto` shards: where whole copies of all state would take half of a GPU."""
+    """Return True if `auto` should shard: a whole copy of all state would take more than half of the GPU's memory."""
     if device.type != "cuda":
         return False
     state = STATE_BYTES * sum(parameter.numel() for parameter in model.parameters())
@@ -35,7 +35,7 @@ def suits(model: nn.Module, device: torch.device) -> bool:
 
 
 class Root(nn.Module):
-    """The one module that ranks enter: embedding and head are whole from here on, whatever reads them."""
+    """The root module of FSDP, in whose forward embedding and head are whole for any function that reads the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -49,8 +49,11 @@ def shard(
     model: PreTrainedModel, device: torch.device, size: int, among: DeviceMesh | None = None,
     aside: Sequence[nn.Module] = (),
 ) -> Root:  # fmt: skip
-    """Share out the model's tensors, block by block. Gradients arrive summed over the ranks, not averaged. `among`: the
-    ranks that have the same part of it; absent: all of them. `aside`: what every rank keeps whole."""
+    """Shard the model's tensors over the ranks, block by block. Gradients are summed over the ranks, not averaged.
+
+    `among`: the ranks to shard over, which hold the same tensor-parallel part; None: all `size` ranks.
+    `aside`: modules that every rank keeps whole.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -69,28 +72,28 @@ def shard(
 
 
 def shared_out(tensor: Tensor) -> bool:
-    """Tell whether ranks hold shares of it."""
+    """Return True if each rank holds only a shard of the tensor."""
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's share."""
+    """Return this rank's shard of the tensor."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it, on every rank; where it is shared out, all ranks call."""
+    """Return the whole tensor on every rank. All ranks must call if the tensor is sharded."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share_like(own: Tensor, value: Tensor) -> Tensor:
-    """Return the part of a whole `value` that belongs where `own` is; every rank has the value, so nothing travels."""
+    """Return this rank's shard of a whole `value`, sharded as `own` is; every rank has the value, so none is sent."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(own, DTensor) or value.shape != own.shape:
@@ -99,9 +102,9 @@ def share_like(own: Tensor, value: Tensor) -> Tensor:
 
 
 def gathered(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tensor]:
-    """Whole tensors by name; those that were shared out lie in host memory, one at a time on the device.
+    """Return whole tensors by name. Sharded tensors are gathered one at a time on the device and moved to host memory.
 
-    All ranks call, with the same tensors in the same order; who does not `keep` gets nothing.
+    All ranks must call with the same tensors in the same order. A rank without `keep` contributes and gets nothing.
     """
     kept = {}
     for name, tensor in tensors.items():
@@ -112,7 +115,7 @@ def gathered(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tens
 
 
 def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of tensors that one operation can take together: those that are shared out over the same ranks."""
+    """Return index groups of tensors that one torch operation accepts together: tensors sharded over the same ranks."""
     from torch.distributed.tensor import DTensor
 
     groups: dict[object, list[int]] = {}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each rank's share of tensors as a file of its own, as torch's distributed checkpoints keep them in safetensors: every
-tensor says where in the whole it lies, so any number of ranks reads them (`HuggingFaceStorageReader`). No pickle.
+"""Files of tensor shards, one for each rank, in the safetensors format of torch's distributed checkpoints.
 
-The tensors written were copied before, and whoever writes holds no lock of Python's meanwhile: training goes on.
+Every piece carries its offsets in the whole tensor, so any number of ranks can read the files
+(`HuggingFaceStorageReader`), without pickle. Tensors are copied before they are written, and writing releases Python's
+lock, so training continues meanwhile.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from torch import Tensor
 from relax_plugin_torch.model import SAFETENSORS
 
 PLACES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
-"""Names of torch's own (torch.distributed.checkpoint._hf_utils)."""
+"""Metadata keys of torch (torch.distributed.checkpoint._hf_utils)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a tensor: its values in the host's memory, and where it begins in the whole."""
+    """A piece of a tensor: its values in host memory, and its offset in the whole tensor along each axis."""
 
     values: Tensor
     offsets: tuple[int, ...]
 
 
 def copied(tensors: Mapping[str, Tensor], first: bool) -> dict[str, Piece]:
-    """This rank's pieces, copied to the host. What every rank has whole is the first one's."""
+    """Return this rank's pieces, copied to host memory. The first rank takes tensors that every rank has whole."""
     pieces = {}
     for name, tensor in tensors.items():
         piece = _piece(tensor, first)
@@ -65,12 +66,12 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 def file_name(rank: int) -> str:
-    """As torch names the file of a rank."""
+    """Return the name that torch gives the file of a rank."""
     return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
 
 
 def write(pieces: Mapping[str, Piece], path: Path) -> None:
-    """On disk when it returns."""
+    """Write pieces to a file, and flush it to disk. Raises OSError."""
     header, end = _header(pieces)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little"))
@@ -81,11 +82,11 @@ def write(pieces: Mapping[str, Piece], path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
         if file.tell() != 8 + len(header) + end:
-            raise OSError(f"{path.name} has {file.tell()} bytes in place of {8 + len(header) + end}")
+            raise OSError(f"{path.name} has {file.tell()} bytes instead of {8 + len(header) + end}")
 
 
 def _header(pieces: Mapping[str, Piece]) -> tuple[bytes, int]:
-    """JSON, padded so that tensors are aligned; and the bytes of all tensors."""
+    """Return the JSON header, padded so that tensors are aligned, and the size of all tensors in bytes."""
     places = {name: {OFFSETS: list(piece.offsets)} for name, piece in pieces.items()}
     entries: dict[str, object] = {"__metadata__": {PLACES: json.dumps(places), "DCP_VERSION": "1.0", "format": "pt"}}
     end = 0
@@ -104,14 +105,14 @@ def _header(pieces: Mapping[str, Piece]) -> tuple[bytes, int]:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A whole tensor, as it lies in files."""
+    """Shape and dtype of a whole tensor in a checkpoint."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def stored(directory: Path) -> dict[str, Stored]:
-    """All tensors of a checkpoint. Raises OSError or SafetensorError for files that can't be read."""
+    """Return a checkpoint's tensors by name. Raises OSError or SafetensorError for files that can't be read."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     known = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
@@ -119,7 +120,7 @@ def stored(directory: Path) -> dict[str, Stored]:
 
 
 def read_into(tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Fill tensors, or shares of them, with what was saved; each rank reads what it needs and nobody waits for others."""
+    """Fill tensors, whole or sharded, with their saved values. Ranks read independently, without communication."""
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings(), torch.no_grad():

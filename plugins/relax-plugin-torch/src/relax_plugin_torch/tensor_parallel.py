@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrices in parts: ranks that follow each other compute the same rows together, each some heads and some columns of the MLP.
+"""Tensor parallelism: consecutive ranks compute the same rows together, each some heads and some columns of the MLP.
 
-Which matrix is cut which way is the model's own plan (transformers' `tp_plan`), carried out by torch's DTensor. Embedding
-and head stay whole, so every rank of a group has all logits of a slice of tokens, and log-probs need no exchange. What a
-rank sees of its own heads only (norms of queries and keys) has a gradient in parts, which is added up once an update.
+The model's own plan (transformers' `tp_plan`) says how each matrix is split; torch's DTensor carries it out. Embedding
+and head stay whole, so every rank of a group has all logits of its tokens, and log-probs need no communication.
+Weights that a rank applies to its own heads only (norms of queries and keys) get partial gradients, which are summed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 FIELD = "trainer.tensor_parallel"
 WHOLE = frozenset({"embedding_rowwise", "embedding_colwise", "colwise_gather_output", "colwise_rep"})
-"""Styles of embeddings and heads, which are not cut here."""
+"""Styles of embeddings and heads, which stay whole here."""
 PARTIAL = "replicated_with_grad_allreduce"
 
 
 @dataclass(slots=True)
 class TensorParallelGroup:
-    """The ranks that compute the same rows, as one of them sees them; alone it does nothing."""
+    """The ranks that compute the same rows, as one rank sees them; a group of one rank does nothing."""
 
     size: int = 1
     rank: int = 0
-    """Within the group."""
+    """This rank's index within the group."""
     mesh: DeviceMesh | None = None
-    """[data, tensor], where the group is larger than one."""
+    """Mesh of all ranks, [data, tensor]; None for a group of one rank."""
     partial: list[nn.Module] = field(default_factory=list)
-    """Those whose gradients are in parts. Sharing out weights puts other parameters into them."""
+    """Modules with partial gradients. They are kept instead of parameters, which sharding replaces."""
 
     @classmethod
     def of(cls, rank: int, ranks: int, size: int, device: torch.device) -> TensorParallelGroup:
@@ -53,16 +53,16 @@ class TensorParallelGroup:
 
     @property
     def first(self) -> bool:
-        """The rank that speaks for its group."""
+        """True on the rank that reports results for its group."""
         return self.rank == 0
 
     @property
     def data(self) -> DeviceMesh | None:
-        """The ranks that hold the same part, one of each group."""
+        """Mesh of the ranks that hold the same part as this one, one rank of each group; None for groups of one."""
         return None if self.mesh is None else self.mesh["data"]
 
     def cut(self, model: PreTrainedModel) -> None:
-        """Let every rank hold its part of what the model's plan cuts."""
+        """Split the matrices that the model's plan names, so that every rank of the group holds its part."""
         if self.mesh is None:
             return
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -75,7 +75,7 @@ class TensorParallelGroup:
                 parallelize_module(module, self.mesh["tensor"], styles[style]())
 
     def add_up_partial(self) -> None:
-        """The gradients of what each rank saw in part, summed over the group."""
+        """Sum partial gradients over the ranks of the group."""
         if self.mesh is None:
             return
         for parameter in (parameter for module in self.partial for parameter in module.parameters()):
@@ -84,12 +84,12 @@ class TensorParallelGroup:
 
 
 def check_tensor_parallel(model: PreTrainedModel, ranks: int, size: int, adapters: bool) -> None:
-    """Refuse, before ranks meet, what can't be cut."""
+    """Raise ConfigError, before ranks connect, for a model that can't be split over `size` ranks."""
     if size == 1:
         return
     check_divides(ranks, size)
     if adapters:
-        raise ConfigError(FIELD, str(size), "adapters are on whole matrices; leave it or model.lora out")
+        raise ConfigError(FIELD, str(size), "adapters need whole matrices; leave it or model.lora out")
     check_heads(model, size)
     list(planned(model))
 
@@ -110,12 +110,12 @@ def check_heads(model: PreTrainedModel, size: int) -> None:
 
 
 def planned(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str]]:
-    """Modules with the style that the model's plan has for them. Raises ConfigError where that can't be carried out."""
+    """Yield modules with their style in the model's plan. Raises ConfigError if this trainer can't apply the plan."""
     plan, name = dict(getattr(model, "_tp_plan", None) or {}), type(model).__name__
     if not set(plan.values()) & {"colwise", "rowwise"}:
         raise ConfigError(FIELD, f"set for {name}", "transformers has no plan for this model; leave it out")
     if strange := sorted(set(plan.values()) - WHOLE - {"colwise", "rowwise", PARTIAL}):
-        fix = f"its plan has {', '.join(strange)}, which the torch trainer does not carry out; leave it out"
+        fix = f"its plan has {', '.join(strange)}, which the torch trainer does not support; leave it out"
         raise ConfigError(FIELD, f"set for {name}", fix)
     for path, module in model.named_modules():
         style = plan.get(re.sub(r"\d+", "*", path))

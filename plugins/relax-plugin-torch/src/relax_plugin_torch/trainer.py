@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `torch` trainer: Hugging Face causal language models, as one of any number of ranks.
+"""The `torch` trainer: trains Hugging Face causal language models on one rank or several.
 
-This module is light: a shell plans chunks with it and never loads torch. What works is in `rank.py`, loaded at start.
+This module does not import torch, so that a role can plan chunks without loading it. `start` imports `rank.py`, which
+does the work.
 """
 
 from __future__ import annotations
@@ -32,49 +33,51 @@ if TYPE_CHECKING:
     from relax_plugin_torch.rank import Rank
 
 TOKENS_PER_MICRO_BATCH = 2048
-"""Padded, before prompts are shared. Measured on CPU: smaller ones pay Python's overhead, larger ones leave the caches."""
+"""Padded tokens, before prompts are shared. Measured on a CPU: fewer cost Python overhead, more overflow the caches."""
 
 
 class TorchOptions(Options):
-    """Settings of the trainer's work; what defines the experiment is in the core tables."""
+    """Settings of how the trainer computes; settings that define the experiment are in the core tables."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model lives; `auto` is the first GPU, or the CPU where there is none."""
+    """Device of the model. `auto` is a GPU (a different one for each rank) if torch sees any, else the CPU."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Implementation of attention, by its name in transformers. `auto` is flash-attn on rows in one line where a GPU, a
-    format of 16 bits and the package allow it, else `sdpa`."""
+    """Attention implementation, by its name in transformers. `auto` is flash-attn, which needs no padding, if a GPU, a
+    16-bit `model.dtype`, the package and `deterministic = false` allow it, else `sdpa`."""
     compile: bool = False
-    """torch.compile of the model's blocks: it pays in long runs of small models or short rows, and costs a minute or more
-    before the first step, on a CPU several; it needs a C++ compiler there."""
+    """Compile the model's blocks with torch.compile. This pays in long runs of small models or short rows. It delays
+    the first step by a minute or more, on a CPU by several minutes, and needs a C++ compiler there."""
     activation_checkpointing: bool = False
-    """Keep of each block only what goes into it, and compute the rest again for the backward pass: the same results bit for
-    bit in less memory, at about a third more work."""
+    """Keep only the inputs of each block, and compute the rest again in the backward pass. Results are the same bit
+    for bit; memory shrinks, and computation grows by about a third."""
     share_prefixes: bool = True
-    """Compute a prompt that rows of a group have in common once, where that costs less than computing it for each."""
+    """Compute a prompt that several rows of a group share only once, if that is cheaper than once for each row."""
     sharding: Literal["auto", "none", "fsdp"] = "auto"
-    """Of several ranks: `none` keeps a copy on each, `fsdp` a share of weights and optimizer; `auto` is `fsdp` where copies
-    would take half of a GPU."""
+    """Weights on several ranks. `none`: each rank has a copy. `fsdp`: each rank holds a shard of weights, gradients and
+    optimizer state. `auto`: `fsdp` if copies would take more than half of a GPU's memory, else `none`."""
     tensor_parallel: int = Field(1, ge=1)
-    """Ranks that compute the same rows together, each a part of every matrix that the model's own plan cuts; it must divide
-    the ranks. For models whose layers are too large for one GPU."""
+    """Number of ranks that compute the same rows together, each with a part of every matrix that the model's own plan
+    splits. It must divide the number of ranks. For models whose layers are too large for one GPU."""
     collective_timeout_s: float = Field(600.0, gt=0)
-    """Longest time that ranks wait for each other within one call."""
+    """Seconds that a rank waits for the slowest rank within one call before the call fails."""
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "sgd"] = "adamw"
-    """What applies the `[optimizer]` table: `adamw`; `adamw-8bit`, its moments in blocks of 8 bits (needs torchao);
-    `adafactor`, sums of rows and columns in place of moments, without `betas`; `sgd`, the first of `betas` its momentum."""
+    """Optimizer that applies the `[optimizer]` table. `adamw-8bit` keeps its moments in 8-bit blocks (needs torchao).
+    `adafactor` keeps sums of rows and columns instead of moments, and ignores `betas`. The first of `betas` is the
+    momentum of `sgd`."""
     offload_optimizer: bool = False
-    """Keep the optimizer's state in pinned host memory and bring it to the GPU for each update alone: room for activations
-    of its size, for a copy there and back."""
+    """Keep the optimizer's state in pinned host memory, and copy it to the GPU only for updates and checkpoints. This
+    leaves its memory to activations, and costs a copy in each direction."""
     loss_scale: float = Field(65536.0, ge=1.0)
-    """float16: what losses are multiplied by at first, so that small gradients are not rounded to 0; an overflow halves it."""
+    """Initial factor of losses in float16, so that small gradients are not rounded to 0; each overflow halves it."""
     loss_scale_window: int = Field(200, ge=1)
-    """float16: updates without overflow until the scale is doubled."""
+    """Updates without an overflow in float16 until the loss scale is doubled."""
     logits_mb: int = Field(128, gt=0)
-    """Most memory of float32 logits at once; the backward pass computes larger ones again, slice by slice."""
+    """Upper limit in MiB of float32 logits in memory at once. Larger logits are computed in slices, and once more in
+    the backward pass."""
 
 
 class TorchTrainer(Trainer[TorchOptions]):
-    """Trains what `transformers.AutoModelForCausalLM` loads."""
+    """A trainer of causal language models that `transformers` loads, with or without vision and audio inputs."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     replays_routes: ClassVar[bool] = True
@@ -84,7 +87,7 @@ class TorchTrainer(Trainer[TorchOptions]):
     _rank: Rank | None = None
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
-        """Ranks of a tensor-parallel group compute the same rows."""
+        """Split rows into micro-batches; all ranks of a tensor-parallel group get the same rows."""
         group_size = self.options.tensor_parallel
         if world_size % group_size:
             return plan_micro_batches(lengths, world_size, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
@@ -151,7 +154,10 @@ class TorchTrainer(Trainer[TorchOptions]):
         self._started.export(directory)
 
     def sleep(self, parts: Sequence[str]) -> int:
-        """Bytes that others can have now: on a GPU all parts move to the host; on a CPU only gradients are freed."""
+        """Offload parts; return the bytes that were freed.
+
+        On a GPU, weights and optimizer move to host memory and gradients are dropped. A CPU frees gradients only.
+        """
         return self._started.sleep(parts)
 
     def wake(self, parts: Sequence[str]) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update between begin and finish, the steps that were completed, and the scale of losses in fp16.
+"""The sums of an open update, the trainer's position in steps, and the loss scale of float16.
 
-An update is what its micro-batches have added up so far; the gradient is in the parameters.
-
-At the end each rank gives its `share` and all `join` the shares of all, so that every rank knows the same.
+The gradient of an open update is in the parameters. At the end each rank returns its `share`, and every rank calls
+`join` with the shares of all ranks, so that all ranks hold the same sums.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from relax_plugin_torch.policy import Policy
 
 
 class Update:
-    """Accumulates gradients, term values and metrics over micro-batches."""
+    """The gradients, loss terms and metrics of one update, summed over micro-batches."""
 
     def __init__(
         self, policy: Policy, algorithm: Algorithm, denominators: Mapping[str, float], role: str = "actor",
         scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """Gradients are those of the loss times `scale`; terms and metrics are not."""
+        """Start an update. Gradients are multiplied by `scale`; loss terms and metrics are not."""
         self._policy, self._algorithm, self._role, self._scale = policy, algorithm, role, scale
         self.denominators = learn.Denominators(denominators)
         self._terms: dict[str, Tensor] = {}
@@ -39,7 +38,10 @@ class Update:
         self._merged: dict[str, Metric] = {}
 
     def add(self, batch: learn.PackedBatch, step_start: int | None) -> None:
-        """Run one micro-batch forward and backward; `step_start` where the policy is still that of the step's start."""
+        """Run one micro-batch forward and backward.
+
+        `step_start`: version step that the policy still has; None once an update of this step was applied.
+        """
         outputs = self._policy.score(batch, self._algorithm.outputs())
         if "log_probs" in outputs and not batch.has("old_log_probs") and step_start is not None:
             batch.put("old_log_probs", outputs["log_probs"].detach())
@@ -55,18 +57,21 @@ class Update:
             self._metrics.append(self._policy.routes.metrics())
         if "log_probs" in outputs and step_start is not None and batch.has("rollout_log_probs"):
             apart = outputs["log_probs"].detach() - batch.column("rollout_log_probs")
-            fresh = None  # tokens without lag tell of the engine rather than of learning
+            fresh = None  # tokens without lag, whose difference comes from the engine and not from learning
             if batch.has("weight_versions"):
                 fresh = batch.loss_mask & (batch.column("weight_versions") == step_start)
             self._mismatch.add(apart, batch.loss_mask, fresh)
 
     def attend(self) -> None:
-        """Take part in a micro-batch of other ranks."""
+        """Take part in the collectives of a micro-batch in which this rank has no rows."""
         self._policy.attend().backward()
 
     def share(self, speaks: bool = True) -> dict[str, Any]:
-        """Return what this rank adds to the update, as plain data; nothing where another one computed the same rows and
-        speaks for both."""
+        """Return this rank's counts, loss terms and metrics as plain data.
+
+        They are empty unless `speaks`: the ranks of a tensor-parallel group compute the same rows, so the first one
+        speaks for all.
+        """
         if not speaks:
             return {"counts": learn.Denominators({}).share(), "terms": {}, "metrics": {}}
         parts = [
@@ -77,7 +82,7 @@ class Update:
         return {"counts": self.denominators.share(), "terms": terms, "metrics": metrics}
 
     def join(self, shares: Sequence[Mapping[str, Any]]) -> None:
-        """Put the shares of all ranks, this one's too, in place of its own."""
+        """Replace this rank's sums by the sums of the shares of all ranks, its own included."""
         self.denominators.join([share["counts"] for share in shares])
         for share in shares:
             for name, value in share["terms"].items():
@@ -87,11 +92,11 @@ class Update:
 
     @property
     def finite(self) -> bool:
-        """Tell whether the loss of all that was joined is a number, whatever its gradient is."""
+        """True if the joined loss terms are finite; says nothing about the gradient."""
         return all(math.isfinite(value) for value in self._totals.values())
 
     def metrics(self, factor: float) -> dict[str, Metric]:
-        """Return (sum, count) of everything that was joined; terms are scaled like the gradient."""
+        """Return (sum, count) of each joined loss term and metric; `factor` scales terms as it scales the gradient."""
         terms = {name: value * factor for name, value in self._totals.items()}
         group = "train" if self._role == "actor" else self._role
         losses = {f"{group}/loss/{name}": (value, 1.0) for name, value in terms.items()}
@@ -100,25 +105,26 @@ class Update:
 
 @dataclass(slots=True)
 class Progress:
-    """A step begun at version s completes version s + 1, at the latest when the next one begins."""
+    """The step and version that the trainer is at: a step begun at version s ends at version s + 1."""
 
     step: int = 0
-    """The version at the start of the present step."""
+    """Version step at the start of the current training step."""
     incarnation: int = 0
     begun: bool = False
     updated: bool = False
-    """An update of the present step was applied."""
+    """True once an update of the current step was applied."""
 
     def begin(self, version: Version) -> None:
-        """Start the step at `version`. Raises ValueError where these weights are not that version."""
+        """Start the step at `version`. Raises ValueError if the trainer's weights are not that version."""
         self.check(version, "begin_step")
         self.step, self.incarnation = version.step, version.incarnation
         self.begun, self.updated = True, False
 
     def check(self, version: Version, call: str) -> None:
-        """Raise ValueError where these weights are not that version.
+        """Raise ValueError if the trainer's weights are not that version.
 
-        Weights that an update changed are the next version; unchanged ones may close a step without any.
+        After an update the weights are the next version. A step may also end without an update, so unchanged weights
+        may be either version.
         """
         possible = {self.step + 1} if self.updated else {self.step, self.step + 1} if self.begun else {self.step}
         if version.step not in possible or version.incarnation < self.incarnation:
@@ -136,18 +142,18 @@ LEAST, MOST = 1.0, 2.0**24
 
 @dataclass(slots=True)
 class LossScale:
-    """The dynamic scale of losses in fp16, so that small gradients are not rounded to 0. Other formats have 1 for ever.
+    """The dynamic scale of losses in float16, which keeps small gradients from being rounded to 0; else constant 1.
 
-    Losses are multiplied by it before the backward pass and gradients divided after it. An overflow halves it, and the
-    shell computes the update again; one that held for `window` updates is doubled. All ranks hold the same scale, since
-    they see the same norms.
+    Losses are multiplied by the scale before the backward pass, and gradients divided by it afterwards. An overflow
+    halves the scale, and the rank group computes the update again. After `window` updates without an overflow the scale
+    is doubled. All ranks hold the same scale, since they see the same gradient norms.
     """
 
     value: float = LEAST
     window: int = 0
-    """Updates without overflow until it is doubled; 0: it stays."""
+    """Updates without an overflow until the scale is doubled; 0: the scale is constant."""
     held: int = 0
-    """Updates since it last changed."""
+    """Updates since the scale last changed."""
 
     @classmethod
     def of(cls, dtype: torch.dtype, first: float, window: int) -> LossScale:
@@ -158,14 +164,14 @@ class LossScale:
         return self.window > 0
 
     def overflowed(self) -> bool:
-        """Halve the scale after an overflow; False where a lower one is not worth another try."""
+        """Halve the scale after an overflow; return False if it is constant or cannot go lower."""
         if not self.dynamic or self.value <= LEAST:
             return False
         self.value, self.held = max(LEAST, self.value / 2), 0
         return True
 
     def applied(self) -> None:
-        """Count an update that went well; double the scale after `window` of them."""
+        """Count an update without an overflow; double the scale after `window` such updates."""
         self.held += 1
         if self.dynamic and self.held >= self.window:
             self.value, self.held = min(MOST, self.value * 2), 0
@@ -174,6 +180,6 @@ class LossScale:
         return {"value": self.value, "held": self.held}
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Restore the scale of a checkpoint; one of another format tells nothing about this one."""
+        """Restore the scale of a checkpoint, unless the checkpoint or this run has a constant scale."""
         if self.dynamic and state is not None and state["value"] > LEAST:
             self.value, self.held = float(state["value"]), int(state["held"])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that decode in lockstep: one forward pass, one draw and one host synchronisation an iteration.
+"""Rows that decode in lockstep: one forward pass, one draw and one host synchronisation per iteration.
 
-Rows join by `merge` and leave when they finish; the last rows fill the holes. Everything about a row that the host
-needs is one record of a numpy array, so that an iteration runs no Python per row.
+Rows join by `merge` and leave when they finish; the last rows move into their places. The host's state of a row is one
+record of a numpy array, so that an iteration runs no Python code per row.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _ROW = np.dtype(
     ]
 )  # fmt: skip
 _OF_NOW = np.iinfo(np.int64).max
-"""Oldest step in a cache that is all of the weights of now."""
+"""Value of `oldest` for a cache that the current weights computed entirely."""
 _AHEAD = 64
-"""Columns reserved for tokens to come."""
+"""Columns that a new cache reserves for tokens to come."""
 _TRIM = 64
-"""Dead leading columns worth a copy."""
+"""Unused leading columns from which on copying the cache without them pays."""
 
 
 class Running(api.OpenRequest):
-    """A request and who waits for it."""
+    """A running request and the stream that waits for its deltas."""
 
     __slots__ = ()
 
     @property
     def prompt(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return what samples of one prompt share: its tokens and the media that they show."""
+        """Tokens and media keys of the prompt, which all its samples share."""
         return self.request.tokens, self.request.media
 
     @property
@@ -53,7 +53,7 @@ Finished = list[tuple[Running, Delta]]
 
 
 class Batch:
-    """Rows with one cache."""
+    """Rows that share a cache and decode together."""
 
     def __init__(self, members: list[Running], window: int) -> None:
         self.members = members
@@ -73,9 +73,9 @@ class Batch:
         self._log_probs = np.zeros((len(members), window))
         self._top: dict[str, list[tuple[tuple[int, float], ...]]] = {}
         self._routes: np.ndarray | None = None
-        """[rows, window, layers, top_k] of the position before each fresh token, where somebody asks for them."""
+        """Routes of the position before each unsent token, [rows, window, layers, top_k]; None if not requested."""
         self._prompt_routes: dict[str, np.ndarray] = {}
-        """Routes of the positions before those, until they are told."""
+        """Routes of the rest of the prompt by request id, until the first delta takes them."""
         self._history = torch.zeros(0, 0, dtype=torch.long)
         self._last = torch.zeros(0, dtype=torch.long)
         self._cache: RowsCache | None = None
@@ -85,7 +85,7 @@ class Batch:
 
     @classmethod
     def prefill(cls, members: list[Running], model: CausalModel, window: int) -> Batch:
-        """Run each different prompt once, share its cache among the samples of it, and draw their first tokens."""
+        """Run each different prompt once, share its cache among its samples, and draw their first tokens."""
         batch = cls(members, window)
         prompts = dict.fromkeys(member.prompt for member in members)
         number = {prompt: row for row, prompt in enumerate(prompts)}
@@ -108,7 +108,7 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Columns of history, cached or to be cached again."""
+        """Columns of history, whether cached or not."""
         return self._history.shape[1]
 
     @property
@@ -117,7 +117,7 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Tell whether some row has no room for another token before it is flushed."""
+        """True if a row has no room for another token until `flush`."""
         return bool((self._rows["fresh"] >= self._window).any())
 
     def step(self, model: CausalModel) -> None:
@@ -145,7 +145,7 @@ class Batch:
         self._draw(logits[:, -1], model)
 
     def _begin_routes(self, seen: np.ndarray) -> None:
-        """[rows, columns, layers, top_k] of prompts, right-aligned."""
+        """Start recording routes, from those of the right-aligned prompts, [rows, columns, layers, top_k]."""
         self._routes = np.zeros((len(self), self._window, *seen.shape[2:]), seen.dtype)
         self._routes[:, 0] = seen[:, -1]
         for row, member in enumerate(self.members):
@@ -153,7 +153,7 @@ class Batch:
                 self._prompt_routes[member.request.id] = seen[row, -len(member.request.tokens) : -1]
 
     def _told_routes(self, row: int, fresh: int) -> tuple[bytes, int]:
-        """Return the routing that a delta of `fresh` tokens reports, and the position from which on it does."""
+        """Return the routes that a delta of `fresh` tokens reports, and the position of the first of these routes."""
         request = self.members[row].request
         if self._routes is None or not request.routed_experts or not fresh:
             return b"", 0
@@ -186,7 +186,7 @@ class Batch:
                 self._top.setdefault(member.request.id, []).append(pairs)
 
     def take_finished(self, version: int) -> Finished:
-        """Rows whose last token ends them leave the batch."""
+        """Remove the rows that their last token ends; return their requests with the last deltas."""
         last = (np.arange(len(self)), self._rows["fresh"] - 1)
         broken = ~np.isfinite(self._log_probs[last])
         stopped = (self._tokens[last][:, None] == self._stops).any(1)
@@ -198,7 +198,7 @@ class Batch:
         return self._leave(rows, reasons, version)
 
     def take(self, rows: Sequence[int], reason: FinishReason, version: int) -> Finished:
-        """These rows leave now."""
+        """Remove rows with this finish reason; return their requests with the last deltas."""
         return self._leave(np.array(rows, np.int64), [reason] * len(rows), version)
 
     def _leave(self, rows: np.ndarray, reasons: Sequence[FinishReason], version: int) -> Finished:
@@ -210,7 +210,7 @@ class Batch:
         return finished
 
     def flush(self, version: int) -> Finished:
-        """Return, for every row that goes on, what was sampled since its last delta."""
+        """Return a delta of the unsent tokens for every row that has some."""
         fresh = [(self.members[row], self._delta(row, version)) for row in np.flatnonzero(self._rows["fresh"]).tolist()]
         self._rows["fresh"] = 0
         return fresh
@@ -258,13 +258,13 @@ class Batch:
         self._history, self._last = self._history[:left], self._last[:left]
 
     def cheap_to_merge(self, other: Batch) -> bool:
-        """Tell whether one rectangle around both wastes little."""
+        """Return True if a common rectangle of both batches has little padding."""
         mine, theirs = len(self) * self.length, len(other) * other.length
         around = (len(self) + len(other)) * max(self.length, other.length)
         return around <= 1.5 * (mine + theirs) + 4096
 
     def merge(self, other: Batch) -> None:
-        """Take over the rows of another batch; both have a cache or neither."""
+        """Take over the rows of another batch; either both batches have a cache, or neither has."""
         longer = other.length - self.length
         if longer > 0:
             if self._cache is not None:
@@ -300,14 +300,14 @@ class Batch:
             self._routes = np.concatenate([mine, theirs])
 
     def drop_cache(self) -> int:
-        """Forget keys and values; the next step recomputes them. Returns the bytes freed."""
+        """Drop the cache, which the next step recomputes; return the bytes freed."""
         freed = self._cache.size_bytes if self._cache is not None else 0
         self._cache = None
         self._rows["oldest"] = _OF_NOW
         return freed
 
     def outlive(self, step: int) -> None:
-        """Keep the cache, which is of weights up to this step, under newer ones."""
+        """Keep the cache, which weights up to `step` computed, under newer weights."""
         if self._cache is not None:
             self._rows["oldest"] = np.minimum(self._rows["oldest"], step)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A KV cache of rows that end at the same column: what transformers writes into, what a batch moves about.
+"""A KV cache of right-aligned rows, which transformers writes and a batch rearranges.
 
-Every row is right-aligned, so a decode step writes one column for all rows. Memory is reserved ahead and grows by
-half; a finished row is replaced by the last one, so leaving a batch copies only the rows that fill the holes.
-Sliding-window layers keep their whole history here: the mask, not the cache, limits what they see. Layers of linear
-attention have a state instead, the same for any number of columns.
+All rows end at the same column, so a decode step writes one column for all rows. Memory is reserved ahead and grows by
+half. Rows from the end replace finished rows, which keeps copies few. Sliding-window layers keep their whole history,
+since the mask limits attention, not the cache. Layers of linear attention have a state instead, whose size does not
+depend on the number of columns.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _ROUND = 16
 
 
 class Extent:
-    """The used part of the reserved memory, the same for all layers."""
+    """The used part of the reserved memory, common to all layers."""
 
     def __init__(self) -> None:
         self.first = 0
-        """First row of the present forward pass."""
+        """First row of the current forward pass."""
         self.rows = 0
-        """Number of these rows."""
+        """Number of rows in the current forward pass."""
         self.length = 0
-        """Columns written."""
+        """Number of columns written."""
 
 
 class RowsLayer(CacheLayerMixin):
@@ -69,7 +69,7 @@ class RowsLayer(CacheLayerMixin):
         return -1
 
     def rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
-        """New memory: rows picked by `index`, columns from `drop` on moved right by `shift`."""
+        """Allocate new memory with the rows of `index`, and the columns from `drop` on moved right by `shift`."""
         kept = self._extent.length - drop
         self._rows, self._columns = rows, columns
         if not self.is_initialized:
@@ -85,7 +85,7 @@ class RowsLayer(CacheLayerMixin):
         return [self.keys, self.values] if self.is_initialized else []
 
     def append(self, other: RowsLayer, rows: slice, gap: int) -> None:
-        """Rows of another layer of these columns but the first `gap`."""
+        """Copy the first rows of another layer into `rows`, right of the first `gap` columns, which are zeroed."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine[rows, :, :gap] = 0
             length = self._extent.length
@@ -97,7 +97,7 @@ class RowsLayer(CacheLayerMixin):
 
 
 class StateLayer(LinearAttentionCacheLayerMixin):
-    """The states of one layer of linear attention, [rows, ...]; before the first column there are none."""
+    """The states of one layer of linear attention, [rows, ...]; empty before the first column."""
 
     def __init__(self, extent: Extent, rows: int, columns: int) -> None:
         super().__init__()
@@ -105,10 +105,10 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         self._states: dict[str, torch.Tensor] = {}
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: memory is taken when the first states come."""
+        """Do nothing: memory is allocated with the first states."""
 
     def state(self, name: str) -> torch.Tensor | None:
-        """Return the state of the rows of the present forward pass, in place: some models write there."""
+        """Return the state of the current pass's rows as a view, since some models write to it; None before any."""
         if not self._extent.length:
             return None
         return self._states[name][self._extent.first : self._extent.first + self._extent.rows]
@@ -116,7 +116,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """Return the input of the convolution: the last columns before these, and these."""
+        """Keep the last columns as the state; return the convolution's input: the former state and the new columns."""
         before = self.state(f"conv {state_idx}")
         missing = max(0, conv_kernel_size - conv_states.shape[-1])
         seen = torch.nn.functional.pad(conv_states, (missing, 0))
@@ -137,7 +137,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         self._states[name][self._extent.first : self._extent.first + len(state)] = state
 
     def rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
-        """New memory: rows picked by `index`."""
+        """Allocate new memory with the rows of `index`."""
         self._rows = rows
         for name, old in self._states.items():
             picked = old[index]
@@ -157,10 +157,10 @@ class StateLayer(LinearAttentionCacheLayerMixin):
 
 
 class RowsCache(Cache):
-    """All layers; one length."""
+    """The cache of all layers of a batch, with a common length."""
 
     def __init__(self, kinds: Sequence[str], rows: int, columns: int) -> None:
-        """`kinds`: of each layer, as configurations name them."""
+        """Reserve rows and columns. `kinds`: kind of each layer, by its name in model configurations."""
         self.extent = Extent()
         self.capacity = (rows, _rounded(columns))
         made = (StateLayer if kind == "linear_attention" else RowsLayer for kind in kinds)
@@ -187,7 +187,7 @@ class RowsCache(Cache):
         return sum(t.nbytes for t in self.tensors())
 
     def reserve(self, rows: int, columns: int, used_rows: int) -> None:
-        """Room for so many rows and columns, keeping what is there; grows by half at least."""
+        """Make room for this many rows and columns, keeping the used rows; capacity grows by half at least."""
         if rows <= self.capacity[0] and columns <= self.capacity[1]:
             return
         if rows > self.capacity[0]:
@@ -197,7 +197,7 @@ class RowsCache(Cache):
         self._rebuild(max(rows, self.capacity[0]), max(columns, self.capacity[1]), slice(0, used_rows), 0, 0)
 
     def pick(self, index: torch.Tensor, columns: int) -> None:
-        """Become the rows of `index`, each as often as named: how samples share their prompt's prefill."""
+        """Replace the rows by those of `index`, which may repeat, so that samples share their prompt's prefill."""
         self._rebuild(len(index), max(columns, self.length), index, 0, 0)
 
     def shift(self, by: int, used_rows: int) -> None:
@@ -212,14 +212,14 @@ class RowsCache(Cache):
             layer.rebuild(*self.capacity, index, shift, drop)
 
     def append(self, other: RowsCache, used_rows: int, new_rows: int) -> None:
-        """Take the first rows of a cache that is not longer; what lies left of them is zeroed."""
+        """Append the first rows of a cache that is not longer, right-aligned; columns to their left are zeroed."""
         self.reserve(used_rows + new_rows, self.length, used_rows)
         rows, gap = slice(used_rows, used_rows + new_rows), self.length - other.length
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.append(theirs, rows, gap)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy rows into the places of rows that left."""
+        """Copy `source` rows to the places of `target` rows, which have left."""
         for layer in self.layers:
             layer.move(source, target)
 

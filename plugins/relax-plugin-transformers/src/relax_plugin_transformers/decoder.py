@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoding thread: everything that touches the model runs here, between two iterations or as one.
+"""The decoding thread, on which all work with the model runs: iterations, and commands between two iterations.
 
-It admits waiting calls while there is room, and merges batches where that wastes little.
+The thread admits waiting calls while there is room, and merges batches if that wastes little padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relax_plugin_transformers.options import TransformersOptions
 
 
 class Decoder(EngineThread[Running]):
-    """Waiting calls, running batches, and the thread that advances them.
+    """The thread that decodes, with its waiting calls and its running batches.
 
     Life of a request: `waiting -> running in a batch -> finished | aborted`.
     """
@@ -36,9 +36,9 @@ class Decoder(EngineThread[Running]):
         self._options = options
         self._max_rows = rows
         self._serial = serial
-        """One call at a time, its batches never merged: the same calls give the same bits."""
+        """Run one call at a time and never merge batches, so that the same calls give the same bits."""
         self._keeps_caches = keeps_caches
-        """Running requests keep their cache over an update; a prompt is run again for every later request."""
+        """Keep the caches of running requests when weights change; new requests always run their prompt anew."""
         self._waiting: deque[deque[Running]] = deque()
         self._batches: list[Batch] = []
 
@@ -77,7 +77,7 @@ class Decoder(EngineThread[Running]):
             self._tell(batch.flush(self.version.step))
 
     def renew(self, version: Version) -> None:
-        """Sample under this version from the next token on; caches of weights that were given up never stay."""
+        """Sample with this version from the next token on. Caches are kept only within the same incarnation."""
         keeps = self._keeps_caches and version.incarnation == self.version.incarnation
         for batch in self._batches:
             if keeps:
@@ -123,7 +123,7 @@ class Decoder(EngineThread[Running]):
                     self._batches.append(batch)
 
     def _take_fitting(self) -> list[Running]:
-        """Take whoever waits longest, while there is room; one request always fits an empty engine."""
+        """Return the requests that waited longest, as many as fit; an empty engine always takes one."""
         rows = self._max_rows - self.running
         slots = self._options.max_batch_tokens - sum(batch.slots for batch in self._batches)
         taken: list[Running] = []
@@ -147,7 +147,7 @@ class Decoder(EngineThread[Running]):
 
 
 def by_prompt_length(members: Sequence[Running], budget: int) -> list[list[Running]]:
-    """Group members into prefill passes: all samples of a prompt together, prompts beside others of like length."""
+    """Group requests into prefill passes: samples of one prompt together, with prompts of similar length."""
     by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Running]] = {}
     for member in members:
         by_prompt.setdefault(member.prompt, []).append(member)

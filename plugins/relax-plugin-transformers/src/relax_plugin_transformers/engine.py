@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transformers engine: batched generation on one decoding thread.
 
-Sampling, batching and caches are `Decoder`'s. Weights are replaced in place; caches of running requests are recomputed under
-the new ones, or kept where asked. It holds exactly the published tensors, so its proof is the manifest's fingerprint.
+`Decoder` samples, forms batches and holds KV caches. New weights replace the old ones in place. Caches of running
+requests are then recomputed, or kept with `kv_across_versions`. The engine holds exactly the published tensors, so its
+receipt proves a version by the manifest's fingerprint.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
             if fault := model.misplaced(tokens, media):
                 raise ValueError(f"a prompt of {len(tokens)} tokens: {fault}")
         if model.routes.routing is None and any(request.routed_experts for request in requests):
-            raise ValueError("routed_experts asked for, but this model has no routers that can be watched")
+            raise ValueError("routed_experts: this model has no routers that can be recorded; leave it out")
         return deltas
 
     async def _score(
@@ -105,7 +106,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
         return self._weights.value
 
     def _layout(self, payload: str) -> str:
-        # Products of adapters have other bits on other devices.
+        # The products of adapters differ in their bits between types of device.
         return PLAIN if payload != "lora" else f"{PLAIN}+adapter on {self._running().model.device.type}"
 
     def _load(self, thread: Decoder, manifest: Manifest, staged: Arriving | StagedAdapter) -> None:
@@ -120,7 +121,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
         if manifest.payload != "lora":
             if have != manifest.fingerprint:
                 want = manifest.fingerprint
-                raise InfrastructureError(f"{manifest.version}: {self._spec.name} holds {have}, want {want}")
+                raise InfrastructureError(f"{manifest.version}: {self._spec.name} has fingerprint {have}, want {want}")
             self._base = have
         return have
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates of an engine's memory and work, by arithmetic on `config.json` and the headers of the weights.
+"""Estimates of an engine's memory and work, by arithmetic on `config.json` and the headers of the weight files.
 
-A generation is followed through its moments as `Batch` and `RowsCache` have them: prompts run pass by pass, are spread to
-their samples, and the cache grows, for rows that are all as long as they may become. The fullest moment is told.
+The estimate follows a generation of rows of maximum length through the phases of `Batch` and `RowsCache`: prompts run
+pass by pass, their caches are copied to their samples, and the cache grows. The phase with the most memory counts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from relax_plugin_transformers.options import TransformersOptions
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ROUND, _AHEAD = 16, 64
-"""Multiple in which the cache reserves columns, and columns reserved ahead."""
+"""Multiple in which the cache reserves columns, and number of columns reserved ahead."""
 _CDF_ELEMENTS = 1 << 24
-"""Doubles that a draw sums at a time."""
+"""Float64 numbers that a draw sums at a time."""
 
 _ALLOCATOR, _BUFFERS = 0.2, 20 << 20
-"""On a CPU, what malloc holds beside the tensors of a generation, as a share of these, and what multiplying takes for itself.
-Measured (docs/benchmarks.md)."""
+"""Memory beyond tensors on a CPU: malloc's overhead as a share of a generation's tensors, and bytes of buffers in
+matrix products. Measured (docs/benchmarks.md)."""
 
 Parts = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Sizes that memory depends on."""
+    """Sizes of a model that determine memory."""
 
     layers: int
     hidden: int
@@ -43,7 +43,7 @@ class _Model:
     head: int
     vocab: int
     bytes: int
-    """Size of a number."""
+    """Bytes of one weight."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], number: int) -> _Model:
@@ -57,25 +57,28 @@ class _Model:
 
     @property
     def cell(self) -> int:
-        """Bytes of one tensor of one layer, keys or values, for a token."""
+        """Bytes of a token's keys, or of its values, in one layer."""
         return self.kv_heads * self.head * self.bytes
 
     @property
     def token(self) -> int:
-        """Bytes of the cache for a token."""
+        """Bytes of a token in the cache of all layers."""
         return self.layers * 2 * self.cell
 
     def computed(self, tokens: int, width: int, eager: bool) -> int:
-        """Bytes alive at once in one layer's pass over `tokens` that see `width` columns each."""
-        around = 2 * self.head + 2 * 8 // self.bytes  # rotations, positions and the tokens themselves
-        block = 4 * self.hidden + 3 * self.inner + around  # embeddings, what came in, went on and was normed
+        """Return the bytes alive at once in one layer's pass over `tokens` that see `width` columns each."""
+        around = 2 * self.head + 2 * 8 // self.bytes  # rotary embeddings, positions and token ids
+        block = 4 * self.hidden + 3 * self.inner + around  # embeddings, input, output and normed hidden states
         attention = 3 * self.hidden + (3 * self.heads + 2 * self.kv_heads) * self.head + around
         scores = 2 * 4 * tokens * self.heads * width if eager else 0
         return max(tokens * block * self.bytes, tokens * attention * self.bytes + scores)
 
 
 def estimate(spec: EngineSpec, options: TransformersOptions, work: Workload) -> Estimate:
-    """Raises NotImplementedError where `config.json` does not have the usual names."""
+    """Estimate an engine's memory by phase and its work.
+
+    Raises NotImplementedError if `config.json` lacks the usual keys, or if the weights are not safetensors.
+    """
     whole = read_config(spec.model)
     config: Mapping[str, Any] = whole.get("text_config", whole)
     number = _BYTES[_dtype(spec, config)]
@@ -109,13 +112,13 @@ def _on_cpu(options: TransformersOptions) -> bool:
 
 
 def _notes(work: Workload, rows: int) -> tuple[str, ...]:
-    first = f"{rows} rows at once, each as long as it may become"
-    joined = "where rows join others that end early, the cache may be half as large again"
+    first = f"for {rows} rows at once, each of maximum length"
+    joined = "if rows join a batch from which rows leave early, the cache can be up to half as large again"
     return (first,) if rows >= work.rows else (first, joined)
 
 
 def _moments(model: _Model, options: TransformersOptions, work: Workload, rows: int) -> Iterator[Parts]:
-    """Yield the memory in use beside the weights, whenever there is more of it than before."""
+    """Yield the memory in use in addition to the weights, at each point where it may peak."""
     eager, group = options.attention == "eager", max(1, work.group_size)
     prompts, at_once = -(-rows // group), max(1, options.max_prefill_tokens // max(1, work.prompt_tokens))
     each, ahead = min(prompts, at_once), work.prompt_tokens + min(_AHEAD, work.new_tokens)
@@ -138,7 +141,7 @@ def _moments(model: _Model, options: TransformersOptions, work: Workload, rows: 
 
 
 def _decoding(model: _Model, work: Workload, rows: int, reserved: int, columns: int) -> Iterator[Parts]:
-    """Yield the memory in use from the first step to the last."""
+    """Yield the memory in use at the peaks of decoding."""
     needed = work.row_tokens - 1
     while columns < needed:
         old, columns = columns, _rounded(columns * 3 // 2)
@@ -148,12 +151,12 @@ def _decoding(model: _Model, work: Workload, rows: int, reserved: int, columns: 
 
 
 def _grown(reserved: int, rows: int) -> int:
-    """Rows that a cache reserves as others join."""
+    """Return the rows that a cache reserves after it grew to `rows`."""
     return max(rows, reserved * 3 // 2) if reserved and rows > reserved else max(rows, reserved)
 
 
 def _drawn(rows: int, vocab: int) -> int:
-    """Logits, log-probs, and doubles of their sums."""
+    """Return the bytes of a draw: logits, log-probs, and their cumulative sums in float64."""
     return rows * vocab * 4 * 2 + min(rows * vocab, _CDF_ELEMENTS) * 8 * 2
 
 
@@ -173,7 +176,7 @@ def _rounded(columns: int) -> int:
 
 
 def _elements(folder: Path) -> int:
-    """Return the number of elements of all weights, by the headers of their files."""
+    """Return the number of elements of all weights, from the headers of the weight files."""
     count = 0
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as opened:
@@ -185,5 +188,5 @@ def _elements(folder: Path) -> int:
                     elements *= int(length)
                 count += elements
     if not count:
-        raise NotImplementedError("its weights are not safetensors")
+        raise NotImplementedError("the model folder has no safetensors weights")
     return count

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a model folder as a module that can decode; every way a folder can be broken is a ConfigError.
+"""Loading of model folders for decoding. Faults of a folder raise ConfigError.
 
-`transformers` fills missing tensors with random numbers and only warns: here that is refused.
+transformers fills missing tensors with random numbers and only warns; this module refuses such folders.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     import torch
 
 _TOWERS = ("vision_config", "audio_config")
-"""Parts of `config.json` by which a model that sees or hears is known."""
+"""Keys of `config.json` that only models with vision or audio inputs have."""
 _LAYERS = {"full_attention", "sliding_attention"}
 _WITH_STATES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-"""Model types whose layers of linear attention keep their states in this engine's cache."""
+"""Model types whose linear attention this engine supports, with states in its cache."""
 
 
 def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`config.json` as plain data, checked for what this engine can't run; imports nothing heavy."""
+    """Return `config.json` as plain data, without importing torch.
+
+    Raises ConfigError if the folder is broken or this engine can't run the model.
+    """
     path = str(model.get("path", ""))
     file = Path(path) / "config.json"
     if not path or not Path(path).is_dir():
@@ -36,23 +39,23 @@ def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ConfigError("model.path", f"{file} ({error})", "its config.json can't be read; copy it again") from error
+        raise ConfigError("model.path", f"{file} ({error})", "the file can't be read; copy it again") from error
     if not isinstance(config, dict):
-        raise ConfigError("model.path", f"{file} holding a {type(config).__name__}", "config.json must be an object")
+        raise ConfigError("model.path", f"{file} with a {type(config).__name__}", "config.json must be a JSON object")
     if config.get("thinker_config"):
-        fix = "save `.thinker` of what transformers loads from it as a folder of its own, with tokenizer and processor"
+        fix = "save `.thinker` of the loaded transformers model, with tokenizer and processor, as a folder of its own"
         raise ConfigError("model.path", f"{path} with a talker beside the thinker", fix)
     text = config.get("text_config", config)
     known = _LAYERS | {"linear_attention"} if text.get("model_type") in _WITH_STATES else _LAYERS
     unknown = sorted(set(text.get("layer_types") or ()) - known)
     if unknown:
-        fix = "this engine decodes full and sliding attention, and linear attention of Qwen3.5; choose another engine"
+        fix = "this engine runs full and sliding attention, and linear attention of Qwen3.5; choose another engine"
         raise ConfigError("model.path", f"{path} with layers {', '.join(unknown)}", fix)
     return config
 
 
 def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.nn.Module:
-    """The module on its device, in eval mode, with every tensor from the folder."""
+    """Return the module on its device, in eval mode. Raises ConfigError if a tensor is missing from the folder."""
     import torch
     import transformers
 
@@ -74,11 +77,11 @@ def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.
         )
     except Exception as error:  # transformers and safetensors raise a dozen types for a broken folder
         raise ConfigError(
-            "model.path", f"{path} ({type(error).__name__}: {error})", "give a folder that loads"
+            "model.path", f"{path} ({type(error).__name__}: {error})", "name a folder that transformers can load"
         ) from error
     lacking = sorted(loaded["missing_keys"]) + sorted(map(str, loaded["mismatched_keys"]))
     if lacking:
-        raise ConfigError("model.path", f"{path} without {', '.join(lacking[:4])}", "its weights are incomplete")
+        raise ConfigError("model.path", f"{path} without {', '.join(lacking[:4])}", "save or copy its weights again")
     return module.to(device).eval()
 
 
@@ -86,12 +89,15 @@ def _device(wanted: str) -> str:
     import torch
 
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("engine.device", wanted, "torch sees no GPU here; use cpu or auto")
+        raise ConfigError("engine.device", wanted, "torch sees no GPU on this machine; use cpu or auto")
     return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def context_limit(module: torch.nn.Module, asked: int) -> int:
-    """Prompt and completion together: what was asked, within what the model can."""
+    """Return the maximum tokens of prompt and completion together: `asked`, or the model's own limit if that is 0.
+
+    Raises ConfigError for more than the model's limit.
+    """
     limit = int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
     if limit and asked > limit:
         raise ConfigError("rollout.max_context", asked, f"the model's own context is {limit}; stay within it")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face causal model: right-aligned rows of tokens in, float32 logits out.
 
-Knows masks, positions and how to split work so that memory stays bounded; not requests and not sampling.
+This module computes masks and positions, and splits work so that memory stays bounded. Requests and sampling are in
+`batch.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache
 
 Shown = tuple[ProcessedMedia, ...]
-"""Media that one row shows."""
+"""The media of one row."""
 _LOGIT_ELEMENTS = 1 << 25
-"""float32 logits of one scoring pass: 128 MB."""
+"""Maximum number of float32 logits in one scoring pass: 128 MiB."""
 
 
 class CausalModel:
-    """Forward passes over `RowsCache`."""
+    """Forward passes of a model with a `RowsCache`."""
 
     def __init__(self, module: torch.nn.Module, max_prefill_tokens: int, media: MediaStore | None = None) -> None:
         config = module.config.get_text_config()
@@ -38,7 +39,7 @@ class CausalModel:
         self._media, self._inputs = media, MediaInputs(module)
         self._holds = self._inputs.holds
         self._cuts = "logits_to_keep" in inspect.signature(module.forward).parameters
-        """Set where the model can compute the logits of its last columns only."""
+        """True if the model can compute the logits of its last columns only."""
         windowed = any(kind != "full_attention" for kind in self._kinds)
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
         self.routes = RouteWatch(module)
@@ -48,24 +49,23 @@ class CausalModel:
         return RowsCache(self._kinds, rows, columns)
 
     def media_of(self, keys: Sequence[str]) -> Shown:
-        """Processed media from the run's store."""
+        """Return processed media from the run's media store."""
         if keys and self._media is None:
-            raise ValueError("media, but this engine was started without a media store")
+            raise ValueError("a request has media, but this engine was started without a media store")
         return tuple(self._media.get(key) for key in keys) if self._media is not None else ()
 
     def misplaced(self, tokens: Sequence[int], keys: Sequence[str]) -> str:
-        """Say why tokens and media don't fit together; empty where they do."""
+        """Return the reason why placeholders in `tokens` do not match the media; empty if they do."""
         return conserved(tokens, self.media_of(keys), self._holds) if keys or self._holds else ""
 
     def forward(
         self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int,
         jumps: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Logits [rows, keep, vocabulary] after `tokens` [rows, columns], which extend the cache.
+        """Run `tokens` [rows, columns], which extend the cache; return logits of the last `keep` columns (0: of all).
 
-        `start` [rows]: the column where each row begins; None where all begin at 0. `jumps` [rows]: how far positions
-        are ahead of columns behind a row's media, by whole positions or, where videos are timed so, by parts of one; None
-        where no row has any.
+        `start` [rows]: the column where each row begins; None: all rows begin at 0. `jumps` [rows]: how far positions
+        run ahead of columns after a row's media; fractional for models that time videos so; None: no row has media.
         """
         positions = self._columns(tokens, start, cache)
         if jumps is not None:
@@ -75,7 +75,7 @@ class CausalModel:
     def _look(
         self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int, shown: Sequence[Shown]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run `forward` over whole rows with media; return how far positions are ahead of columns behind them [rows], too."""
+        """Run whole rows with media; return logits, and the `jumps` for `forward` that follow these rows [rows]."""
         columns = torch.arange(tokens.shape[1], device=self.device)
         valid = columns >= (0 if start is None else start[:, None])
         inputs, jumps = self._inputs.of(tokens, valid.expand(tokens.shape), shown)
@@ -83,7 +83,7 @@ class CausalModel:
         return self._run(tokens, start, cache, keep, inputs), jumps
 
     def _columns(self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache) -> torch.Tensor:
-        """[rows, columns]: how many tokens stand before each in its row."""
+        """Return the position of each token in its row, [rows, columns]."""
         columns = torch.arange(cache.length, cache.length + tokens.shape[1], device=self.device)
         return columns.expand(tokens.shape) if start is None else (columns - start[:, None]).clamp(min=0)
 
@@ -118,14 +118,16 @@ class CausalModel:
         if width == 1:
             return valid[:, None, None]
         at = columns[past:, None]
-        # Padding sees itself: a row of nothing would be NaN, and 0 * NaN poisons what attends to its values.
+        # Padding sees itself: attention over nothing gives NaN, and 0 * NaN spoils the tokens that attend to it.
         return ((columns <= at) & valid[:, None] | (columns == at))[:, None]
 
     def prefill(
         self, tokens: torch.Tensor, start: np.ndarray, columns: int, keys: Sequence[Sequence[str]] = ()
     ) -> tuple[RowsCache, torch.Tensor, np.ndarray]:
-        """A cache of right-aligned rows [rows, length] with room for `columns`, the logits after each row, and how far
-        positions are ahead of columns there. `keys`: of each row's media."""
+        """Run right-aligned rows [rows, length]; return their cache, the logits after each row, and their `jumps`.
+
+        The cache has room for `columns`. `jumps` are as `forward` takes them. `keys`: media keys of each row.
+        """
         cache = self.new_cache(len(tokens), columns)
         if any(keys):
             return self._prefill_shown(tokens, start, cache, [self.media_of(row) for row in keys])
@@ -139,7 +141,7 @@ class CausalModel:
     def _prefill_shown(
         self, tokens: torch.Tensor, start: np.ndarray, cache: RowsCache, shown: Sequence[Shown]
     ) -> tuple[RowsCache, torch.Tensor, np.ndarray]:
-        """Rows are never cut: a model takes a medium whole."""
+        """Run rows with media; rows are never split between passes, since a model takes the media of a row whole."""
         logits, jumps = [], []
         each = max(1, self._budget // tokens.shape[1])
         for first in range(0, len(tokens), each):
@@ -153,7 +155,7 @@ class CausalModel:
         return cache, torch.cat(logits), np.concatenate(jumps)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-prob of each token given those before it, of logits / temperature; the first 0."""
+        """Return each token's log-prob given its predecessors, of logits / temperature; 0 for a first token."""
         self.routes.watch(False)
         out: list[list[float]] = [[] for _ in sequences]
         order = sorted((i for i in range(len(sequences)) if sequences[i]), key=lambda i: len(sequences[i]))
@@ -180,7 +182,10 @@ class CausalModel:
     def _passes(
         self, tokens: torch.Tensor, start: np.ndarray, cache: RowsCache, per_pass: int, keep: int
     ) -> Iterator[tuple[slice, bool, torch.Tensor]]:
-        """Row by row, then column by column, at most `per_pass` tokens in one forward pass."""
+        """Yield (rows, is the last pass of these rows, logits) of forward passes over at most `per_pass` tokens each.
+
+        Passes cover some rows at a time, column by column.
+        """
         rows, length = tokens.shape
         rows_each = max(1, per_pass // length)
         columns_each = length if rows_each > 1 else per_pass
@@ -202,7 +207,7 @@ def layer_kinds(config: Any) -> list[str]:
 
 
 def aligned(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, np.ndarray]:
-    """Tokens [rows, longest], right-aligned over zeros, and where each row starts."""
+    """Return tokens [rows, longest], right-aligned and padded with 0, and the column where each row starts."""
     longest = max(map(len, sequences))
     start = np.array([longest - len(sequence) for sequence in sequences], np.int64)
     tokens = np.zeros((len(sequences), longest), np.int64)
@@ -212,7 +217,7 @@ def aligned(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[t
 
 
 def by_length(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Neighbours in length, so that a chunk wastes at most half of its cells and keeps within the budget."""
+    """Yield chunks of at most `budget` padded tokens; at most half of a chunk is padding, small chunks excepted."""
     chunk: list[int] = []
     real = 0
     for i, length in zip(order, lengths, strict=True):
@@ -227,10 +232,7 @@ def by_length(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iter
 
 
 class RouteWatch:
-    """Watches the routers of one model while `on`: which experts each row and column of a pass visited.
-
-    Nothing is kept beyond a pass; whoever wants routes takes them.
-    """
+    """A recorder of the experts that each row and column visits, while `on`; `take` returns and drops the records."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.routing: Routing | None = routing_of(module)
@@ -242,19 +244,19 @@ class RouteWatch:
         return self._recorder is not None and self._recorder.on
 
     def watch(self, wanted: bool) -> None:
-        """Watch, or not, from the next pass on; what was seen before is forgotten."""
+        """Turn recording on or off from the next pass on, and drop earlier records."""
         self._pieces.clear()
         if self._recorder is not None:
             self._recorder.on = wanted
 
     def passed(self, row: int, column: int, rows: int) -> None:
-        """Take in a pass over so many rows, from this row and column on, that is over."""
+        """Record a finished pass over `rows` rows, which began at `row` and `column`."""
         if self._recorder is not None and self._recorder.on:
             seen = self._recorder.take()
             self._pieces.append((row, column, seen.reshape(rows, -1, *seen.shape[1:])))
 
     def take(self) -> np.ndarray:
-        """Return [rows, columns, layers, top_k] of all passes since it was last called."""
+        """Return the routes of all passes since the last call, [rows, columns, layers, top_k]."""
         pieces, self._pieces = self._pieces, []
         rows = max(row + len(seen) for row, _, seen in pieces)
         first = min(column for _, column, _ in pieces)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the transformers engine. Imports pydantic only."""
+"""Options of the transformers engine; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from relax_core.api.options import Options
 
 
 class TransformersOptions(Options):
-    """`[engine] name = "transformers"`."""
+    """Options of `[engine] name = "transformers"`."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the model; `auto` takes a GPU where torch sees one."""
+    """Device of the model; `auto` is a GPU if torch sees one, else the CPU."""
     attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation of transformers."""
+    """Attention implementation, by its name in transformers."""
     max_batch_rows: int = Field(default=256, ge=1)
-    """Requests that decode together."""
+    """Maximum number of requests that decode together."""
     max_batch_tokens: int = Field(default=65536, ge=1)
-    """KV slots promised at once: the sum of prompt + max_new_tokens of running requests. One request always runs."""
+    """Maximum sum of prompt tokens + `max_new_tokens` of running requests. A request always runs if none is running."""
     max_prefill_tokens: int = Field(default=8192, ge=1)
-    """Tokens of one prefill pass; bounds its activation memory."""
+    """Maximum number of tokens in one prefill pass, which bounds its activation memory."""
     deltas_every: int = Field(default=16, ge=1)
-    """Iterations between two deltas of a running request; finished ones are sent within four."""
+    """Iterations between two deltas of a running request. A finished request sends its delta within four iterations."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights that a model really holds: by name, replaced, fingerprinted where they lie, put to sleep; and adapters over them.
+"""The weights in an engine's memory: access by name, replacing, fingerprints, offloading, and adapters.
 
-Names are those of its folder: tied weights appear once, and what a model fuses (experts) by its parts, which are views.
-Nothing here knows versions.
+Names are those of the model folder. Tied weights appear once. Tensors that the model fuses (experts) appear as their
+parts, which are views. This module knows no versions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Resident:
-    """A module's parameters and saved buffers, each once, under the names of its folder."""
+    """A module's parameters and saved buffers, each once, under the names of the model folder."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         from transformers.core_model_loading import revert_weight_conversion
@@ -59,11 +59,11 @@ class Resident:
         self.tensors |= {name: part.of(self._own) for name, part in self._parts.items()}
 
     def value(self, name: str) -> np.ndarray:
-        """Return the present value of a tensor, as its bits where numpy has no such dtype."""
+        """Return the current value of a tensor; its bits if numpy does not have the dtype."""
         return as_array(self.tensors[name])
 
     def load(self, manifest: Manifest, staged: Arriving) -> None:
-        """Replace what is sent; called between two iterations. Where it raises, half of two versions lies in memory."""
+        """Replace tensors as they arrive; called between two iterations. After an error, memory mixes two versions."""
         for info, array in staged:
             bits = as_bits(self.tensors[info.name])
             want = torch.empty(0, dtype=bits.dtype).numpy().dtype
@@ -75,7 +75,7 @@ class Resident:
                 np.copyto(bits.numpy(), array, casting="no")
 
     def infos(self) -> dict[str, TensorInfo]:
-        """Describe the tensors in memory now, by name."""
+        """Return descriptions of the tensors in memory, by name."""
         return {
             name: TensorInfo(
                 name, tuple(tensor.shape), _DTYPES[tensor.dtype], tensor_fingerprint(as_array(tensor)), tensor.nbytes
@@ -84,7 +84,7 @@ class Resident:
         }
 
     def release(self) -> int:
-        """Free the weights' memory, keeping their values elsewhere; returns the bytes that are really gone."""
+        """Move the weights out of device memory; return the bytes that were really freed."""
         for name in self._parts:
             self.tensors.pop(name, None)
         return self._aside.release(self._own)
@@ -95,12 +95,12 @@ class Resident:
         self._name()
 
     def close(self) -> None:
-        """Remove what `release` kept."""
+        """Discard the values that `release` kept."""
         self._aside.close()
 
 
 class Adapters:
-    """The adapter over a model's weights. The base of the modules that have one is kept, so that nothing adds up."""
+    """The adapter merged into a model's weights; the base weights are kept, so that adapters do not add up."""
 
     def __init__(self, resident: Resident) -> None:
         self._resident = resident
@@ -108,19 +108,19 @@ class Adapters:
         self._aside = OffloadedTensors()
 
     def load(self, staged: StagedAdapter) -> None:
-        """Lay an adapter over the base; called between two iterations."""
+        """Merge an adapter into the kept base weights; called between two iterations."""
         for weight in staged.pairs:
             tensor = self._resident.tensors[weight]
             base = self._base.setdefault(weight, tensor.detach().clone())
             tensor.copy_(staged.merged(weight, base).to(tensor.dtype))
 
     def forget(self) -> None:
-        """Forget the base: a whole model was loaded, which is the base now."""
+        """Discard the kept base weights, after a whole model was loaded as the new base."""
         self._base.clear()
         self._aside.close()
 
     def release(self) -> int:
-        """Free the memory of the base; returns the bytes that are really gone."""
+        """Move the kept base weights out of device memory; return the bytes that were really freed."""
         return self._aside.release(self._base)
 
     def restore(self) -> None:
@@ -129,9 +129,10 @@ class Adapters:
 
 
 class OffloadedTensors:
-    """Values of tensors whose memory others need for a while: on the host meanwhile, or, of a CPU, on disk.
+    """Offloaded values of tensors: in host memory for a GPU, in a temporary file for a CPU.
 
-    The tensors stay the same objects, so whoever computes with them finds them filled again; the same ones are given each time.
+    The tensors stay the same objects, so that the model finds them filled again. Callers must pass the same tensors to
+    `release` and `restore`.
     """
 
     def __init__(self) -> None:
@@ -139,7 +140,7 @@ class OffloadedTensors:
         self._shapes: dict[str, torch.Size] = {}
 
     def release(self, tensors: Tensors) -> int:
-        """Free their memory; returns the bytes that are really gone."""
+        """Keep the values and free the tensors' memory; return the bytes that were really freed."""
         if self._kept is not None or not tensors:
             return 0
         self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -168,14 +169,14 @@ class OffloadedTensors:
         self.close()
 
     def close(self) -> None:
-        """Remove what `release` kept."""
+        """Discard the values that `release` kept."""
         if self._kept is not None and not isinstance(self._kept, dict):
             self._kept.close()
         self._kept = None
 
 
 def _to_disk(tensors: Tensors) -> IO[bytes]:
-    """Write to a file without a name: it ends with the process, also with one that is killed."""
+    """Write to a file without a name, which the system deletes when the process ends or is killed."""
     file = tempfile.TemporaryFile(prefix="relax-asleep-")  # noqa: SIM115  # open until the weights are back
     try:
         for tensor in tensors.values():
@@ -188,23 +189,23 @@ def _to_disk(tensors: Tensors) -> IO[bytes]:
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor as its bits where numpy does not have the dtype: bf16 and fp8."""
+    """Return a tensor viewed as its bits if numpy does not have its dtype (bf16 and fp8), else the tensor."""
     return tensor.view(_BITS[tensor.dtype]) if tensor.dtype in _BITS else tensor
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Make an array over a tensor's memory, or over a copy of what lies on a GPU."""
+    """Return an array over a tensor's memory, or over a copy of a GPU's tensor."""
     return as_bits(tensor.detach().cpu()).numpy()
 
 
 def _once(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and saved buffers in their own memory; tied ones under their first name."""
+    """Yield parameters and saved buffers, moved into memory of their own; tied tensors under their first name."""
     saved = module.state_dict(keep_vars=True)
     seen: set[int] = set()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name in saved and id(tensor) not in seen:
             seen.add(id(tensor))
             tensor.requires_grad_(False)
-            # Loaders may leave a parameter in mapped or shared memory, which could be neither freed nor trusted.
+            # Loaders may leave a parameter in mapped or shared memory, which can't be freed and may change.
             tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
             yield name, tensor

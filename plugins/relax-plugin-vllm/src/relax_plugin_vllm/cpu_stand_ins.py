@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins that let vLLM's seeing models be imported where there is no CUDA, for development and tests.
+"""Stand-ins for torchvision that let vLLM's vision models be imported without CUDA, for development and tests.
 
-Their modules import torchvision, whose wheels are linked against CUDA, to read pictures; this engine is given media that are
-processed already. None of them computes anything, whoever calls one is told, and they are there only while `imported` runs.
-They are refused where there is a GPU. `tests/test_cpu_stand_ins.py` fails when vLLM no longer needs them.
+The modules of these models import torchvision, whose wheels need CUDA, to read images; this engine gets processed media
+instead. The stand-ins compute nothing, and calling one raises NotImplementedError. They exist only while `imported`
+runs, and never on a machine with a GPU. `tests/test_cpu_stand_ins.py` fails when vLLM no longer needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOLLOW = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2",
 
 
 def imported(module: str, gpu: bool) -> Any:
-    """A module of vLLM's that reads pictures."""
+    """Import a module of vLLM that imports torchvision, with stand-ins if torchvision is missing."""
     if gpu or find_spec("torchvision") is not None:
         return importlib.import_module(module)
     with stand_ins(gpu):
@@ -32,13 +32,13 @@ def imported(module: str, gpu: bool) -> Any:
 
 @contextmanager
 def stand_ins(gpu: bool) -> Iterator[None]:
-    """A torchvision without contents; InfrastructureError where there is a GPU."""
+    """Install an empty torchvision while the context is open. Raises InfrastructureError on a machine with a GPU."""
     import torch
     from transformers.utils import is_torchvision_available
 
     if gpu or torch.cuda.is_available():
-        raise InfrastructureError("stand-ins for a CPU on a machine with a GPU: install torchvision there")
-    is_torchvision_available()  # its answer is kept, and must be that there is none
+        raise InfrastructureError("got CPU stand-ins for torchvision on a machine with a GPU; install torchvision")
+    is_torchvision_available()  # transformers keeps the answer, which must be False
     sys.modules.update({name: _hollow(name) for name in _HOLLOW})
     for name in _HOLLOW[1:]:
         parent, _, own = name.rpartition(".")
@@ -51,7 +51,7 @@ def stand_ins(gpu: bool) -> Iterator[None]:
 
 
 def _hollow(name: str) -> types.ModuleType:
-    """A module from which any function can be imported and none can be called."""
+    """Return a module from which any name can be imported, as a function that raises NotImplementedError."""
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):

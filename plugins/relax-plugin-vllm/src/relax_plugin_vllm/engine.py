@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vLLM engine: vLLM's core in this process, stepped by one thread.
 
-vLLM fuses, shards and packs weights in its own way, so what lies in memory is compared among engines of one layout; on a
-CPU most of it lies where it can't be read, and the proof is of the bytes that arrived.
+vLLM fuses, shards and packs weights in its own layout, so fingerprints of memory are compared only between engines of
+one layout. On a CPU most weights can't be read back, and the receipt proves the bytes that arrived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relax_plugin_vllm.options import VllmOptions
 
 
 class VllmEngine(SteppedEngine[VllmOptions]):
-    """One model, on a CPU or on GPUs."""
+    """An engine that runs one model with vLLM, on a CPU or on GPUs."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,

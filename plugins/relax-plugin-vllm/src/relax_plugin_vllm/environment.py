@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables that must be set before vLLM is imported, and the facts of this machine that decide about them.
-Imports nothing heavy."""
+"""Environment variables that must be set before vLLM is imported. This module does not import torch or vLLM."""
 
 from __future__ import annotations
 
@@ -12,26 +11,26 @@ from pathlib import Path
 from relax_core.api.errors import ConfigError
 
 ALWAYS: Mapping[str, str] = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its core runs in the engine's own process: weights change between two tokens
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core runs in this process, so that weights change between two tokens
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 ON_CPU: Mapping[str, str] = {
-    "TORCHDYNAMO_DISABLE": "1",  # a sampling helper would compile for half a minute at the first request
+    "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles a sampling helper for half a minute
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
 def on_gpu() -> bool:
-    """Tell whether this machine has NVIDIA GPUs, by their device files."""
+    """Return True if this machine has NVIDIA GPUs, judging by their device files."""
     return Path("/dev/nvidiactl").exists()
 
 
 def prepare() -> None:
-    """Set what is not set; ConfigError where vLLM is not installed in this interpreter."""
+    """Set the variables that are not set yet. Raises ConfigError if this interpreter does not have vLLM."""
     if find_spec("vllm") is None:
-        fix = "point engine.python to an interpreter that has it, or pip install 'relax-plugin-vllm[vllm]' (docs/engines.md)"
+        fix = "set engine.python to an interpreter with it, or pip install 'relax-plugin-vllm[vllm]' (docs/engines.md)"
         raise ConfigError("engine.name", "vllm, which this interpreter does not have", fix)
     for name, value in {**ALWAYS, **({} if on_gpu() else ON_CPU)}.items():
         os.environ.setdefault(name, value)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM as a thing that takes steps: requests in, new tokens out of each step, weights replaced between two of them.
+"""A stepper around vLLM: it takes requests, returns new tokens after each step, and replaces weights between two steps.
 
-Everything here runs on one thread. vLLM's scheduler and workers stay as they are; its core runs in this process, so that
+Everything here runs on one thread. vLLM's scheduler and workers are unchanged; its core runs in this process, so that
 nothing is sampled while weights change.
 """
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 SEED_MASK = (1 << 63) - 1
 CPU_KV_MB = 256
 CPU_BLOCK_TOKENS = 32
-"""Prompts share whole blocks only, and vLLM's own choice on a CPU is 128."""
+"""Tokens of a cache block on a CPU. Prompts share whole blocks only, and vLLM's default of 128 shares few."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
 SUPPRESSED = -100.0
-"""The strongest bias that vLLM takes: e^-100 of a token's share."""
+"""Logit bias of suppressed tokens, the strongest that vLLM accepts: it multiplies their odds by e^-100."""
 
 
 class Vllm:
-    """One model in one process, or in several that it starts where the options ask for more GPUs."""
+    """A stepper with one model in this process, or in several processes for more than one GPU."""
 
     def __init__(self, spec: EngineSpec, options: VllmOptions) -> None:
         self._llm = LLMEngine.from_engine_args(EngineArgs(**_arguments(spec, options)))
         self._seeds: dict[str, tuple[str, int, int]] = {}
-        """Name of each request inside vLLM, its seed, and the tokens before those that it samples."""
+        """By request id: the name inside vLLM, the seed, and the number of prompt tokens."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
-        """Tokens and temperature of each sequence that is scored."""
+        """Tokens and temperature of each sequence to score, by its name."""
         self._lies = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
         config = self._llm.vllm_config.model_config
@@ -55,7 +55,7 @@ class Vllm:
         self.max_context: int = min(spec.max_context, config.max_model_len)
         self.vocab_size: int = config.get_vocab_size()
         cache = self._llm.vllm_config.cache_config
-        told = getattr(cache, "kv_cache_size_tokens", None)  # the first versions that are supported do not tell
+        told = getattr(cache, "kv_cache_size_tokens", None)  # the oldest supported versions lack this attribute
         self.kv_tokens: int = told or (cache.num_gpu_blocks or 0) * cache.block_size
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
@@ -76,7 +76,10 @@ class Vllm:
         self._seeds[request.id] = (inside, request.seed, len(request.tokens))
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
-        """Queue a look at log-probs of the prompt: of its tokens alone, or at other temperatures of the whole vocabulary."""
+        """Queue a sequence for scoring, as a prompt whose log-probs vLLM returns.
+
+        At temperature 1 the log-probs of its tokens suffice; another temperature needs those of the whole vocabulary.
+        """
         params = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=0 if temperature == 1.0 else -1, detokenize=False,
             ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY,
@@ -90,7 +93,7 @@ class Vllm:
         self._llm.abort_request(list(names))
 
     def step(self) -> dict[str, StepOutput]:
-        """One iteration; what it gave, by request."""
+        """Run one iteration; return its outputs by request id."""
         if self._alone:
             self._reseed()
         found = {output.request_id: self._new(output) for output in self._llm.step()}
@@ -111,7 +114,7 @@ class Vllm:
         return [name for name, (inside, _, _) in self._seeds.items() if states[inside].num_computed_tokens]
 
     def _reseed(self) -> None:
-        """Draws of a token depend on the request's seed and the token's place: a continuation draws what the whole would."""
+        """Seed each draw by the request's seed and the token's position, so that continuations draw the same tokens."""
         requests = self._worker.model_runner.requests
         for inside, seed, prompt in self._seeds.values():
             state = requests.get(inside)
@@ -123,12 +126,12 @@ class Vllm:
         return self._llm.engine_core.engine_core.model_executor.driver_worker.worker
 
     def routes(self, name: str) -> bytes:
-        raise NotImplementedError("vLLM's runner for CPUs has no record of experts, and the engine claims none")
+        raise NotImplementedError("vLLM's CPU runner does not record experts, so this engine has no routed_experts")
 
     # -- weights --------------------------------------------------------------------------------------------------
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
-        """Replace the weights by (name, array, dtype), Hugging Face names. Where it raises, the model is half of two."""
+        """Replace the weights by (Hugging Face name, array, dtype). After an error the model mixes two versions."""
         weights = ((name, as_tensor(array, dtype)) for name, array, dtype in arrays)
         self._prompt_media.weights_epoch += 1
         self._worker.model_runner.reload_weights(weights_iterator=weights)
@@ -136,23 +139,22 @@ class Vllm:
             _pack_tied(self._worker.model_runner.get_model())
 
     def checksums(self) -> dict[str, str]:
-        """Return checksums of the weights in memory, in vLLM's own layout; on a CPU most is packed away where it can't
-        be read."""
+        """Return checksums of the weights in memory, in vLLM's own layout; empty on a CPU, where vLLM packs weights."""
         if not on_gpu():
             return {}
         found: list[dict[str, str]] = self._llm.engine_core.engine_core.compute_weight_checksums()
         return {name: digest for worker in found for name, digest in worker.items()}
 
     def forget_caches(self, running: bool) -> None:
-        """No later request meets keys and values of now; where `running`, those under way compute theirs again too."""
+        """Drop shared KV caches, so that later requests compute anew; with `running`, running requests do so too."""
         self._llm.reset_prefix_cache(reset_running_requests=running)
-        if running and self._prompt_media.takes_images:  # all of them begin anew, and look again
+        if running and self._prompt_media.takes_images:  # all requests start anew and encode their images again
             self._llm.reset_encoder_cache()
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: frozenset[str]) -> int:
-        """vLLM lays down both: what was not asked for comes back."""
+        """Free parts; return the bytes freed. vLLM can only free both parts, so a part not named is loaded again."""
         if self._lies:
             return 0
         free = torch.cuda.mem_get_info()[0]
@@ -168,14 +170,17 @@ class Vllm:
         self._lies = bool(self._llm.is_sleeping())
 
     def stop(self) -> None:
-        """End the processes that it started; what lies in this one ends with it."""
+        """End the processes that vLLM started; objects in this process are freed when the process ends."""
         if not self._alone:
             self._llm.engine_core.shutdown()
 
 
 def _pack_tied(model: torch.nn.Module) -> None:
-    """On a CPU vLLM multiplies by packed copies, and after a reload packs what was sent by its own name only: a head tied to
-    the embedding would go on with its old weights."""
+    """Pack tied weights again after a reload on a CPU.
+
+    There vLLM multiplies by packed copies, but packs only weights that arrive under their own name. So a head that is
+    tied to the embedding would keep its old weights.
+    """
     seen = set[int]()
     for module in model.modules():
         weight, method = module._parameters.get("weight"), getattr(module, "quant_method", None)
@@ -186,11 +191,11 @@ def _pack_tied(model: torch.nn.Module) -> None:
 
 
 def _check_heads(size: int) -> None:
-    """On a CPU vLLM has kernels for some sizes of heads, and would say so at the first token of every life."""
+    """Raise ConfigError for a head size without a CPU kernel; vLLM itself would fail only at the first token."""
     known = CPUAttentionBackend.get_supported_head_sizes()
     if size not in known:
         has = ", ".join(map(str, known))
-        raise ConfigError("model.path", f"heads of {size}", f"on a CPU vLLM has heads of {has}; take another engine")
+        raise ConfigError("model.path", f"heads of size {size}", f"on a CPU vLLM has sizes {has}; use another engine")
 
 
 def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
@@ -203,9 +208,9 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         "enable_expert_parallel": options.expert_parallel, "enforce_eager": not (gpu and options.graphs),
         "max_num_seqs": spec.max_concurrency or options.max_batch_rows, "max_num_batched_tokens": options.max_batch_tokens,
         "gpu_memory_utilization": options.gpu_memory, "enable_sleep_mode": gpu,
-        # Of a prompt in parts vLLM takes a draw back, which a generator on a CPU can't.
+        # For a prompt in chunks vLLM rewinds a draw, which a CPU generator can't do.
         "enable_chunked_prefill": None if gpu else False,
-        # A cache that is shared could outlive the weights it was computed with, where running requests keep theirs.
+        # With kv_across_versions, a shared cache could outlive the weights that computed it.
         "enable_prefix_caching": options.prefix_cache and not spec.kv_across_versions,
         "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "async_scheduling": False, "disable_log_stats": True,
     }  # fmt: skip
@@ -226,8 +231,10 @@ def _new(output: RequestOutput) -> StepOutput:
 
 
 def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:
-    """Return a function from log-probs at temperature 1 to those of logits / temperature; log-probs are logits but for
-    a constant."""
+    """Return a function from log-probs at temperature 1 to a token's log-prob of logits / temperature.
+
+    This works because log-probs are logits plus a constant.
+    """
     if temperature == 1.0:
         return lambda row, token: float(row[token].logprob)
 
@@ -248,7 +255,7 @@ def _finish(reason: str | None) -> FinishReason:
 
 
 def _place_seed(seed: int, place: int) -> int:
-    """A seed for one token (the finaliser of splitmix64): neighbours have nothing in common."""
+    """Return the seed of one token, by the finaliser of splitmix64, so that seeds of neighbours are unrelated."""
     mixed = (seed * 0x9E3779B97F4A7C15 + place * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the vLLM engine. Sizes are given, not guessed from free memory: several processes share a machine."""
+"""Options of the vLLM engine. Sizes are explicit and not derived from free memory: processes share a machine."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ OWN = frozenset({"tensor_parallel_size", "pipeline_parallel_size", "data_paralle
 
 class VllmOptions(Options):
     tensor_parallel: PositiveInt = 1
-    """GPUs that share each layer; they divide the heads of attention."""
+    """Number of GPUs over which each layer is split (tensor parallelism); it must divide the attention heads."""
     pipeline_parallel: PositiveInt = 1
-    """GPUs that share the layers among them."""
+    """Number of GPUs over which the layers are distributed (pipeline parallelism)."""
     expert_parallel: bool = False
-    """Experts of a mixture are spread over the tensor-parallel GPUs whole. Several copies of the model side by side (data
-    parallel) are several engines: `placement.rollout.engines`."""
+    """Distribute whole experts over the tensor-parallel GPUs instead of splitting each. For data parallelism, which is
+    several copies of the model, start several engines (`placement.rollout.engines`)."""
     kv_cache_mb: PositiveInt | None = None
-    """Memory for keys and values; absent: 256 MB on a CPU, on a GPU what `gpu_memory` leaves."""
+    """MiB of memory for the KV cache; absent: 256 on a CPU, on a GPU the rest of `gpu_memory`."""
     gpu_memory: float = Field(0.9, gt=0.0, le=1.0)
     """Share of a GPU's memory that the engine may take."""
     max_batch_rows: PositiveInt = 256
-    """Requests that decode together."""
+    """Maximum number of requests that decode together."""
     max_batch_tokens: PositiveInt | None = None
-    """Tokens of one iteration, prompts included; absent: vLLM's choice. On a CPU no less than the context."""
+    """Maximum tokens of an iteration, prompts included; absent: vLLM's choice. On a CPU at least the context."""
     prefix_cache: bool = True
-    """Prompts that begin alike share keys and values; never over an update of the weights."""
+    """Share the KV cache of common prompt prefixes between requests, until the next update of the weights."""
     keep_weights: bool = False
-    """Keep a copy of the weights in host memory, as large as the model, to put deltas on (`weights.payload = "delta"`)."""
+    """Keep a copy of the weights in host memory, as large as the model, for `weights.payload = "delta"`."""
     graphs: bool = True
-    """CUDA graphs and compilation, on a GPU; a CPU runs eagerly."""
+    """Use CUDA graphs and compilation on a GPU; a CPU always runs eagerly."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's `EngineArgs`, as they are called there."""
+    """Further arguments for vLLM's `EngineArgs`, under vLLM's names."""
 
     @model_validator(mode="after")
     def _parallel(self) -> VllmOptions:
         if self.expert_parallel and self.tensor_parallel == 1:
             raise ValueError(
-                "expert_parallel spreads experts over the tensor_parallel GPUs: set tensor_parallel to 2 or more"
+                "expert_parallel distributes experts over the tensor_parallel GPUs; set tensor_parallel to 2 or more"
             )
         if given := sorted(OWN & self.engine_args.keys()):
             raise ValueError(
-                f"engine_args: {', '.join(given)} of vLLM has an option of its own here, or placement.rollout"
+                f"engine_args: got {', '.join(given)}; use this engine's own options, or placement.rollout.engines"
             )
         return self

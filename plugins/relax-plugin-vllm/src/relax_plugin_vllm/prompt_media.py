@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images inside vLLM: it is given what a run's modality processor made, by key, and never reads a picture itself.
+"""Images for vLLM: tensors from the run's media store, by key, instead of pictures.
 
-So that trainer and engine compute with the same bits, vLLM's own processor is replaced by one that only says how many
-tokens an image can take. Families: those of Qwen3-VL.
+The run's modality processor made these tensors, so trainer and engine compute with the same bits. vLLM's own processor
+is replaced by one that only declares how many tokens an image can take. Supports the models of Qwen3-VL.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ FAMILIES: Mapping[str, str] = {
     "Qwen3VLForConditionalGeneration": "vllm.model_executor.models.qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "vllm.model_executor.models.qwen3_vl_moe",
 }
-"""Architectures, as `config.json` names them, and where vLLM has them."""
+"""Module of vLLM for each supported architecture, by its name in `config.json`."""
 _PROCESSED: Mapping[str, Any] = {
     "skip_mm_profiling": True,
     "mm_processor_cache_gb": 0,
-    "mm_device_do_normalize": False,  # pixels come normalised
+    "mm_device_do_normalize": False,  # pixels are normalised already
 }
 
 
 class PromptMedia:
-    """The media inputs of one engine; `directory` is the run's media store, empty where the run has no media."""
+    """The prompts with media of one engine. `directory`: the run's media store; empty if the run has no media."""
 
     def __init__(self, directory: str, config: Any) -> None:
         self._store = MediaStore(directory, restore_s=RESTORE_S) if directory else None
         self._image: int | None = getattr(config, "image_token_id", None)
         self.takes_images = self._image is not None
         self.weights_epoch = 0
-        """Counts changes of the weights: what was seen under others is not met again."""
+        """Number of weight changes, part of each image's cache key, so that old weights' features are not reused."""
 
     def prompt(self, tokens: Sequence[int], keys: Sequence[str]) -> Any:
-        """A prompt as vLLM takes it; ValueError where placeholders and media don't fit together."""
+        """Return a prompt in vLLM's format. Raises ValueError if placeholders and media do not match."""
         if self._image is None or (keys and self._store is None):
             if keys:
-                raise ValueError("media, but this engine has no media store, or a model that does not see")
+                raise ValueError("a request has media, but this engine has no media store or a model without vision")
             return written(tokens)
         shown = [self._store.get(key) for key in keys] if self._store is not None else []
         if fault := conserved(tokens, shown, {"image": self._image}):
@@ -67,16 +67,16 @@ class PromptMedia:
 
 
 def written(tokens: Sequence[int]) -> Any:
-    """A prompt of tokens alone."""
+    """Return a prompt of tokens only, in vLLM's format."""
     return {"prompt_token_ids": list(tokens)}
 
 
 def arguments(architectures: Sequence[str], media: str) -> dict[str, Any]:
-    """vLLM's arguments for a model that sees; nothing for one that does not. ConfigError where the run needs one that does."""
+    """Return vLLM's arguments for a vision model, else nothing. Raises ConfigError if a run with media has none."""
     known = [name for name in architectures if name in FAMILIES]
     if not known:
         if media:
-            fix = f"vLLM is given media of {' and '.join(FAMILIES)}: take the transformers engine, or leave media out"
+            fix = f"vLLM gets media only for {' and '.join(FAMILIES)}: use the transformers engine, or leave media out"
             raise ConfigError("media", f"a model of {', '.join(architectures) or 'no architecture'}", fix)
         return {}
     _register(known[0])
@@ -85,7 +85,7 @@ def arguments(architectures: Sequence[str], media: str) -> dict[str, Any]:
 
 
 def architectures_of(folder: str) -> list[str]:
-    """As the model folder's `config.json` names them."""
+    """Return the architectures that the folder's `config.json` names; empty without the file."""
     import json
 
     path = Path(folder) / "config.json"
@@ -93,7 +93,7 @@ def architectures_of(folder: str) -> list[str]:
 
 
 def _register(architecture: str) -> None:
-    """The class itself, so that vLLM need not import it in a process of its own to look at it."""
+    """Register the model class itself, so that vLLM does not import it in another process to inspect it."""
     made = getattr(imported(FAMILIES[architecture], on_gpu()), architecture)
     if made._processor_factory.processor is not _Nothing:
         del made._processor_factory
@@ -102,7 +102,7 @@ def _register(architecture: str) -> None:
 
 
 def _item(one: ProcessedMedia) -> MultiModalKwargsItem:
-    """One image: `pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
+    """Return an image's inputs: `pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
     tensors = {name: torch.from_numpy(one.tensors[name].copy()) for name in ("pixel_values", "image_grid_thw")}
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", tensors["image_grid_thw"].prod(-1)),
@@ -113,13 +113,13 @@ def _item(one: ProcessedMedia) -> MultiModalKwargsItem:
 
 
 def _places(tokens: Sequence[int], placeholder: int, shown: Sequence[ProcessedMedia]) -> list[PlaceholderRange]:
-    """Places of the images; as many placeholders follow one another as an image has features."""
+    """Return the places of images in the prompt. Raises ValueError if an image's placeholders are not contiguous."""
     places: list[PlaceholderRange] = []
     at = 0
     for one in shown:
         at = list(tokens).index(placeholder, at)
         if any(token != placeholder for token in tokens[at : at + one.num_placeholders]):
-            raise ValueError(f"the placeholders of {one.key} are not together; each image's follow one another")
+            raise ValueError(f"the placeholders of image {one.key} are not contiguous; place them one after another")
         places.append(PlaceholderRange(offset=at, length=one.num_placeholders))
         at += one.num_placeholders
     return places
@@ -134,20 +134,20 @@ class _Sizes(BaseProcessingInfo):
 
 
 class _Nothing(BaseMultiModalProcessor[_Sizes]):
-    """Media come processed."""
+    """A processor that vLLM never calls, since media are processed before they reach the engine."""
 
     requires_tokenizer = False
 
     def _get_mm_fields_config(self, *_: Any) -> Any:
-        raise NotImplementedError("media come processed")
+        raise NotImplementedError("media are processed before they reach vLLM")
 
     def _get_prompt_updates(self, *_: Any) -> Any:
-        raise NotImplementedError("media come processed")
+        raise NotImplementedError("media are processed before they reach vLLM")
 
 
 class _NoDummies(BaseDummyInputsBuilder[_Sizes]):
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        raise NotImplementedError("nothing is profiled")
+        raise NotImplementedError("vLLM does not profile media (skip_mm_profiling)")
 
     def get_dummy_mm_data(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("nothing is profiled")
+        raise NotImplementedError("vLLM does not profile media (skip_mm_profiling)")

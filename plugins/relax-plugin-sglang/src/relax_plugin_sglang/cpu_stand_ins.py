@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins that let SGLang be imported and run where there is no CUDA, for development and tests.
+"""Stand-ins for CUDA packages that let SGLang be imported and run without CUDA, for development and tests.
 
-They declare names that its modules look up at import; none of them computes anything, and whoever calls one is told. They
-are refused where there is a GPU. `tests/test_cpu_stand_ins.py` fails when SGLang no longer needs them.
+They declare names that SGLang's modules look up at import, and compute nothing. They are refused on a machine with a
+GPU. `tests/test_cpu_stand_ins.py` fails when SGLang no longer needs them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, NoReturn
 from relax_core.api.errors import InfrastructureError
 
 DETECTION = ("nms", "qnms")
-"""Operators of torchvision, whose wheels are linked against CUDA and then declare nothing."""
+"""Operators of torchvision, whose wheels need CUDA and declare no operators without CUDA."""
 KERNELS = (
     "fused_sigmoid_mul_cpu", "fused_qk_gemma_rmsnorm_cpu", "fused_qk_gemma_rmsnorm_with_gate_cpu",
     "fused_qkvzba_split_reshape_cat_contiguous_cpu", "fused_gdn_gating_cpu", "fused_sigmoid_gating_delta_rule_update_cpu",
 )  # fmt: skip
-"""Names of sgl_kernel, which has no build for CPUs."""
+"""Operators of sgl_kernel, which has no build for CPUs."""
 _declared: list[Any] = []
-"""Objects that torch forgets when nobody holds them."""
+"""torch libraries, kept because torch drops a library's operators when the object is freed."""
 
 
 def install(gpu: bool) -> None:
-    """Once a process; InfrastructureError where there is a GPU."""
+    """Install the stand-ins, once per process. Raises InfrastructureError on a machine with a GPU."""
     import torch
 
     if gpu or torch.cuda.is_available():
-        raise InfrastructureError("stand-ins for a CPU on a machine with a GPU: use SGLang's own packages there")
+        raise InfrastructureError("got CPU stand-ins for SGLang on a machine with a GPU; install SGLang's packages")
     if _declared:
         return
     _declare("torchvision", DETECTION, "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -52,7 +52,7 @@ def _declare(library: str, names: tuple[str, ...], signature: str) -> None:
 
 
 class _NoCuda:
-    """Pinning host memory: there is nothing to pin it for."""
+    """A stand-in for CUDA's pinning of host memory, which does nothing."""
 
     def cudaHostRegister(self, *_: Any) -> int:  # noqa: N802
         return 0
@@ -62,7 +62,7 @@ class _NoCuda:
 
 
 def _hollow(name: str) -> types.ModuleType:
-    """A module from which any function can be imported and none can be called."""
+    """Return a module from which any name can be imported, as a function that raises NotImplementedError."""
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):

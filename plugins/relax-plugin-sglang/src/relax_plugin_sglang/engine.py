@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SGLang engine: SGLang's scheduler and model in this process, stepped by one thread.
 
-SGLang fuses weights in its own way, so what lies in memory is compared among engines of one layout.
+SGLang fuses weights in its own layout, so fingerprints of memory are compared only between engines of one layout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from relax_plugin_sglang.options import SglangOptions
 
 
 class SglangEngine(SteppedEngine[SglangOptions]):
-    """One model, on a CPU or one GPU; one engine a process, as SGLang keeps its state in globals."""
+    """An engine that runs one model with SGLang, on a CPU or one GPU; SGLang's globals allow one engine per process."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,

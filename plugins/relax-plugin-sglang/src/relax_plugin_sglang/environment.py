@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables that must be set before SGLang is imported, and the facts of this machine that decide about
-them. Imports nothing heavy."""
+"""Environment variables that must be set before SGLang is imported. This module does not import torch or SGLang."""
 
 from __future__ import annotations
 
@@ -13,24 +12,24 @@ from relax_core.api.errors import ConfigError
 
 ALWAYS: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
-    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # it keeps a few positions for itself; none past the model's is reached
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for spare positions of SGLang that no token reaches
 }
 ON_CPU: Mapping[str, str] = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # small helpers would compile for half a minute at the first request
+    "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles small helpers for half a minute
 }
 
 
 def on_gpu() -> bool:
-    """Tell whether this machine has NVIDIA GPUs, by their device files."""
+    """Return True if this machine has NVIDIA GPUs, judging by their device files."""
     return Path("/dev/nvidiactl").exists()
 
 
 def prepare() -> None:
-    """Set what is not set; ConfigError where SGLang is not installed in this interpreter."""
+    """Set the variables that are not set yet. Raises ConfigError if this interpreter does not have SGLang."""
     if find_spec("sglang") is None:
         fix = (
-            "point engine.python to an interpreter that has it, or pip install 'relax-plugin-sglang[sglang]' "
+            "set engine.python to an interpreter with it, or pip install 'relax-plugin-sglang[sglang]' "
             "(docs/engines.md)"
         )
         raise ConfigError("engine.name", "sglang, which this interpreter does not have", fix)

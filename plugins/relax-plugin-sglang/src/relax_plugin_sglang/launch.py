@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a scheduler of SGLang's in this process from the engine's spec and options, as its launcher does in processes."""
+"""Starting of SGLang's scheduler in this process, from the engine's spec and options."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ from relax_plugin_sglang.scheduler import SteppedScheduler
 CPU_KV_TOKENS = 32768
 INTERFACE = "GLOO_SOCKET_IFNAME"
 SPARE = 8
-"""Positions of the context that SGLang keeps for itself, and a few."""
+"""Positions added to the context, because SGLang keeps a few for itself."""
 _launched: list[str] = []
 
 
 def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
-    """Once a process: SGLang keeps its configuration and its process groups in globals."""
+    """Return a started scheduler; once per process, since SGLang keeps configuration and process groups in globals.
+
+    Raises InfrastructureError for a second launch, and ConfigError for arguments that SGLang refuses.
+    """
     if _launched:
         raise InfrastructureError(
-            f"{spec.name}: this process has SGLang already ({_launched[0]}); start another process"
+            f"{spec.name}: this process runs SGLang already (for {_launched[0]}); start another process"
         )
     arguments = ServerArgs(**_arguments(spec, options))
     try:
         arguments.resolve_once()
         arguments.check_server_args()
     except (ValueError, AssertionError) as error:
-        raise ConfigError("engine.server_args", str(error), "see SGLang's server arguments") from error
+        raise ConfigError("engine.server_args", str(error), "correct it by SGLang's server arguments") from error
     _launched.append(spec.name)
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
     with _gloo_on_loopback():
@@ -48,22 +51,24 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
 
 
 def replays(spec: EngineSpec) -> bool:
-    """Tell whether the trainer will ask which experts tokens visited; a record costs host memory for every cached token."""
+    """Return True if the run replays routes: recording experts costs host memory for every cached token."""
     return spec.model.get("routing_replay") == "rollout"
 
 
 def _join_alone(device: str) -> None:
-    """Make torch's process group of this one process, which SGLang uses where it finds one: SGLang's own has a store that
-    listens on every interface, and asks callers for nothing. This one's store lies in memory."""
+    """Make torch's process group of this process alone, with a store in memory, before SGLang makes its own.
+
+    SGLang uses an existing group. The store of its own group would listen on every interface, without authentication.
+    """
     backend = get_default_distributed_backend(device)
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
 
 
 @contextmanager
 def _gloo_on_loopback() -> Iterator[None]:
-    """Let process groups that the body makes listen on loopback; else gloo takes the interface of the machine's name.
+    """Let process groups made within the context listen on loopback; gloo's default is the host name's interface.
 
-    Groups that are made later, for weights from other machines, choose for themselves.
+    Groups made later, for weights from remote machines, choose their own interface.
     """
     before = os.environ.get(INTERFACE)
     os.environ[INTERFACE] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
@@ -77,7 +82,7 @@ def _gloo_on_loopback() -> Iterator[None]:
 
 
 def _ports() -> PortArgs:
-    """Return one port, at which nothing listens: SGLang names shared memory after it. Its own sockets are not opened."""
+    """Return SGLang's ports: its sockets are not opened, and one free port is only part of shared memory names."""
     return PortArgs(
         tokenizer_ipc_name="", scheduler_input_ipc_name="", detokenizer_ipc_name="", nccl_port=get_free_port_below_ephemeral(),
         rpc_ipc_name="", metrics_ipc_name="", tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None,
@@ -96,9 +101,9 @@ def _arguments(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:
         "context_length": spec.max_context + SPARE if bounded else None, "max_total_tokens": tokens,
         "max_running_requests": spec.max_concurrency or options.max_batch_rows,
         "chunked_prefill_size": options.max_prefill_tokens, "mem_fraction_static": options.gpu_memory if gpu else None,
-        # A cache that is shared could outlive the weights it was computed with, where running requests keep theirs.
+        # With kv_across_versions, a shared cache could outlive the weights that computed it.
         "disable_radix_cache": not options.prefix_cache or spec.kv_across_versions,
-        # The next step begins when this one's tokens are known: weights change between two tokens.
+        # A step must end before the next begins, so that weights change between two tokens.
         "disable_overlap_schedule": True, "disable_cuda_graph": not (gpu and options.graphs),
         "attention_backend": options.attention or (None if gpu else "torch_native"),
         "enable_return_routed_experts": replays(spec),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang as a thing that takes steps: requests in, new tokens out of each step, weights replaced between two of them.
+"""A stepper around SGLang: it takes requests, returns new tokens after each step, and replaces weights between steps.
 
-Everything here runs on one thread. SGLang's scheduler and model stay as they are; they run in this process, so that
-nothing is sampled while weights change.
+Everything here runs on one thread. SGLang's scheduler and model run in this process, so that nothing is sampled while
+weights change.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row
 
 BUCKET_BYTES = 256 << 20
-"""Size of the weights that go to SGLang at once."""
+"""Bytes of weights that are passed to SGLang in one call."""
 SHARED_TOKENS = 64
-"""Length of prompts that wait an iteration for another's keys and values."""
+"""Minimum tokens of a prompt for which identical requests wait until the first one has filled the cache."""
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class Sglang:
-    """One model in this process."""
+    """A stepper with one model in this process."""
 
     def __init__(self, spec: EngineSpec, options: SglangOptions) -> None:
         _check_layers(spec)
         self._scheduler = launch(spec, options)
         self._inside: dict[str, str] = {}
-        """Name of each request inside SGLang, which aborts all names that begin alike."""
+        """Name inside SGLang by request id; all have one length, since SGLang aborts every name with a given prefix."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count()
         self._shares = options.prefix_cache and not spec.kv_across_versions
         self._waiting: dict[tuple[int, ...], list[GenerateRequest]] = {}
-        """By prompt, of which one request computes keys and values now: others that will find them."""
+        """Requests that wait by prompt, while one request computes the prompt's cache for all."""
         self._prompts: dict[str, tuple[int, ...]] = {}
-        """Prompts of those requests that compute theirs, by name."""
+        """Prompts by id of the request that computes the prompt's cache now."""
         config = self._scheduler.model_config
         self.max_context: int = min(spec.max_context, self._scheduler.max_req_len - 1)
         self.vocab_size: int = config.vocab_size
@@ -70,9 +70,9 @@ class Sglang:
 
     def add(self, request: GenerateRequest) -> None:
         if request.routed_experts and self._routes is None:
-            raise ValueError('routed_experts, but this engine was started without model.routing_replay = "rollout"')
+            raise ValueError('routed_experts: this engine does not record them; set model.routing_replay = "rollout"')
         if self._shares and len(request.tokens) >= SHARED_TOKENS:
-            if request.tokens in self._waiting:  # SGLang would compute all prompts of one iteration side by side
+            if request.tokens in self._waiting:  # SGLang would compute equal prompts of one iteration separately
                 self._waiting[request.tokens].append(request)
                 return
             self._waiting[request.tokens], self._prompts[request.id] = [], request.tokens
@@ -90,7 +90,7 @@ class Sglang:
         )
 
     def _take(self, tokens: tuple[int, ...], params: SamplingParams, row: Row, **fields: Any) -> None:
-        """Queue it; log-probs of the prompt, where that is scored."""
+        """Queue a request under a new name; a sequence to score also asks for the prompt's log-probs."""
         inside = self._inside[row.name] = f"{next(self._numbers):016}"
         params.normalize(None)
         request: dict[str, Any] = {
@@ -102,8 +102,7 @@ class Sglang:
             self._scheduler.take(TokenizedGenerateReqInput(**request), row)
 
     def abort(self, names: Sequence[str]) -> None:
-        """Abort requests. A running one goes through one more step before SGLang lets it go; nothing is told of that
-        step."""
+        """Abort requests. SGLang steps a running request once more, and that step's tokens are dropped."""
         gone = frozenset(names)
         for name in names:
             self._prompts.pop(name, None)
@@ -114,7 +113,7 @@ class Sglang:
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        """Queue requests whose prompt nobody computes any more: it is there, or whoever did is gone."""
+        """Queue the waiting requests whose prompt is in the cache, or whose computing request has ended."""
         computing = set(self._prompts.values())
         for tokens in [tokens for tokens in self._waiting if tokens not in computing]:
             for request in self._waiting.pop(tokens):
@@ -142,7 +141,9 @@ class Sglang:
         if finish != "error" and row.name in self._scores:
             return StepOutput((), (), finish, scores=_scored(req, *self._scores.pop(row.name)))
         if len(tokens) > 1:
-            raise InfrastructureError(f"SGLang gave {len(tokens)} tokens in one step; speculation must be off")
+            raise InfrastructureError(
+                f"SGLang returned {len(tokens)} tokens in one step; turn off speculative decoding"
+            )
         told = bool(finish) and self._routes is not None and req.routed_experts is not None
         routes = self._routes.bytes_of(req.routed_experts) if told and self._routes else b""
         return StepOutput(
@@ -155,7 +156,7 @@ class Sglang:
         return [req.row.name for req in reqs if self._inside.get(req.row.name) == req.rid]
 
     def routes(self, name: str) -> bytes:
-        """Return the routing of all positions but the last, which SGLang keeps beside the keys and values of each."""
+        """Return the routes of all positions but the last, which SGLang keeps along with the KV cache."""
         running = (req for req in self._scheduler.collect_inflight_reqs() if req.row.name == name)
         req = next((req for req in running if req.output_ids and not req.finished()), None)
         if req is None or self._routes is None:
@@ -190,46 +191,46 @@ class Sglang:
         }
 
     def forget_caches(self, running: bool) -> None:
-        if not running:  # shared prefixes are off where running requests keep theirs
+        if not running:  # running requests keep their caches, and then no prefixes are shared
             return
         with torch.inference_mode():
             self._retract()
             self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
 
     def _retract(self) -> None:
-        """Requests that run wait again, with the tokens they have; every cache is empty."""
+        """Return running requests to the queue with their tokens, and empty every cache."""
         scheduler = self._scheduler
         scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
         wanted = set(self._inside.values())
         for req in [req for req in scheduler.waiting_queue if req.rid not in wanted]:
             scheduler.abort_request(AbortReq(rid=req.rid))
         if not scheduler.flush_cache():
-            raise InfrastructureError("SGLang did not empty its caches before an update; start another engine")
+            raise InfrastructureError("SGLang could not empty its caches before an update; restart the engine")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: frozenset[str]) -> int:
-        raise NotImplementedError("SGLang frees memory only in a process that was started with its memory saver")
+        raise NotImplementedError("SGLang frees memory only in a process started with its memory saver")
 
     def wake(self, parts: frozenset[str]) -> None:
-        raise NotImplementedError("nothing sleeps")
+        raise NotImplementedError("SGLang was not offloaded, since this engine does not support it")
 
     def stop(self) -> None:
-        """Nothing outside of this process was started; what lies in it ends with it."""
+        """Do nothing: SGLang started no processes, and objects in this process are freed when the process ends."""
 
 
 def _check_layers(spec: EngineSpec) -> None:
-    """SGLang makes every layer of these a mixture, and where the folder has a dense one goes on with random experts."""
+    """Raise ConfigError for dense layers in a model of `ALL_SPARSE`, which SGLang would run with random experts."""
     path = Path(spec.model["path"]) / "config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     routing = Routing.of(config)
     if routing and config.get("model_type") in ALL_SPARSE and routing.layers < config["num_hidden_layers"]:
         got = f"a {config['model_type']} with dense layers"
-        raise ConfigError("model.path", got, "SGLang takes all layers for mixtures; take another engine")
+        raise ConfigError("model.path", got, "SGLang would load these as expert layers; use another engine")
 
 
 class _Routes(NamedTuple):
-    """Layers whose choices travel, and in which dtype."""
+    """The layers whose routes are returned, and the dtype of routes."""
 
     layers: list[int]
     dtype: str
@@ -240,7 +241,7 @@ class _Routes(NamedTuple):
         return cls(routed_layers(config), routing.dtype) if routing else None
 
     def bytes_of(self, choices: torch.Tensor) -> bytes:
-        """Return the bytes of routing choices [positions, all layers, top_k]."""
+        """Return the bytes of this model's routes, from those of all layers [positions, all layers, top_k]."""
         return bytes(choices[:, self.layers].numpy().astype(np.dtype(self.dtype).newbyteorder("<")).tobytes())
 
 
@@ -253,7 +254,7 @@ def _finish(req: Any) -> tuple[FinishReason, str]:
 
 
 def _scored(req: Any, tokens: tuple[int, ...], temperature: float) -> tuple[float, ...]:
-    """Log-probs of tokens but the first; at another temperature from those of the whole vocabulary."""
+    """Return the log-probs of all tokens but the first; another temperature needs those of the whole vocabulary."""
     if temperature == 1.0:
         return tuple(map(float, req.logprob.input_token_logprobs_val[1:]))
     scores = []
@@ -268,7 +269,7 @@ def _scored(req: Any, tokens: tuple[int, ...], temperature: float) -> tuple[floa
 
 
 def _buckets(arrays: Iterable[tuple[str, np.ndarray, str]]) -> Iterable[list[tuple[str, torch.Tensor]]]:
-    """Tensors of their own, so many at once as go to SGLang in one call."""
+    """Yield tensors, which own their memory, in lists of about `BUCKET_BYTES`."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, array_, dtype in arrays:

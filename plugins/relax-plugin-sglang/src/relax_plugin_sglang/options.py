@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the SGLang engine. Sizes are given, not guessed from free memory: several processes share a machine."""
+"""Options of the SGLang engine. Sizes are explicit and not derived from free memory: processes share a machine."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pydantic import Field, PositiveInt, field_validator
 from relax_core.api.options import Options
 
 PARALLEL = frozenset({"tp_size", "pp_size", "dp_size", "ep_size", "nnodes"})
-"""Arguments of SGLang that must be 1: its scheduler runs in the engine's process, and other ranks would be missing."""
+"""Arguments of SGLang that must be 1, since its scheduler runs in the engine's process as the only rank."""
 
 
 class SglangOptions(Options):
     kv_cache_tokens: PositiveInt | None = None
-    """Tokens that the cache of keys and values holds; absent: 32768 on a CPU, on a GPU what `gpu_memory` leaves."""
+    """Size of the KV cache in tokens; absent: 32768 on a CPU, on a GPU the rest of `gpu_memory`."""
     gpu_memory: float = Field(0.85, gt=0.0, le=1.0)
-    """Share of a GPU's memory for weights and cache together."""
+    """Share of a GPU's memory for weights and KV cache together."""
     max_batch_rows: PositiveInt = 256
-    """Requests that decode together."""
+    """Maximum number of requests that decode together."""
     max_prefill_tokens: PositiveInt | None = None
-    """Tokens of prompts in one iteration, longer ones go in chunks of so many; absent: SGLang's choice."""
+    """Maximum prompt tokens of an iteration; longer prompts are split into chunks. Absent: SGLang's choice."""
     prefix_cache: bool = True
-    """Prompts that begin alike share keys and values; never over an update of the weights."""
+    """Share the KV cache of common prompt prefixes between requests, until the next update of the weights."""
     keep_weights: bool = False
-    """Keep a copy of the weights in host memory, as large as the model, to put deltas on (`weights.payload = "delta"`)."""
+    """Keep a copy of the weights in host memory, as large as the model, for `weights.payload = "delta"`."""
     attention: str | None = None
-    """SGLang's name of an attention backend; absent: `torch_native` on a CPU, on a GPU SGLang's choice."""
+    """Attention backend, by its name in SGLang; absent: `torch_native` on a CPU, on a GPU SGLang's choice."""
     graphs: bool = True
-    """CUDA graphs, on a GPU; a CPU runs eagerly."""
+    """Use CUDA graphs on a GPU; a CPU always runs eagerly."""
     server_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of SGLang's `ServerArgs`, as they are called there."""
+    """Further arguments for SGLang's `ServerArgs`, under SGLang's names."""
 
     @field_validator("server_args")
     @classmethod
     def _one_gpu(cls, given: dict[str, Any]) -> dict[str, Any]:
         if several := sorted(name for name in PARALLEL & given.keys() if given[name] != 1):
-            fix = "this engine works on one GPU; start more of them (placement.rollout.engines), or use vllm"
+            fix = "this engine works on one GPU; start more engines (placement.rollout.engines), or use vllm"
             raise ValueError(f"{', '.join(several)}: {fix}")
         return given

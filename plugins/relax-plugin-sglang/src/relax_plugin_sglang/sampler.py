@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws tokens inside SGLang by the request's seed and the token's place, with the log-prob of what was drawn from.
+"""A sampler for SGLang: draws depend on the request's seed and the token's position only.
 
-SGLang's own sampler returns log-probs before top_k and top_p, and has seeds in its deterministic mode only.
+Log-probs are of the distribution that was sampled from. SGLang's own sampler returns log-probs before top_k and top_p,
+and has seeds in its deterministic mode only.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from relax_core.learn.logits import CHOICES, SEED_MASK, Drawn, Rules, draw, unif
 
 @dataclass(slots=True)
 class Row:
-    """A request as the sampler knows it."""
+    """The sampler's state of one request."""
 
     name: str
     request: GenerateRequest | None
-    """None: a sequence that is scored, of which nothing is drawn."""
+    """None for a sequence to score, which draws no tokens."""
     sent: int = 0
-    """Tokens told so far."""
+    """Number of tokens returned so far."""
     log_prob: float = 0.0
-    """Log-prob of the last token that was drawn."""
+    """Log-prob of the last token drawn."""
     top: tuple[tuple[int, float], ...] = ()
 
 
 class DrawingSampler(Sampler):
-    """Takes the place of SGLang's; `reqs` are the requests of the batch that runs, in order, with their `Row`."""
+    """A replacement of SGLang's sampler; `reqs` are the running batch's requests in order, each with its `Row`."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class DrawingSampler(Sampler):
         self._seeds = np.zeros(0, np.uint64)
 
     def forward(self, logits_output: Any, sampling_info: Any, *_: Any, **__: Any) -> torch.Tensor:
-        """One token a row of `logits_output.next_token_logits` [rows, vocabulary]."""
+        """Draw a token for each row of `logits_output.next_token_logits` [rows, vocabulary]."""
         logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)[:, : self._vocab_size]
         rules = self._rules_of(logits.device)
         places = np.array([len(req.origin_input_ids) + len(req.output_ids) for req in self.reqs], np.int64)
@@ -52,7 +53,7 @@ class DrawingSampler(Sampler):
         return torch.from_numpy(drawn.tokens.astype(np.int32)).to(logits.device)
 
     def _rules_of(self, device: torch.device) -> Rules:
-        """Return the rules of the running batch; they are made anew when its rows change."""
+        """Return the sampling rules of the running batch; they are rebuilt when its rows change."""
         of = tuple(map(id, self.reqs))
         if self._rules is None or of != self._of:
             requests = [req.row.request for req in self.reqs]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's scheduler, stepped from outside: no sockets, no loop of its own, and what a step gave is left in a list.
+"""SGLang's scheduler without its sockets and its loop: the engine's thread steps it and reads a list of results.
 
-It overrides what SGLang names as points of extension, and `init_ipc_channels`; scheduling, caches and the model are its own.
+It overrides SGLang's points of extension and `init_ipc_channels`. Scheduling, caches and model are SGLang's.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from relax_plugin_sglang.sampler import DrawingSampler, Row
 
 
 class _Unheard:
-    """Takes the place of a socket to other processes: there are none."""
+    """A replacement of SGLang's sockets, which sends nothing."""
 
     def send_output(self, *_: Any) -> None:
         pass
 
 
 class _Told(SchedulerOutputStreamer):
-    """Keeps the requests that a step was told of."""
+    """An output streamer that keeps the requests with new tokens in a list, instead of sending them."""
 
     told: list[Req]
 
@@ -39,11 +39,11 @@ class _Told(SchedulerOutputStreamer):
 
 
 class SteppedScheduler(Scheduler):
-    """One model; the thread that makes it steps it."""
+    """A scheduler with one model, which the thread that makes it also steps."""
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
         self.told: list[Req] = []
-        """Requests with news, of the steps since it was last cleared."""
+        """Requests with new tokens or an end, from the steps since the list was last cleared."""
         self._rows: dict[str, Row] = {}
         super().__init__(server_args, port_args)
         runner = self.tp_worker.model_runner
@@ -62,14 +62,14 @@ class SteppedScheduler(Scheduler):
         return _Told
 
     def take(self, request: TokenizedGenerateReqInput, row: Row) -> None:
-        """Queue a request with what the sampler must know of it."""
+        """Queue a request with its state for the sampler."""
         self._rows[request.rid] = row
-        if self.is_fully_idle():  # what long requests taught it of memory is over, as in its own idle loop
+        if self.is_fully_idle():  # as in SGLang's idle loop: drop the memory estimate learned from earlier requests
             self.new_token_ratio_tracker.reset()
         self.handle_generate_request(request)
 
     def _create_generation_req(self, recv_req: TokenizedGenerateReqInput, *args: Any, **kwargs: Any) -> Req:
-        # Only what the request asks for stops it: the trainer's stop tokens, not the model folder's.
+        # A request stops at its own stop tokens only, not at those of the model folder.
         given: Mapping[str, Any] = {**kwargs, "eos_token_ids": None}
         req = super()._create_generation_req(recv_req, *args, **given)
         req.row = self._rows.pop(recv_req.rid)
@@ -80,7 +80,7 @@ class SteppedScheduler(Scheduler):
         return super().run_batch(batch, *args, **kwargs)
 
     def step(self) -> None:
-        """Run one iteration of its loop: a batch that is due is run and processed."""
+        """Run one iteration of SGLang's loop: run the next batch, if there is one, and process its results."""
         plan = self.get_next_batch_to_run(running_batch=self.running_batch, last_batch=self.last_batch)
         self.running_batch, batch = plan.running_batch, plan.batch_to_run
         self.cur_batch_for_debug = batch

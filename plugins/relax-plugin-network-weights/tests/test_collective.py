@@ -74,7 +74,7 @@ def test_receivers_that_hang_or_die_are_cut_off_and_the_others_take_all() -> Non
         well.join()
         assert taken == [manifest.fingerprint]
         os.kill(started["stops"].pid, signal.SIGCONT)
-        assert said(started["stops"]).startswith("InfrastructureError: actor@0.1: its sender is gone, or cut")
+        assert said(started["stops"]).startswith("InfrastructureError: actor@0.1: the sender is gone, or dropped")
         assert said(started["dies"]) == "" and started["dies"].returncode == 9
     finally:
         for process in started.values():
@@ -93,7 +93,7 @@ def test_a_receiver_alone_is_served_when_the_sender_has_time() -> None:
 def test_who_comes_when_nobody_hands_out_is_told_to_come_again_and_is_not_waited_for() -> None:
     sender = Collective(SMALL)
     manifest = sender.send(ONE, "full", "", some_tensors(), "")
-    with pytest.raises(RetryLater, match=r"actor@0\.1: nobody hands it out now .*come again"):
+    with pytest.raises(RetryLater, match=r"actor@0\.1: no transfer began within .*ask for it again"):
         list(Collective(IMPATIENT).receive(manifest))
     with Transfer(
         sender, manifest, some_tensors(), receivers=2
@@ -112,7 +112,7 @@ def test_who_wants_an_older_version_is_sent_for_the_newer_one() -> None:
     waiting.join()
     _catch(lambda: list(Collective(SMALL).receive(older)), found)
     assert [type(error) for error in found] == [RetryLater, RetryLater]
-    assert "no longer handed out; come again for the newest version" in str(found[1])
+    assert "no longer offered; ask for the newest version" in str(found[1])
     with pytest.raises(ValueError, match=r"actor@0\.1: this sender has actor@0\.2"):
         sender.transfer(older, some_tensors(), 1, 0.0)
 

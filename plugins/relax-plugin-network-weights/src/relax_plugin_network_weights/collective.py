@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `collective` transport: tensors go from the trainer's memory to the receivers', through torch.distributed.
+"""The `collective` transport: tensors go from the trainer's memory to the receivers' memory, through torch.distributed.
 
-Nothing is stored. `send` says what will come and where receivers join (rendezvous.py); `transfer` assigns a group of two to
-each receiver that has joined (pair.py) and sends every bucket over all of them. Pairs and no broadcast: a broadcast of gloo
-or nccl fails as a whole when one member hangs, a pair fails alone. The default process group is never touched.
+No version is stored. `send` describes a version and opens the rendezvous at which receivers join (rendezvous.py).
+`transfer` makes a process group of two with each receiver that has joined (pair.py), and sends every bucket to all.
+A broadcast of gloo or nccl would fail as a whole when one member hangs, while a pair fails alone. The default process
+group is never touched.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from relax_plugin_network_weights.rendezvous import Receiver, Rendezvous, join
 
 
 class CollectiveOptions(Options):
-    """Options of live weights, for networks whose hosts trust each other: what travels is not encrypted."""
+    """Options of the collective transport. It does not encrypt weights, so use it only between trusted hosts."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """`auto`: nccl where sender and receiver work on different GPUs, else gloo."""
+    """`auto`: nccl if sender and receiver work on different GPUs, else gloo."""
     host: Host = "127.0.0.1"
-    """Address of the sender's host that receivers reach; the default serves one host."""
+    """Address of the sender's host that receivers can reach; the default serves receivers on one host only."""
     port: NonNegativeInt = Field(0, le=65535)
-    """Port where receivers join the sender; 0: any free one."""
+    """Port at which receivers join the sender; 0: any free port."""
     bucket_mb: PositiveInt = 32
-    """Bytes on their way at once; a side holds two buckets and one tensor beyond its own weights."""
+    """MiB of a bucket, the unit of sending. Each side holds two buckets and one tensor in addition to its weights."""
     silence_s: PositiveFloat = 30.0
-    """Longest time without progress of one bucket; a receiver that is slower is cut off, the others go on."""
+    """Seconds without progress on a bucket before the sender drops a receiver; transfers to the rest continue."""
     patience_s: PositiveFloat = 30.0
-    """Longest wait of a receiver that found nobody handing out; then it asks for the newest version again."""
+    """Seconds that a receiver waits for a transfer to begin before it asks for the newest version again."""
 
 
 class Collective(WeightTransport[CollectiveOptions]):
-    """Hands tensors out from memory to memory, bucket by bucket."""
+    """A live transport that sends tensors from memory to memory, bucket by bucket."""
 
     payloads: ClassVar[frozenset[str]] = frozenset({"full", "delta", "lora"})
     live: ClassVar[bool] = True
@@ -67,9 +68,9 @@ class Collective(WeightTransport[CollectiveOptions]):
         self._rendezvous: Rendezvous | None = None
         self._newest: dict[str, Manifest] = {}
         self._bases: dict[str, DeltaBase] = {}
-        """By model, once deltas are wanted: the last version's tensors."""
+        """Tensors of the last version by model, kept once deltas are requested."""
         self._changes: dict[str, StoredDelta | None] = {}
-        """By model: what the newest version changed, where it is a delta."""
+        """Newest version's delta by model; None for a full version or an adapter."""
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class Collective(WeightTransport[CollectiveOptions]):
         before, kept = self._newest.get(version.model), self._bases.get(version.model)
         watch, change = Stopwatch(), None
         if payload != "lora":
-            self._bases.pop(version.model, None)  # gone where this fails half way: then a full version must follow
+            self._bases.pop(version.model, None)  # if this send fails, the next one must be a full version
         if payload == "delta" and kept is not None:
             if str(kept.version) != base:
                 self._bases[version.model] = kept
@@ -87,13 +88,13 @@ class Collective(WeightTransport[CollectiveOptions]):
             change = StoredDelta(kept.encode_next(version, tensors, watch), location)
             infos = change.infos
         elif payload == "delta" or (payload == "full" and kept is not None):
-            # Deltas are wanted: this version is whole, and the base of the next.
+            # Deltas are requested: this version is sent whole, and is the base of the next one.
             infos, kept = keep_whole(version, tensors, watch, location)
             payload, base = "full", ""
         else:
             infos = [info for info, _ in describe(watch.each("gather", tensors), watch)]
         if not infos:
-            raise ValueError(f"{version}: no tensors were given; a full version holds the whole model")
+            raise ValueError(f"{version}: got no tensors; a full version must hold the whole model")
         if kept is not None:
             self._bases[version.model] = kept
         if self._rendezvous is None:
@@ -113,7 +114,7 @@ class Collective(WeightTransport[CollectiveOptions]):
         newest = self._newest.get(manifest.version.model)
         if newest is None or self._rendezvous is None or newest.secret != manifest.secret:
             have = newest.version if newest else "nothing"
-            raise ValueError(f"{manifest.version}: this sender has {have} to hand out; send before transfer")
+            raise ValueError(f"{manifest.version}: this sender has {have} to transfer; call send before transfer")
         joined = self._rendezvous.admit(manifest, receivers, wait_s)
         if not joined:
             return 0
@@ -126,7 +127,7 @@ class Collective(WeightTransport[CollectiveOptions]):
                 pair.close()
 
     def _connect(self, host: str, joined: list[Receiver]) -> dict[Receiver, Pair]:
-        """Make a pair with each receiver that answers in time."""
+        """Return a pair for each receiver that connects in time."""
         mine, silence_s = on_gpu(), self.options.silence_s
 
         def connect(receiver: Receiver) -> Pair | None:
@@ -141,7 +142,7 @@ class Collective(WeightTransport[CollectiveOptions]):
             return {receiver: pair for receiver, pair in found if pair is not None}
 
     def _send_buckets(self, pairs: dict[Receiver, Pair], manifest: Manifest, tensors: Tensors) -> None:
-        """Send every bucket to all receivers; one that stalls on a bucket is left out of the rest."""
+        """Send every bucket to all receivers; drop a receiver that stalls on a bucket."""
         in_flight: deque[list[tuple[Receiver, Sending]]] = deque()
         size = min(self._bucket_bytes, manifest.wire_bytes)
         if manifest.payload != "delta":
@@ -149,11 +150,11 @@ class Collective(WeightTransport[CollectiveOptions]):
         elif (change := self._changes[manifest.version.model]) is not None:
             arrays = chain([delta_head(manifest, change.lengths)], change.read(self._bucket_bytes))
         else:
-            raise ValueError(f"{manifest.version}: its delta was not sent; send before each transfer")
+            raise ValueError(f"{manifest.version}: this delta was not sent; call send before each transfer")
         for bucket in buckets(arrays, size):
             sendings = [(receiver, pair.send(bucket)) for receiver, pair in pairs.items()]
             in_flight.append([(receiver, sending) for receiver, sending in sendings if sending is not None])
-            if len(in_flight) == 2:  # the next bucket is filled into the older one's memory
+            if len(in_flight) == 2:  # the next bucket reuses the memory of the older one
                 self._finish(pairs, in_flight.popleft())
             if not pairs:
                 return
@@ -167,7 +168,7 @@ class Collective(WeightTransport[CollectiveOptions]):
                 pairs.pop(receiver).close()
 
     def release(self, manifest: Manifest) -> None:
-        """Stop handing the version out; nothing is stored."""
+        """Stop offering the version to receivers; nothing is stored."""
         newest = self._newest.get(manifest.version.model)
         if self._rendezvous is not None and newest is not None and newest.secret == manifest.secret:
             del self._newest[manifest.version.model]
@@ -185,7 +186,7 @@ class Collective(WeightTransport[CollectiveOptions]):
         pair = Pair.connect(assignment.store(), 1, assignment.backend, assignment.host, assignment.silence_s)
         if pair is None:
             raise InfrastructureError(
-                f"{manifest.version}: its sender did not answer within {assignment.silence_s:.0f} s"
+                f"{manifest.version}: the sender did not connect within {assignment.silence_s:.0f} s; load again"
             )
         incoming = Incoming(pair, manifest, assignment.bucket_bytes, 3 * assignment.silence_s)
         took = False

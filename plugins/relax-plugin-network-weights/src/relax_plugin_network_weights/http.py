@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `http` transport: versions lie in nameless files of the sender's host, and its process serves them to other hosts.
+"""The `http` transport: the sender's process keeps versions in files without names, and serves them to remote hosts.
 
-A receiver copies a version bucket by bucket into a nameless file and reads it as the file transports do, so that neither
-side holds a second model in memory, and an engine goes on while a version arrives. The server knows one unguessable path a
-file and byte ranges, nothing else: whoever knows a path may read the file and end its being served. Nothing of a request is
-ever logged. The files have no names, so that server and files end with the process, however it ends.
+A receiver copies a version bucket by bucket into a file without a name, and reads it as the file transports do. So
+neither side holds a second model in memory, and an engine generates while a version arrives.
+
+The server supports byte ranges and one unguessable path per file. A client that knows a path may read the file and stop
+its serving. Requests are never logged. Since the files have no names, the system deletes them when the process ends.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ from relax_core.tensor_files.safetensors_file import MAX_HEADER_BYTES
 from relax_core.tensor_files.transport import FileTransport
 
 STOP_POLL_S = 0.05
-"""Interval at which a server checks whether it must stop."""
+"""Seconds between two checks of a server for its stop request."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 class AnonymousFile:
-    """A file whose name was taken away; it is gone when nobody holds this any more."""
+    """A file whose name is removed; the system deletes the file when this object is freed."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, descriptor)
         path.unlink()
         self.path = Path(f"/dev/fd/{descriptor}")
-        """As long as it is held, it can be opened here."""
+        """Path at which this process can open the file while the object exists."""
 
 
 class FileServer:
-    """An HTTP server of nameless files, from its creation until it is stopped."""
+    """An HTTP server of files without names, from its creation until `stop`."""
 
     def __init__(self, host: str, port: int, silence_s: float) -> None:
         self._files: dict[str, AnonymousFile] = {}
@@ -63,19 +64,19 @@ class FileServer:
                 f"weights.port: can't listen on {host}:{port} ({error.strerror}); name a free port, or 0 for any"
             ) from error
         self.address = f"http://{host}:{self._server.server_address[1]}"
-        # `stop` waits for the end of one poll.
+        # `stop` waits until the current poll ends
         threading.Thread(
             target=self._server.serve_forever, args=(STOP_POLL_S,), name="weights-http", daemon=True
         ).start()
 
     def serve(self, file: AnonymousFile) -> str:
-        """Serve a file from now on; return the path under which it can be had."""
+        """Serve a file from now on; return the secret path under which clients can get it."""
         secret = secrets.token_urlsafe(32)
         self._files[secret] = file
         return secret
 
     def forget(self, secret: str) -> bool:
-        """End the serving of a file; return whether it was served. Those who read it now read it to its end."""
+        """Stop serving a file; return whether it was served. Running requests continue to their end."""
         return self._files.pop(secret, None) is not None
 
     def stop(self) -> None:
@@ -88,7 +89,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a receiver that hung up or fell silent; it knows itself."""
+        """Ignore a receiver that disconnects or falls silent; the receiver reports the error itself."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -135,7 +136,7 @@ def _reachable(host: str) -> str:
     except ValueError:
         anywhere = not host.strip()
     if anywhere:
-        raise ValueError("name the sender's own address: receivers are told it, and can't reach this one")
+        raise ValueError("name the sender's own address, which receivers can reach")
     return host
 
 
@@ -143,22 +144,22 @@ Host = Annotated[str, AfterValidator(_reachable)]
 
 
 class HttpOptions(Options):
-    """Options of serving versions, for networks whose hosts trust each other: what travels is not encrypted."""
+    """Options of the HTTP transport. It does not encrypt weights, so use it only between trusted hosts."""
 
     host: Host = "127.0.0.1"
-    """Address of the sender's host that receivers reach; the default serves one host."""
+    """Address of the sender's host that receivers can reach; the default serves receivers on one host only."""
     port: NonNegativeInt = Field(0, le=65535)
-    """Of the sender's server; 0: any free one."""
+    """Port of the sender's server; 0: any free port."""
     bucket_mb: PositiveInt = 32
-    """Bytes asked for at once; what a receiver holds in memory."""
+    """MiB of one range request, which a receiver holds in memory."""
     silence_s: PositiveFloat = 30.0
-    """Longest time without a byte; then a receiver gives up, and the server drops it."""
+    """Seconds without a byte until a receiver fails its load and the server drops the connection."""
     spool: str = ""
-    """Directory of a receiver's host with room for one version; empty: its directory for temporary files."""
+    """Directory on a receiver's host with room for one version; empty: the system's temporary directory."""
 
 
 class Http(FileTransport, WeightTransport[HttpOptions]):
-    """Files over HTTP."""
+    """A transport of version files over HTTP."""
 
     same_host: ClassVar[bool] = False
 
@@ -167,7 +168,7 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
         self._server: FileServer | None = None
         self._placing: AnonymousFile | None = None
         self._whole: dict[str, AnonymousFile] = {}
-        """By model: the last whole version, which the first delta is made against."""
+        """Last full version by model, the base of the first delta."""
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
         manifest = super().send(version, payload, base, tensors, location)
         file, self._placing = self._placing, None
         if file is None:
-            raise RuntimeError(f"{version}: was sent without being placed")
+            raise RuntimeError(f"{version}: send wrote no file, so there is nothing to serve")
         if payload != "delta":
             self._whole[version.model] = file
         return replace(manifest, location=self._server.address, secret=self._server.serve(file))
@@ -188,7 +189,7 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
         return self._placing.path
 
     def release(self, manifest: Manifest) -> None:
-        """End the serving of a version, also from another process; a sender that is gone has nothing left."""
+        """Stop serving a version, also from another process; ignore errors of a sender that is gone."""
         if self._server is not None and self._server.forget(manifest.secret):
             return
         with (
@@ -208,11 +209,11 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
             raise ConfigError("weights.spool", self.options.spool or tempfile.gettempdir(), fix) from error
         with spool:
             self._fetch(manifest, spool)
-            # the file has no name, and is gone with the last array that looks into it
+            # the file has no name, and is deleted with the last array that maps it
             yield from super().receive(replace(manifest, location=f"/dev/fd/{spool.fileno()}"), resident)
 
     def _fetch(self, manifest: Manifest, spool: IO[bytes]) -> None:
-        """Copy a version bucket by bucket into a file."""
+        """Copy a version bucket by bucket into the spool file."""
         bucket, done, size = memoryview(bytearray(self.options.bucket_mb << 20)), 0, 1
         with closing(self._connection(manifest)) as connection:
             try:
@@ -224,30 +225,32 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
             except (OSError, http.client.HTTPException) as error:
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 raise InfrastructureError(
-                    f"{manifest.version}: got {done} bytes from {manifest.location}, then {reason}; the sender is gone or "
-                    "silent, or there is no room here"
+                    f"{manifest.version}: got {done} bytes from {manifest.location}, then {reason}; "
+                    "the sender is gone or silent, or the spool directory is full"
                 ) from error
 
     def _connection(self, manifest: Manifest) -> http.client.HTTPConnection:
         if not manifest.location.startswith("http://") or not manifest.secret:
-            raise ValueError(f"{manifest.version}: {manifest.location!r} is no server of an http transport")
+            raise ValueError(f"{manifest.version}: {manifest.location!r} is not an address of an http transport")
         return http.client.HTTPConnection(manifest.location.removeprefix("http://"), timeout=self.options.silence_s)
 
 
 def _range(
     connection: http.client.HTTPConnection, manifest: Manifest, begin: int, bucket: memoryview
 ) -> tuple[int, int]:
-    """Fill a bucket from `begin`; returns the bytes got and the size of all."""
+    """Fill a bucket with the file's bytes from `begin` on; return the bytes read and the size of the file."""
     headers = {"Range": f"bytes={begin}-{begin + len(bucket) - 1}"}
     connection.request("GET", f"/{manifest.secret}", headers=headers)
     answer = connection.getresponse()
     if answer.status == http.client.NOT_FOUND:
         answer.read()
-        raise InfrastructureError(f"{manifest.version}: {manifest.location} has it no more; ask for the newest version")
+        raise InfrastructureError(f"{manifest.version}: gone from {manifest.location}; ask for the newest version")
     size = int((answer.getheader("Content-Range") or "").rpartition("/")[2] or 0)
     most = 2 * manifest.size_bytes + MAX_HEADER_BYTES
     if answer.status != http.client.PARTIAL_CONTENT or not 0 < size <= most:
-        raise ValueError(f"{manifest.version}: {manifest.location} answered {answer.status}, {size} bytes in all")
+        raise ValueError(
+            f"{manifest.version}: {manifest.location} answered {answer.status} with a size of {size} bytes"
+        )
     want, got = min(len(bucket), size - begin), 0
     while got < want and (read := answer.readinto(bucket[got:want])):
         got += read

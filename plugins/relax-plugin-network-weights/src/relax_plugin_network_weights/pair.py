@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process group of two, sender and one receiver, and the bytes between them in buckets of a fixed size.
+"""A process group of a sender and one receiver, over which bytes are sent in buckets of a fixed size.
 
-Every wait has a deadline; whatever fails on a pair ends this pair only. It knows no tensors.
+Every wait has a deadline, and a failure on a pair ends this pair only. Tensors are cut into bytes in `payload.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relax_core.api.weights import Manifest
 
 
 def on_gpu() -> str:
-    """Name the GPU that this process works on; empty where it works on none."""
+    """Return the id of the GPU that this process uses; empty if it uses none."""
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
@@ -26,14 +26,14 @@ def on_gpu() -> str:
 
 
 class Pair:
-    """Two processes; rank 0 sends."""
+    """A process group of two processes, of which rank 0 sends."""
 
     def __init__(self, group: Any, rank: int, device: str) -> None:
         self._group, self._peer, self._device = group, 1 - rank, device
 
     @classmethod
     def connect(cls, store: Any, rank: int, backend: str, host: str, timeout_s: float) -> Self | None:
-        """Join the other side; None where it does not come in time."""
+        """Connect to the peer; return None if the peer does not connect in time."""
         try:
             if backend == "nccl":
                 return cls(_nccl(store, rank, timeout_s), rank, "cuda")
@@ -44,7 +44,7 @@ class Pair:
             return None
 
     def send(self, bucket: np.ndarray) -> Sending | None:
-        """Begin to send; the memory must stay as it is until it is done. None where the other side is gone."""
+        """Start sending a bucket, whose memory must not change until it is sent. Return None if the peer is gone."""
         import torch
 
         tensor = torch.from_numpy(bucket).to(self._device)
@@ -54,31 +54,31 @@ class Pair:
             return None
 
     def receive(self, bucket: np.ndarray) -> Receiving:
-        """Begin to receive."""
+        """Start receiving into a bucket."""
         import torch
 
         here = torch.from_numpy(bucket)
         there = here if self._device == "cpu" else torch.empty_like(here, device=self._device)
         try:
             return Receiving(self._group.recv([there], self._peer, 0), there, here)
-        except RuntimeError as error:  # told when it is waited for: what came before it is still to be read
+        except RuntimeError as error:  # raised by `wait`, after the buckets that arrived before are read
             return Receiving(_Lost(error), there, here)
 
     def close(self) -> None:
-        """Cut the connection; the other side notices at once."""
+        """Close the connection; the peer notices at once."""
         if self._group is not None:
             self._group.abort()
             self._group = None
 
 
 class Sending:
-    """A bucket on its way; it keeps the memory alive."""
+    """A bucket that is being sent; the object keeps its memory alive."""
 
     def __init__(self, work: Any, tensor: Any) -> None:
         self._work, self._tensor = work, tensor
 
     def done(self, timeout_s: float) -> bool:
-        """Tell whether the other side takes it in time."""
+        """Wait for the end of sending; return False if the peer does not take the bucket in time."""
         try:
             self._work.wait(timedelta(seconds=timeout_s))
         except RuntimeError:
@@ -87,7 +87,7 @@ class Sending:
 
 
 class _Lost:
-    """Work that could not begin."""
+    """A receive operation that could not start; `wait` raises its error."""
 
     def __init__(self, error: RuntimeError) -> None:
         self._error = error
@@ -97,20 +97,20 @@ class _Lost:
 
 
 class Receiving:
-    """A bucket that is to come."""
+    """A bucket that is being received."""
 
     def __init__(self, work: Any, there: Any, here: Any) -> None:
         self._work, self._there, self._here = work, there, here
 
     def wait(self, timeout_s: float) -> None:
-        """RuntimeError where it does not come."""
+        """Wait until the bucket has arrived. Raises RuntimeError if it does not arrive in time."""
         self._work.wait(timedelta(seconds=timeout_s))
         if self._there is not self._here:
             self._here.copy_(self._there)
 
 
 class Incoming:
-    """The bytes of one transfer in order; the next bucket arrives while the last one is read."""
+    """The received bytes of one transfer, in order; the next bucket arrives while the current one is read."""
 
     def __init__(self, pair: Pair, manifest: Manifest, bucket_bytes: int, silence_s: float) -> None:
         self._pair, self._version, self._silence_s = pair, manifest.version, silence_s
@@ -133,14 +133,14 @@ class Incoming:
 
     def _next(self) -> None:
         if not self._coming:
-            raise ValueError(f"{self._version}: its tensors are more than its manifest says; publish again")
+            raise ValueError(f"{self._version}: the tensors have more bytes than the manifest says; publish again")
         receiving, self._bucket = self._coming.popleft()
         self._expect()
         try:
             receiving.wait(self._silence_s)
         except RuntimeError as error:
             raise InfrastructureError(
-                f"{self._version}: its sender is gone, or cut this receiver off ({error}); load again"
+                f"{self._version}: the sender is gone, or dropped this receiver ({error}); load again"
             ) from error
 
     def _expect(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as one stream of bytes in manifest order, cut into buckets at the sender and made whole at a receiver.
+"""Tensors as one stream of bytes in manifest order: the sender cuts it into buckets, a receiver rebuilds the tensors.
 
-Neither side holds more than its buckets and one tensor. Nothing here knows how bytes travel. What a sender of deltas keeps,
-the last version and the newest delta, lies in nameless files, which end with the process.
+Neither side holds more than its buckets and one tensor. A sender of deltas keeps the last version and the newest delta
+in files without names, which the system deletes when the process ends. This module does no communication.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADER_BYTES = 1 << 14
 
 
 class PayloadSource(Protocol):
-    """Gives a receiver its bytes in order."""
+    """A receiver's source of bytes, in order."""
 
     def read_into(self, target: np.ndarray) -> None:
         """Fill all of `target` [bytes]."""
@@ -32,7 +32,7 @@ class PayloadSource(Protocol):
 def keep_whole(
     version: Version, tensors: Tensors, watch: Stopwatch, location: str
 ) -> tuple[list[TensorInfo], DeltaBase]:
-    """Describe a full version and write it into a nameless file, which the next delta is made against."""
+    """Write a full version to a file without a name; return its description, and the base of the next delta."""
     file = anonymous_file(location)
     infos, _ = safetensors_file.write(file, watch.each("gather", tensors), {}, _HEADER_BYTES, watch)
     file.flush()
@@ -44,12 +44,12 @@ def keep_whole(
 
 
 class StoredDelta:
-    """The newest delta of one model, tensor by tensor, in a nameless file."""
+    """The newest delta of one model, tensor by tensor, in a file without a name."""
 
     def __init__(self, changes: Iterable[tuple[TensorInfo, bytes]], location: str) -> None:
         self.infos: list[TensorInfo] = []
         self.lengths: dict[str, int] = {}
-        """By name: bytes of the tensor's part; 0 where nothing changed."""
+        """Bytes of each tensor's part by name; 0 for an unchanged tensor."""
         self._file = anonymous_file(location)
         for info, change in changes:
             self.infos.append(info)
@@ -64,17 +64,17 @@ class StoredDelta:
 
 
 def whole(manifest: Manifest, tensors: Tensors) -> Iterator[np.ndarray]:
-    """Yield the sender's bytes of a full version or an adapter: exactly what the manifest says."""
+    """Yield the bytes of a full version or an adapter. Raises ValueError if the tensors are not the manifest's."""
     given = iter(tensors)
     for info in manifest.tensors:
         name, array, dtype = next(given, ("nothing", np.empty(0, np.uint8), ""))
         if (name, dtype, tuple(array.shape)) != (info.name, info.dtype, info.shape):
-            raise ValueError(f"{manifest.version}: got {name}, want {info.name}; send before each transfer")
+            raise ValueError(f"{manifest.version}: got {name}, want {info.name}; call send before each transfer")
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def buckets(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Yield views of two alternating buffers: one may be on its way while the other is filled."""
+    """Yield buckets in two alternating buffers, so that one can be sent while the next is filled."""
     filling, resting = np.empty(size, np.uint8), np.empty(size, np.uint8)
     used = 0
     for data in arrays:
@@ -92,7 +92,7 @@ def buckets(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
 def arrive(
     manifest: Manifest, source: PayloadSource, resident: Resident | None
 ) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-    """Yield whole tensors, each checked; of a full version all in the same memory, which the next one overwrites."""
+    """Yield whole, checked tensors. Those of a full version share one buffer, which the next tensor overwrites."""
     is_delta = manifest.payload == "delta"
     lengths = [info.size_bytes for info in manifest.sent]
     if is_delta:
@@ -100,7 +100,7 @@ def arrive(
         source.read_into(head.view(np.uint8))
         lengths = [int(length) for length in head]
         if head.nbytes + sum(lengths) != manifest.wire_bytes:
-            raise ValueError(f"{manifest.version}: its delta contradicts its manifest; publish again")
+            raise ValueError(f"{manifest.version}: the delta's lengths contradict the manifest; publish again")
     memory = np.empty(max(lengths, default=0), np.uint8)
     for info, length in zip(manifest.sent, lengths, strict=True):
         source.read_into(memory[:length])
@@ -109,7 +109,7 @@ def arrive(
 
 
 def wire_bytes(manifest: Manifest, lengths: Mapping[str, int]) -> int:
-    """Return the number of bytes that travel; `lengths` are those of a delta's parts."""
+    """Return the number of bytes to send; `lengths` are the byte lengths of a delta's parts by tensor name."""
     if manifest.payload != "delta":
         return manifest.size_bytes
     return sum(8 + lengths[info.name] for info in manifest.sent)
@@ -118,5 +118,5 @@ def wire_bytes(manifest: Manifest, lengths: Mapping[str, int]) -> int:
 def delta_head(manifest: Manifest, lengths: Mapping[str, int]) -> np.ndarray:
     """Return the head of a delta: the length of each tensor's part."""
     if unknown := sorted({info.name for info in manifest.sent} - lengths.keys()):
-        raise ValueError(f"{manifest.version}: {unknown} are not in the delta that was sent; send before each transfer")
+        raise ValueError(f"{manifest.version}: {unknown} are not in the delta; call send before each transfer")
     return np.array([lengths[info.name] for info in manifest.sent], "<u8").view(np.uint8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight transports through a network. Strings only: nothing heavy is imported to list them."""
+"""Registration of the weight transports by import path, so that listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendezvous of live weights: receivers join their sender through keys in a store that the sender's process serves.
+"""Rendezvous for transfers of live weights: receivers join through a key-value store that the sender's process serves.
 
-A receiver draws a number, says who it is and waits for its assignment, which the sender gives when it has time. Keys lie
-under the manifest's secret, values are JSON: nothing that arrives is run. It moves no weights.
+A receiver draws a number, writes a hello and waits for its assignment, which the sender writes when a transfer begins.
+Keys have the manifest's secret as prefix. Values are JSON, so no received data is executed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Receiver:
     """A receiver that has joined, as the sender sees it."""
 
     keys: Any
-    """The store's part of this version."""
+    """The store's keys of this version."""
     number: int
     gpu: str
 
@@ -36,18 +36,18 @@ class Receiver:
         self.keys.set(f"assignment/{self.number}", json.dumps(terms))
 
     def store(self) -> Any:
-        """Give the store in which the two of them find each other."""
+        """Return the store through which sender and receiver connect their pair."""
         return _prefix_store(self.keys, f"pair/{self.number}")
 
 
 class Rendezvous:
-    """The sender's end, open as long as its process lives."""
+    """The sender's side of the rendezvous, open while its process lives."""
 
     def __init__(self, host: str, port: int, silence_s: float) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self.host = host
-        try:  # a socket of this address only: a store of its own choice would listen on every interface
+        try:  # listen at this address only: by default TCPStore listens on every interface
             listener = socket.create_server((host, port))
         except OSError as error:
             raise InfrastructureError(
@@ -66,13 +66,13 @@ class Rendezvous:
         return f"tcp://{self.host}:{self.port}"
 
     def new_secret(self) -> str:
-        """Open the keys of a version; one that is sent again under the same name gets others."""
+        """Open the keys of a version, and return their secret; sending a version again gives a new secret."""
         secret = secrets.token_hex(16)
         self._versions[secret], self._seen[secret] = _prefix_store(self._store, secret), 0
         return secret
 
     def admit(self, manifest: Manifest, receivers: int, wait_s: float) -> list[Receiver]:
-        """Give the receivers that have joined as soon as there are `receivers`, or after `wait_s`."""
+        """Return the receivers that have joined, once `receivers` have joined or after `wait_s` seconds."""
         keys, joined, deadline = self._versions[manifest.secret], list[Receiver](), time.monotonic() + wait_s
         while True:
             joined += self._arrivals(manifest.secret)
@@ -88,7 +88,7 @@ class Rendezvous:
             yield Receiver(keys, self._seen[secret], str(hello["gpu"]))
 
     def took(self, joined: Collection[Receiver], wait_s: float) -> int:
-        """Count the receivers that say within `wait_s` that all has arrived."""
+        """Return how many receivers report within `wait_s` seconds that the version has arrived whole."""
         deadline, waiting, took = time.monotonic() + wait_s, set(joined), 0
         while waiting and time.monotonic() < deadline:
             for receiver in list(waiting):
@@ -100,7 +100,7 @@ class Rendezvous:
         return took
 
     def close(self, manifest: Manifest) -> None:
-        """End a version: receivers that wait for it or come later are told to ask for the newest."""
+        """Close a version: receivers that wait for it or join later raise RetryLater and ask for the newest version."""
         if keys := self._versions.pop(manifest.secret, None):
             keys.set("over", "{}")
             del self._seen[manifest.secret]
@@ -108,12 +108,12 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class ReceiverAssignment:
-    """The sender's answer to a receiver: how it will be served."""
+    """The sender's terms of a transfer to one receiver."""
 
     keys: Any
     number: int
     host: str
-    """Address of this side, as the sender reaches it."""
+    """Address of the receiver, as the sender reaches it."""
     backend: str
     bucket_bytes: int
     silence_s: float
@@ -122,16 +122,20 @@ class ReceiverAssignment:
         return _prefix_store(self.keys, f"pair/{self.number}")
 
     def leave(self, took: bool) -> None:
-        """Say whether all has arrived; a sender that is gone needs no telling."""
+        """Report whether the version arrived whole; ignore a sender that is gone."""
         with suppress(RuntimeError):
             self.keys.set(f"{'took' if took else 'gone'}/{self.number}", "{}")
 
 
 def join(manifest: Manifest, gpu: str, patience_s: float, silence_s: float) -> ReceiverAssignment:
-    """Join and wait until the sender has time. RetryLater where it does not come, or has something newer."""
+    """Join the sender and wait for the assignment.
+
+    Raises RetryLater if no transfer begins within `patience_s` seconds or the version is closed. Raises
+    InfrastructureError if the sender is gone.
+    """
     host, _, port = manifest.location.removeprefix("tcp://").rpartition(":")
     if not manifest.location.startswith("tcp://") or not port.isdigit() or not manifest.secret:
-        raise ValueError(f"{manifest.version}: {manifest.location!r} is no address of a collective transport")
+        raise ValueError(f"{manifest.version}: {manifest.location!r} is not an address of a collective transport")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     with _sender_gone(str(manifest.version)):
@@ -144,21 +148,23 @@ def join(manifest: Manifest, gpu: str, patience_s: float, silence_s: float) -> R
         deadline = time.monotonic() + patience_s
         while not keys.check([f"assignment/{number}"]):
             if keys.check(["over"]):
-                raise RetryLater(f"{manifest.version}: no longer handed out; come again for the newest version")
+                raise RetryLater(f"{manifest.version}: no longer offered; ask for the newest version")
             if time.monotonic() > deadline:
                 keys.set(f"gone/{number}", "{}")
-                raise RetryLater(f"{manifest.version}: nobody hands it out now (waited {patience_s:.0f} s); come again")
+                raise RetryLater(f"{manifest.version}: no transfer began within {patience_s:.0f} s; ask for it again")
             time.sleep(_POLL_S)
         return ReceiverAssignment(keys, number, own, **json.loads(keys.get(f"assignment/{number}")))
 
 
 def _own_address(host: str, port: int, silence_s: float) -> str:
-    """Find the address of the interface that leads to the sender; fails at once where nobody listens there."""
+    """Return the address of the interface that leads to the sender; raise InfrastructureError if the sender is gone."""
     try:
         with socket.create_connection((host, port), timeout=silence_s) as probe:
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise InfrastructureError(f"nobody hands weights out at {host}:{port} ({error}); the sender is gone") from error
+        raise InfrastructureError(
+            f"can't reach a weight sender at {host}:{port} ({error}); the sender is gone"
+        ) from error
 
 
 def _prefix_store(store: Any, name: str) -> Any:
@@ -169,10 +175,10 @@ def _prefix_store(store: Any, name: str) -> Any:
 
 @contextmanager
 def _sender_gone(what: str) -> Iterator[None]:
-    """Turn the several RuntimeErrors by which torch tells a lost connection into one error."""
+    """Turn torch's errors for a lost connection, which have several types, into InfrastructureError."""
     try:
         yield
     except (RuntimeError, OSError) as error:
         if isinstance(error, InfrastructureError):
             raise
-        raise InfrastructureError(f"{what}: its sender does not answer, it is gone or hangs ({error})") from error
+        raise InfrastructureError(f"{what}: the sender does not answer ({error}), so it is gone or hangs") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TransferQueue's servers as Ray actors of one run, spread over the cluster. They have no names, so runs do not meet."""
+"""TransferQueue's servers as Ray actors, spread over the cluster; without names, so that runs can't share them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_S = 10.0
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Server:
-    """One server of the package in a process of its own."""
+    """An actor that runs one server of the package."""
 
     def __init__(self, role: str, address: str) -> None:
         at = address or ray.util.get_node_ip_address()
@@ -29,7 +29,7 @@ class Server:
 
 
 class ActorServers:
-    """`store.Servers` as actors; a pickled copy reaches the same."""
+    """An implementation of `store.Servers` with Ray actors; a pickled copy reaches the same servers."""
 
     shared = True
 
@@ -41,7 +41,7 @@ class ActorServers:
     async def start(cls, units: int, trusted_network: bool) -> ActorServers:
         nodes = sum(node["Alive"] for node in ray.nodes())
         if nodes > 1 and not trusted_network:
-            fix = 'set it to true where nobody else reaches them: its servers decode pickles; or use bus = "ray"'
+            fix = 'servers decode pickles: set it to true if only trusted hosts can reach them, or use bus = "ray"'
             raise ConfigError("bus.trusted_network", f"false on a cluster of {nodes} nodes", fix)
         address = LOOPBACK if nodes == 1 else ""
         spread = Server.options(scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ class ActorServers:
             raise
 
     async def dead(self) -> str:
-        """Name the server that is gone; empty while all are there, or Ray cannot tell."""
+        """Return Ray's message for a dead server; empty if all servers live, or if Ray does not know."""
         try:
             async with asyncio.timeout(LOOK_S):
                 await asyncio.gather(*(actor.__ray_ready__.remote() for actor in self._actors))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of ragged columns as one TransferQueue sample: a field of bytes a column, and a tag that says what they are.
+"""A block of ragged columns as one TransferQueue sample: a field of bytes per column, and a tag that describes them.
 
-The package gives every tensor back as a row of a nested one; bytes with their own description come back as they went.
+The package returns every tensor as a row of a nested tensor. Bytes with their own description are returned unchanged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor, from_numpy
 from relax_core.api.batch import Ragged
 
 Tag = Mapping[str, list[Any]]
-"""By column: dtype, shape and lengths of its rows."""
+"""By column name: dtype, shape and row lengths."""
 
 
 def packed(columns: Mapping[str, Ragged]) -> tuple[TensorDict, dict[str, Any]]:
-    """Fields of one sample, and its tag. Columns without a byte have no field."""
+    """Return the fields of one sample, and its tag. Empty columns have no field."""
     tag: dict[str, list[Any]] = {}
     fields: dict[str, Tensor] = {}
     for name, column in columns.items():
@@ -34,7 +34,7 @@ def packed(columns: Mapping[str, Ragged]) -> tuple[TensorDict, dict[str, Any]]:
 
 
 def unpacked(described: list[Any], raw: Tensor | None) -> Ragged:
-    """A column from its description and bytes."""
+    """Return a column, built from description and bytes; `raw` is None for an empty column."""
     dtype, shape, lengths = np.dtype(described[0]), tuple(described[1]), np.frombuffer(described[2], np.int64)
     found = np.zeros(0, np.uint8) if raw is None else raw.numpy()
     if dtype.hasobject:

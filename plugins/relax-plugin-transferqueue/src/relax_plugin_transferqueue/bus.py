@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bus whose payloads are in the TransferQueue package: as actors where this process is on a Ray cluster, else a child."""
+"""A bus that stores payloads in TransferQueue servers: Ray actors if this process uses Ray, else one child process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from relax_core.api.options import Options
 
 
 class TransferQueueOptions(Options):
-    """Keeping of payloads by the package."""
+    """Options of the storage servers."""
 
     units: PositiveInt = 1
-    """Storage servers; on a Ray cluster they are spread over its nodes."""
+    """Number of storage servers; on a Ray cluster they are spread over its nodes."""
     timeout_s: PositiveFloat = 60.0
-    """Longest call; a server that died is noticed within seconds."""
+    """Seconds until a call fails. A dead server fails it within seconds."""
     trusted_network: bool = False
-    """On several nodes: its servers decode pickles from whoever reaches them; say that nobody else does."""
+    """Confirm that only trusted hosts can reach the servers, which decode pickles. Required on more than one node."""
 
 
 class TransferQueueBus(BusComponent[TransferQueueOptions]):
-    """Ledger, claims, leases, credits and staleness are Relax's own, as on every bus."""
+    """A bus with payloads in TransferQueue; Relax itself keeps ledger, claims, leases, credits and staleness."""
 
     async def open_store(self) -> PayloadStore:
         if importlib.util.find_spec("transfer_queue") is None:
@@ -44,6 +44,6 @@ class TransferQueueBus(BusComponent[TransferQueueOptions]):
 
 
 def _on_cluster() -> bool:
-    """Tell whether Ray was started or joined here; it is not imported to find out."""
+    """Return True if this process has started or joined Ray, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

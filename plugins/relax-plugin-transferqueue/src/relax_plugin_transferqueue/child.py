@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TransferQueue's servers in one child process: where there is no Ray cluster, none is needed.
+"""TransferQueue's servers in one child process, for runs without a Ray cluster.
 
-The child ends with its parent, however that ends: its standard input closes. Run as a module, it is that child.
+The child runs this module. It ends when its standard input closes, which happens however its parent ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOP_S = 5.0
 
 
 class ChildServers:
-    """`store.Servers` in a child process."""
+    """An implementation of `store.Servers` with one child process."""
 
     shared = False
 
@@ -42,13 +42,13 @@ class ChildServers:
             process.wait()
             raise
         if not line:
-            raise RuntimeError(f"the TransferQueue servers ended with {process.wait()} before they were ready")
+            raise RuntimeError(f"the TransferQueue servers exited with code {process.wait()} before they were ready")
         return cls(process, json.loads(line))
 
     async def dead(self) -> str:
-        """Name the server that is gone; empty while all are there."""
+        """Return a message if the child process has ended, else an empty string."""
         code = self._process.poll()
-        return "" if code is None else f"its servers' process ended with {code}"
+        return "" if code is None else f"the process of the servers ended with {code}"
 
     async def close(self) -> None:
         await asyncio.to_thread(self._end)
@@ -73,15 +73,15 @@ def _first_line(process: subprocess.Popen[str]) -> str:
 
 
 def main(units: int) -> None:
-    """Serve until the parent is gone."""
+    """Write the servers' addresses to standard output, and serve until the parent is gone."""
     answer = os.dup(1)
-    os.dup2(2, 1)  # whatever the package prints is no answer
+    os.dup2(2, 1)  # keeps prints of the package out of the answer
     servers = [package.serve_controller(LOOPBACK), *(package.serve_unit(LOOPBACK) for _ in range(units))]
     controller, *stores = [package.describe(server) for server in servers]
     with os.fdopen(answer, "w") as out:
         out.write(json.dumps({"controller": controller, "units": stores}) + "\n")
     sys.stdin.read()
-    os._exit(0)  # its threads know no end
+    os._exit(0)  # the package's threads never end
 
 
 if __name__ == "__main__":

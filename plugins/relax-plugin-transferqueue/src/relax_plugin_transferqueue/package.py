@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TransferQueue package, as this plugin uses it: its waits are short, and its servers bind where they are told.
+"""Access to the TransferQueue package, with shorter timeouts and a chosen address for its servers.
 
-The package reads its limits from the environment when it is imported, and binds to the node's address without a choice;
-what it decodes may be a pickle, so on one machine that is the loopback's. This is the only module that reaches into it.
+The package reads its limits from the environment at import, and always binds to the node's address. Its servers decode
+pickles, so on one machine they bind to the loopback address instead. Only this module uses the package's internals.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ LIMITS = {
     "TQ_NUM_THREADS": "1",
     "TQ_LOGGING_LEVEL": "CRITICAL",
 }
-"""Its own defaults wait ten minutes for a storage that is gone. What it logs as errors, we raise."""
+"""Limits of the package. Its defaults wait ten minutes for a dead server. This plugin raises what the package logs."""
 
 
 def load() -> None:
-    """Import it with these limits; an environment that names others keeps them."""
+    """Import the package with `LIMITS`, except for variables that the environment sets already."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
     import transfer_queue  # noqa: F401
 
 
 def serve_controller(address: str) -> Any:
-    """Serve the package's metadata server in threads of this process."""
+    """Run the package's metadata server in threads of this process, and return it."""
     load()
     import transfer_queue.controller as module
 
@@ -38,7 +38,7 @@ def serve_controller(address: str) -> Any:
 
 
 def serve_unit(address: str) -> Any:
-    """One of its storage servers, in threads of this process."""
+    """Run a storage server in threads of this process, and return it."""
     load()
     import transfer_queue.storage.simple_storage as module
 
@@ -46,13 +46,13 @@ def serve_unit(address: str) -> Any:
 
 
 def _bound(module: Any, address: str, actor: Any, *arguments: Any) -> Any:
-    """The class under Ray's decorator, made with its servers at this address."""
+    """Return an instance of the class below Ray's decorator, with its servers bound to `address`."""
     module.get_node_ip_address = lambda: address
     return actor.__ray_metadata__.modified_class(*arguments)
 
 
 def connect(name: str, controller: dict[str, Any], units: list[dict[str, Any]]) -> Any:
-    """A client of servers that are described by `describe`. Blocks during the handshake."""
+    """Return a client of servers that `describe` describes. Blocks during the handshake."""
     load()
     from transfer_queue.client import AsyncTransferQueueClient
 
@@ -66,7 +66,7 @@ def connect(name: str, controller: dict[str, Any], units: list[dict[str, Any]]) 
 
 
 def describe(server: Any) -> dict[str, Any]:
-    """Describe the place of a server as plain data."""
+    """Return role, id and addresses of a server as plain data."""
     info = server.get_zmq_server_info()
     return {"role": info.role.value, "id": info.id, "ip": info.ip, "ports": dict(info.ports)}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads in TransferQueue, one sample of one partition a block. Its key-value calls alone: what is ready, who has
-claimed what, and how much there may be, the bus says.
+"""A payload store in TransferQueue: each block is one sample of the run's partition.
 
-Every call has a deadline, and while it takes long its servers are looked at: a dead one is an error at once.
+Only the package's key-value calls are used; the bus decides on readiness, claims and capacity. Every call has a
+deadline. During a long call the servers are checked, and a dead server fails the call at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from relax_plugin_transferqueue import package
 
 T = TypeVar("T")
 LOOK_S = 1.0
-"""How long a call may take before its servers are looked at, again and again."""
+"""Seconds between two checks of the servers during a call."""
 FIX = "`relax resume` the run"
 
 
 class Servers(Protocol):
-    """Addresses of the package's servers."""
+    """The package's servers: their addresses, a check for a dead server, and their end."""
 
     shared: bool
     controller: dict[str, Any]
@@ -35,7 +35,7 @@ class Servers(Protocol):
 
 
 class TransferQueueStore:
-    """`api.PayloadStore`. A copy in another process connects at its first call."""
+    """An implementation of `api.PayloadStore`. A pickled copy in another process connects at its first call."""
 
     def __init__(self, servers: Servers, timeout_s: float, partition: str = "") -> None:
         self.shared = servers.shared
@@ -52,7 +52,7 @@ class TransferQueueStore:
     async def get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
     ) -> Mapping[int, Mapping[str, Ragged]]:
-        """The package sends columns whole; a part is cut here."""
+        """Return the blocks' columns. The package sends whole columns, so `part` is cut on this side."""
         found = await self._within(self._get(keys, frozenset(columns)), f"get of {len(keys)} blocks") if keys else {}
         if part is None:
             return found
@@ -68,7 +68,7 @@ class TransferQueueStore:
             await asyncio.to_thread(client.close)
         await self._servers.close()
 
-    # -- what it asks of the package ------------------------------------------------------------------------------
+    # -- calls of the package -------------------------------------------------------------------------------------
 
     async def _put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         from relax_plugin_transferqueue.blocks import packed
@@ -105,7 +105,7 @@ class TransferQueueStore:
         return found
 
     async def _fields(self, client: Any, keys: Sequence[int], names: Sequence[str]) -> Any:
-        """Fetch fields of blocks that have all of these; the package tells only fields that all of its samples have."""
+        """Fetch fields of blocks that have every field named; the package returns only fields common to all samples."""
         if not names:
             return {}
         meta = await self._meta(client, keys)
@@ -121,7 +121,7 @@ class TransferQueueStore:
         return await client.async_kv_retrieve_meta([str(key) for key in keys], self._partition, create=create)
 
     async def _client(self) -> Any:
-        """Connected once; whoever asks meanwhile waits for the same."""
+        """Return the client, which is connected once; concurrent callers wait for the same connection."""
         if self._connecting is None:
             name = f"relax-{uuid.uuid4().hex[:12]}"
             work = asyncio.to_thread(package.connect, name, self._servers.controller, self._servers.units)
@@ -131,8 +131,10 @@ class TransferQueueStore:
     # -- deadlines ------------------------------------------------------------------------------------------------
 
     async def _within(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Return the result of the work; raise an error of ours where it fails, its servers are gone or the deadline
-        has passed."""
+        """Return the result of the work.
+
+        Raises DeadlineExceeded after the timeout, and InfrastructureError if the work fails or a server is dead.
+        """
         task = asyncio.create_task(work)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -149,7 +151,7 @@ class TransferQueueStore:
             raise InfrastructureError(f"bus transferqueue: {what}: {type(error).__name__}: {error}; {FIX}") from error
 
     async def _watched(self, task: asyncio.Task[Any], what: str) -> None:
-        """Returns when the task has ended; raises when a server has."""
+        """Wait until the task has ended. Raises InfrastructureError if a server is dead."""
         while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
             if dead := await self._servers.dead():
                 raise InfrastructureError(f"bus transferqueue: {what}: {dead}; {FIX}")

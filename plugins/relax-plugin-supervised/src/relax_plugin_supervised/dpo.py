@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct Preference Optimization (Rafailov et al., arXiv 2305.18290) and its relatives on the same pairs.
+"""Direct Preference Optimization (Rafailov et al., arXiv 2305.18290) and related losses on preference pairs.
 
     h = log pi(y_c | x) / pi_ref(y_c | x) - log pi(y_r | x) / pi_ref(y_r | x)
     sigmoid  L = -(1 - e) log s(beta h) - e log s(-beta h)                 (eq. 7; e: conservative DPO, section 3 of the note)
@@ -7,8 +7,9 @@
     hinge    L = max(0, 1 - beta h)                                        (SLiC, arXiv 2305.10425)
     ipo      L = (h' - 1 / (2 beta))^2                                     (arXiv 2310.12036, eq. 17)
 
-y_c is chosen, y_r rejected. In h' each log-ratio is the mean over its completion, as IPO's authors have it. The implicit
-reward of a completion is beta times its log-ratio.
+y_c is the chosen completion, y_r the rejected one, s the sigmoid, e `label_smoothing`. h' takes the mean of each
+log-ratio over its completion instead of the sum, as IPO's authors do. The implicit reward of a completion is beta times
+its log-ratio.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ SMOOTHED = ("sigmoid", "robust")
 
 
 class DPOOptions(Options):
-    """The paper's."""
+    """Options of DPO; the defaults are the paper's."""
 
     beta: float = Field(0.1, gt=0.0)
-    """How dear it is to leave the reference; of `ipo` it is the paper's tau."""
+    """Strength of the penalty for leaving the reference model. For `ipo` it is that paper's tau."""
     loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
-    """The paper's loss, one that expects labels to be wrong, a hinge, or a square (IPO)."""
+    """`sigmoid`: the paper's loss. `robust`: a loss that corrects for wrong labels. `hinge`: SLiC. `ipo`: a square."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
-    """Share of pairs whose order is wrong; `sigmoid` and `robust` know of it."""
+    """Assumed share of pairs whose order is wrong; used by `sigmoid` and `robust` only."""
 
     @model_validator(mode="after")
     def _smoothing_has_an_effect(self) -> DPOOptions:
@@ -43,7 +44,7 @@ class DPOOptions(Options):
 
 
 class DPO(Algorithm[DPOOptions]):
-    """Prefers what was chosen, without a reward model."""
+    """Learns from preference pairs without a reward model."""
 
     source = Source.PAIRS
     paper = "arXiv 2305.18290"

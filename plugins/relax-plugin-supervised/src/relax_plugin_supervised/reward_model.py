@@ -3,8 +3,9 @@
 
     L = - log s(r(x, y_c) - r(x, y_r) - m) + c (r(x, y_c) + r(x, y_r))^2
 
-r is a scalar head on the last token. m is a margin by which the chosen one has to win (Llama 2, arXiv 2307.09288, eq. 2), c
-keeps rewards around 0 (arXiv 2312.09244, section 2). What is exported loads as `AutoModelForSequenceClassification`.
+s is the sigmoid, y_c the chosen completion, y_r the rejected one, r the scalar head at the last token. m is a margin by
+which r(y_c) must exceed r(y_r) (Llama 2, arXiv 2307.09288, eq. 2). c keeps rewards around 0 (arXiv 2312.09244, section
+2). The export loads as `AutoModelForSequenceClassification`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from relax_core.api import MARGINS, Algorithm, Column, Loss, LossBatch, Options,
 
 
 class RewardModelOptions(Options):
-    """Without margin and without centring, as in the paper."""
+    """Options of the reward model; the defaults use no margin and no centring, as in the paper."""
 
     margin: float = Field(0.0, ge=0.0)
-    """Difference that every chosen completion has to exceed."""
+    """Margin by which the reward of a chosen completion must exceed that of the rejected one."""
     margins: bool = False
-    """Each pair has its own in the column `margin` of the data, added to `margin`."""
+    """Add the data's column `margin`, which holds a margin for each pair, to `margin`."""
     center_coef: float = Field(0.0, ge=0.0)
-    """Weight of the squared sum of a pair's rewards; 0.01 keeps them around 0."""
+    """Weight of the squared sum of a pair's rewards; 0.01 keeps rewards around 0."""
 
 
 class RewardModel(Algorithm[RewardModelOptions]):
-    """Learns to score: the chosen completion of a pair above the rejected one."""
+    """Learns to score the chosen completion of a pair above the rejected one."""
 
     source = Source.PAIRS
     paper = "arXiv 2203.02155"

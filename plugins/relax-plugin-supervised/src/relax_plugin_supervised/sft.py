@@ -4,7 +4,7 @@
     L = - sum_i sum_t m_it log p(y_it | x_i, y_i<t) / sum_i sum_t m_it          (`token`)
     L = - 1/N sum_i 1/|m_i| sum_t m_it log p(y_it | x_i, y_i<t)                 (`sequence`)
 
-Which tokens have m = 1 is `data.train_on`. Sums go over the whole step, whatever micro-batches and ranks it is split into.
+`data.train_on` selects the tokens with m = 1. Sums run over the whole step, independently of micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from relax_core.learn.counts import DENOMINATOR
 
 
 class SFTOptions(Options):
-    """A mean over tokens, as everywhere."""
+    """Options of supervised fine-tuning."""
 
     aggregation: Literal["token", "sequence"] = "token"
-    """Mean over all trained tokens of the step, so that long answers weigh more; or over each row's, then over rows."""
+    """`token`: mean over all trained tokens of the step, so long answers weigh more. `sequence`: mean over each row's
+    tokens, then over rows."""
 
 
 class SFT(Algorithm[SFTOptions]):
-    """Imitates the answers of a dataset."""
+    """Learns the answers of a dataset by maximum likelihood."""
 
     source = Source.DATASET
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `curriculum` sampler: from a window of the easiest tasks that grows until it holds all of them."""
+"""The `curriculum` sampler: it draws from a window of the easiest tasks, which grows until it holds all tasks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from relax_core.api import ConfigError, Options, Sampler, Task
 
 class CurriculumOptions(Options):
     column: str = "difficulty"
-    """A number of each task: the smaller, the earlier it comes."""
+    """Column of the tasks that holds a number; tasks with smaller numbers come earlier."""
     start: float = Field(0.2, gt=0.0, le=1.0)
-    """Share of the tasks that the first groups are drawn from."""
+    """Share of the tasks, the easiest, from which the first groups are drawn."""
     groups: PositiveInt = 1000
-    """Groups until all tasks take part."""
+    """Number of groups after which all tasks take part."""
 
 
 class Curriculum(Sampler[CurriculumOptions]):
-    """A function of the group's number: easy to hard at a fixed pace (curriculum learning, Bengio et al. 2009)."""
+    """Draws tasks from easy to hard, at a fixed pace by group number (curriculum learning, Bengio et al. 2009)."""
 
     _order: Sequence[int] = ()
 
@@ -41,7 +41,7 @@ class Curriculum(Sampler[CurriculumOptions]):
         try:
             return float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            fix = "give each task a number there, or choose another sampler.column"
+            fix = "give each task a number in that column, or choose another sampler.column"
             raise ConfigError(
                 f"sampler.column = {self.options.column!r}", f"{value!r} in task {task.id}", fix
             ) from None

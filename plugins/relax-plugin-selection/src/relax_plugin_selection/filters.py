@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters of finished groups. What is dropped is replaced by other groups, so that a step has its full number."""
+"""Filters of finished groups. The run generates a new group for each dropped one, so that steps stay complete."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from relax_core.api import AttemptId, Filter, Options, Outcome, Task, Trajectory
 
 class ZeroVarianceOptions(Options):
     tolerance: NonNegativeFloat = 0.0
-    """Largest difference of rewards that counts as none."""
+    """Largest difference between rewards of a group that still counts as equal."""
 
 
 class ZeroVariance(Filter[ZeroVarianceOptions]):
-    """Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2): a group without differences has no advantages."""
+    """Drops groups with equal rewards, which have no advantages (dynamic sampling of DAPO, arXiv 2503.14476, 3.2)."""
 
     def reject(
         self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
@@ -32,11 +32,11 @@ class RewardBandOptions(Options):
     low: float = 0.1
     """Smallest mean reward of a group that is kept."""
     high: float = 0.9
-    """Largest one."""
+    """Largest mean reward of a group that is kept."""
 
 
 class RewardBand(Filter[RewardBandOptions]):
-    """Keeps what is neither too hard nor too easy (online difficulty filtering, arXiv 2502.01456)."""
+    """Drops groups that are too hard or too easy (online difficulty filtering, arXiv 2502.01456)."""
 
     def reject(
         self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
@@ -52,11 +52,11 @@ class RewardBand(Filter[RewardBandOptions]):
 
 class TruncatedOptions(Options):
     most: float = Field(0.5, ge=0.0, lt=1.0)
-    """Largest share of samples that a limit may have cut off."""
+    """Largest share of a group's samples that a limit may have cut off."""
 
 
 class Truncated(Filter[TruncatedOptions]):
-    """Drops groups whose rewards say more of the length limit than of the task."""
+    """Drops groups with many truncated samples, whose rewards depend more on the length limit than on the task."""
 
     def reject(
         self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
@@ -66,5 +66,5 @@ class Truncated(Filter[TruncatedOptions]):
 
 
 def _valid(rewards: Sequence[float]) -> list[float]:
-    """Without samples that have no verdict."""
+    """Return the rewards without NaN, the reward of samples that were not judged."""
     return [reward for reward in rewards if not math.isnan(reward)]

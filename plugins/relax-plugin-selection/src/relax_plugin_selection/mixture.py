@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `mixture` sampler: tasks of several kinds, each in its share, each kind's tasks once an epoch of their own."""
+"""The `mixture` sampler: it draws kinds of tasks in given shares; a kind's tasks come once per epoch of that kind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from relax_core.api import ConfigError, Options, Sampler, Task
 
 class MixtureOptions(Options):
     column: str = "source"
-    """The column that tells kinds apart."""
+    """Column of the tasks whose value is the kind."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """Weight by the column's value, such as `{ maths = 2, code = 1 }`; a kind that is not named weighs 1, 0 leaves it out."""
+    """Weight by kind, such as `{ maths = 2, code = 1 }`; 1 for kinds that are not named; 0 leaves a kind out."""
 
 
 class Mixture(Sampler[MixtureOptions]):
-    """Draws a kind by weight, then its next task in a seeded order."""
+    """Draws a kind by weight, then the next task of that kind in a seeded order."""
 
     def __init__(self, options: MixtureOptions | None = None) -> None:
         super().__init__(options)
@@ -34,7 +34,7 @@ class Mixture(Sampler[MixtureOptions]):
         unknown = sorted(set(self.options.weights) - set(self._kinds))
         if unknown or not any(self._weight(kind) > 0 for kind in self._kinds):
             got = f"weights {dict(self.options.weights)} of kinds {sorted(self._kinds)}"
-            raise ConfigError("sampler.weights", got, f"name values that {self.options.column!r} has, one above 0")
+            raise ConfigError("sampler.weights", got, f"name values of column {self.options.column!r}, one above 0")
 
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
         kinds = [kind for kind in sorted(self._kinds) if self._weight(kind) > 0]

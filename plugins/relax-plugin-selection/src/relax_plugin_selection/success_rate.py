@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `success-rate` sampler: tasks whose outcome is least certain come more often than those always or never solved."""
+"""The `success-rate` sampler: tasks with an uncertain outcome come more often than tasks always or never solved."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pydantic import Field
 from relax_core.api import Options, Sampler
 
 MOST = 0.25
-"""p (1 - p) at its height."""
+"""Maximum of p (1 - p)."""
 
 
 class SuccessRateOptions(Options):
     floor: float = Field(0.02, gt=0.0, le=MOST)
-    """Weight of a task that is always or never solved, against 0.25 of one solved half of the time and of an unseen one."""
+    """Weight of a task always or never solved. A task solved half of the time, or not tried yet, weighs 0.25."""
     memory: float = Field(0.5, ge=0.0, lt=1.0)
-    """How much of a task's former rate stays when it was tried again."""
+    """Share of a task's former success rate that stays in the average after another group of the task."""
     best: float = Field(1.0, gt=0.0)
-    """The reward that counts as solved."""
+    """Reward of a fully solved task."""
 
 
 class SuccessRate(Sampler[SuccessRateOptions]):
-    """Weights tasks by p (1 - p), p being their recent mean reward (learnability, arXiv 2408.15099 and 2502.12272)."""
+    """Weights tasks by p (1 - p), p = recent mean reward / `best` (learnability, arXiv 2408.15099 and 2502.12272)."""
 
     def __init__(self, options: SuccessRateOptions | None = None) -> None:
         super().__init__(options)
         self._rates: dict[int, float] = {}
 
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
-        """By rejection, so that a pick costs the same however many tasks there are."""
+        """Pick a task by rejection sampling, whose cost does not depend on the number of tasks."""
         random = Random(f"success-rate {seed} {group}")
         while True:
             index = random.randrange(num_tasks)

@@ -53,4 +53,4 @@ def test_it_is_said_where_more_rows_come_than_run_at_once(folders):
     engine = TransformersEngine(TransformersEngine.options_model()(max_batch_rows=4))
     spec = EngineSpec(model={"path": str(folders["0.2M"]), "dtype": "float32"}, max_context=64)
     assert len(engine.estimate(spec, Workload(1, 4, 24, 40)).notes) == 1
-    assert "join others" in engine.estimate(spec, Workload(2, 4, 24, 40)).notes[1]
+    assert "rows join a batch" in engine.estimate(spec, Workload(2, 4, 24, 40)).notes[1]

@@ -2,8 +2,8 @@
 """Estimates of a rank's memory and work from the model's configuration alone.
 
 An update runs on fake tensors, which have shapes but no memory, and the bytes that would be alive are counted. So the
-estimate covers every architecture, layout and optimizer that the trainer runs. Deep models run with few layers, and the
-result is extrapolated linearly. Shards and buffers of several ranks are calculated.
+estimate follows the trainer's own layouts and optimizers. Deep models run with few layers, and the result is
+extrapolated linearly. Shards and buffers of several ranks are calculated. Models with media or experts are refused.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class RowMedia:
 def towers(model: Any) -> list[nn.Module]:
     """Return the vision and audio modules of the model.
 
-    Sharding keeps them whole on every rank: ranks without media do not compute these modules, and all would wait.
+    Sharding keeps them whole on every rank: ranks without media skip them, and ranks with media would wait.
     """
     base = model.base_model
     if not hasattr(base, "language_model"):

@@ -31,7 +31,7 @@ _OF_NOW = np.iinfo(np.int64).max
 _AHEAD = 64
 """Columns that a new cache reserves for tokens to come."""
 _TRIM = 64
-"""Unused leading columns from which on copying the cache without them pays."""
+"""Least number of unused leading columns for which the cache is copied without them."""
 
 
 class Running(api.OpenRequest):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles of a run, and the parts that a plugin's role is made of: `ForwardLoop`, `StepTrainer`, `RankGroup`.
+"""The core's roles, and the parts for roles of plugins: `ForwardLoop`, `StepTrainer`, `RankGroup`.
 
-Names load on first use.
+Each name's module is imported on first use.
 """
 
 import lazy_loader

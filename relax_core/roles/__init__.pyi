@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that this package exports, and the module of each; they load on first use."""
+"""The exported names and the module of each; a module is imported on first use of its names."""
 
 # fmt: off
 # isort: skip_file

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actor role: trains on a step's groups, commits, publishes, checkpoints. It sets the pace of the run."""
+"""The actor role: trains the policy step by step, commits each step, publishes its weights, and saves checkpoints.
+
+The actor sets the pace of the run.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +36,27 @@ from relax_core.roles.step_trainer import GuardRollback, NonFinitePolicy, Rollba
 from relax_core.rpc.waiting import RestartBudget
 
 MAX_RETURNS = 3
-"""Returns to a checkpoint without a step that had not been reached before."""
+"""Rollbacks to a checkpoint before the run fails. A step beyond the furthest step so far resets the count."""
 
 
 class Actor(Role):
-    """Trains the policy and publishes it.
+    """The role that trains and publishes the policy.
 
-    A step: `claimed -> read -> trained -> row leases verified -> updated -> judged by the guards -> committed -> published ->
-    checkpointed`, of which all up to the update is `StepTrainer`'s.
+    A step: `claimed -> read -> trained -> row leases verified -> updated -> judged by the guards -> committed ->
+    published -> checkpointed`. `StepTrainer` does everything up to the update.
 
     Invariants:
-    - No row is trained twice or lost: weights change only while all row leases of the step hold, and the commit follows.
-    - A step that a guard undoes, or holds until a person goes on, is neither committed nor published before. No checkpoint
-      is made of a step that is evidence for such a guard, so that there is one from before it to go back to.
-    - Published weights are those of the newest commit, and live ones are served only before the next update.
-    - When ranks or the role's process are lost, a loss says so, or a lease is lost that weights have changed under, all goes
-      back to the last checkpoint; rollout goes on up to its bound. Failures on the way back, in the last save and in the
-      export count too.
+    - No row is trained twice or lost: weights change only while all row leases of the step are valid, and a commit
+      follows.
+    - A step is committed and published only after the guards have judged it and a pause that they ask for is over.
+    - While a guard suspects the newest step, only the final checkpoint is saved, and no earlier checkpoint is deleted
+      for it. So a checkpoint from before the evidence remains.
+    - Published weights belong to the newest commit. Live weights are handed out only before the next update.
+    - The actor returns to the last checkpoint when its ranks or its process die, when the non-finite rule or a guard
+      asks for it, and when a row lease is lost after weights changed. Meanwhile the rollout continues up to the
+      staleness bound.
+    - Failures during that return, the final save and the export are handled alike, within one budget of `MAX_RETURNS`.
+      Rollbacks by guards have a budget of their own.
     """
 
     name = "actor"
@@ -80,7 +87,7 @@ class Actor(Role):
             await self._trainer.stop()
 
     def _take_up(self) -> None:
-        """Work with the ranks that were just started."""
+        """Make the step trainer and the checkpoint writer for the ranks that were just started."""
         context = self._context
         self._step_trainer = StepTrainer(
             context, self._trainer, self.name, self._lease, self._non_finite, meanwhile=self._serve
@@ -88,7 +95,7 @@ class Actor(Role):
         self._checkpoints = Checkpoints(context, self._trainer, self._lease)
 
     async def _train(self) -> None:
-        """Train to the end of the run. Each failure of the ranks, wherever it comes, goes back to the last checkpoint."""
+        """Train to the end of the run; return to the last checkpoint after each failure of the ranks."""
         context = self._context
         self._furthest, self._returns = (await context.bus.version()).step, RestartBudget(MAX_RETURNS)
         begin = self._restart if context.restarted else self._begin
@@ -109,14 +116,15 @@ class Actor(Role):
                 if not guarded:
                     code = error.exit_code if isinstance(error, InfrastructureError) else 1
                     await context.run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
-                if context.stopping:  # the last checkpoint is what other ranks would have, too
+                if context.stopping:  # new ranks would only load the last checkpoint
                     return
                 begin = partial(self._go_back, error)
 
     async def _may_go_back(self) -> bool:
-        """Tell whether there is something to go back to, and whoever prepares rows is there for the steps after it.
+        """Return True if there are weights to return to, and rows are still prepared for the steps after them.
 
-        They end when the last step is committed: what was trained since the last checkpoint is trained again by a resume.
+        The roles that prepare rows end when the last step is committed. Then only a checkpoint of the last step will
+        do; without it, a resume of the run trains the missing steps again.
         """
         context = self._context
         found = complete(Path(context.run_dir) / "checkpoints")
@@ -127,14 +135,14 @@ class Actor(Role):
     async def _begin(self) -> Version:
         version = await self._context.bus.version()
         if self._context.resume is not None:
-            # Published also where no step is left to train: rollout ends with the last version.
+            # Publish even if no step is left to train: the rollout ends once it has the last version.
             await self._restore(self._context.resume, version, publish=True)
             return version
         await self._evaluate(version.step)
         return version
 
     async def _train_from(self, version: Version) -> None:
-        """Train the steps that are left, save the last of them, and export the model where it was the run's last."""
+        """Train the remaining steps and save a checkpoint at their end; export the model after the run's last step."""
         context, saved, due = self._context, version.step, False
         while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
@@ -142,7 +150,7 @@ class Actor(Role):
             if trained is None:
                 break
             version = trained
-            if version.step > self._furthest:  # it got further than ever before, and so has all of its returns again
+            if version.step > self._furthest:  # new progress restores the budget of returns
                 self._furthest = version.step
                 self._returns.refill()
             await self._evaluate(version.step)
@@ -157,13 +165,13 @@ class Actor(Role):
         if version.step >= context.config.steps:
             context.doing("exporting")
             with context.changing_files():
-                pass  # the export takes long: only whether the run is still this start's is asked here
+                pass  # raise if the run was started again; the export itself is too long to hold the epoch
             async with self._lease:
                 await self._lease.train()
                 await self._trainer.call("export", f"{context.run_dir}/export")
 
     async def _restore(self, checkpoint: Resume | None, version: Version, publish: bool) -> None:
-        """Load a checkpoint, or leave the ranks as they started, and publish their weights to the engines where asked."""
+        """Load a checkpoint into the ranks (None: keep the starting weights), and publish the weights if asked."""
         async with self._lease:
             await self._lease.train()
             if checkpoint is not None:
@@ -173,7 +181,7 @@ class Actor(Role):
                 await self._publisher.publish(version)
 
     async def _restart(self) -> Version:
-        """Go back to the newest checkpoint, since the role's last process died; the ranks were just started."""
+        """Return to the newest checkpoint after the role's last process died. The ranks were just started."""
         error = WorkerDied(f"the process of {self.name} died")
         if not await self._may_go_back():
             raise error
@@ -181,27 +189,27 @@ class Actor(Role):
         return await self._return(error)
 
     async def _go_back(self, error: RelaxError) -> Version:
-        """Start other ranks from what was saved last, while rollout goes on up to its bound."""
+        """Start new ranks from the newest checkpoint. Meanwhile the rollout continues up to the staleness bound."""
         context, began = self._context, self._context.clock.now()
-        context.doing("starting its ranks again")
+        context.doing("restarting its ranks")
         await context.devices.leave(self.name)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher.follow(self._trainer)
         self._take_up()
         version = await self._return(error)
-        detail = f"ranks started again at step {version.step}"
+        detail = f"ranks restarted at step {version.step}"
         await context.run_status.emit(RoleRecovered(self.name, context.clock.now() - began, detail))
         return version
 
     async def _return(self, error: RelaxError) -> Version:
-        """Restore the ranks from the newest checkpoint, or the starting model; later steps are undone."""
+        """Restore the ranks from the newest checkpoint, if there is one, and roll the bus back to its step."""
         context, saved = self._context, None
         found = complete(Path(context.run_dir) / "checkpoints")
         if found:
             try:
                 saved, _ = await asyncio.to_thread(read_whole, found[-1])
-            except DamagedCheckpoint as damage:  # rows up to it are freed: only a resume issues them again
-                again = f"continue from the one before with `relax resume {context.run_dir}`"
+            except DamagedCheckpoint as damage:  # the rows trained before it are freed; only a resume issues them again
+                again = f"resume from the checkpoint before it with `relax resume {context.run_dir}`"
                 raise DamagedCheckpoint(f"{damage}; {again}") from error
         version = await context.bus.rollback(0 if saved is None else saved.step)
         self._guards.rewind(version.step)
@@ -211,14 +219,14 @@ class Actor(Role):
         return version
 
     async def _evaluate(self, step: int) -> None:
-        """Evaluate on held-out rows, where that is due."""
+        """Evaluate on held-out rows if an evaluation is due at this step."""
         if self._held_out.due(step):
             async with self._lease:
                 await self._lease.train()
                 await self._held_out.run(self._trainer, step)
 
     async def _step(self, version: Version) -> Version | None:
-        """Train, commit and publish; None when the run was told to stop before the rows were there."""
+        """Train, commit and publish one step; return None if the run is stopped before its rows are ready."""
         context, times = self._context, StepTimes(self._context.clock)
         async with self._lease:
             step = await self._step_trainer.step(version, times)
@@ -229,7 +237,7 @@ class Actor(Role):
             try:
                 after = await context.bus.trained(step.claims, version.step, step.without_gradient)
             except StaleFence as error:
-                what = f"{self.name}: step {version.step + 1} was trained and not committed"
+                what = f"{self.name}: step {version.step + 1} was trained but not committed"
                 raise RollbackRequired(f"{what}: {error}") from error
             if context.plan.publishes:
                 await self._lease.publish()
@@ -244,15 +252,15 @@ class Actor(Role):
         return after
 
     async def _judge(self, step: TrainingStep, learnt: Mapping[str, float]) -> None:
-        """Let the guards judge a step that is trained, and neither committed nor published; do what the most severe one says.
+        """Let the guards judge a trained step before its commit, and take the action of the most severe finding.
 
-        Raises GuardRollback where the step is undone, and Diverged where the run ends. While the run is paused the leases of
-        the step's rows are renewed, and its devices are free for others.
+        Raises GuardRollback to undo the step, and Diverged to end the run. During a pause the device lease is released,
+        and the step's row leases are renewed.
         """
         context, number = self._context, step.version.step + 1
         findings = self._guards.judge(number, learnt)
         for name in self._guards.take_blind():
-            what = f"guard {name} sees nothing: no step so far had {getattr(context.config.guards, name).metric}"
+            what = f"guard {name} can't judge: no step so far reported {getattr(context.config.guards, name).metric}"
             await context.run_status.emit(Logged("warning", self.name, what))
         groups = tuple(sorted({group for claim in step.claims for group in claim.groups}))
         window = tuple({"step": at, **metrics} for at, metrics in self._guards.window) if findings else ()
@@ -265,26 +273,26 @@ class Actor(Role):
         if not findings or findings[0].action == "warn":
             return
         action, what = findings[0].action, f"guard {findings[0].guard}: {findings[0].reason}"
-        await self._checkpoints.over()  # one that is being written is from before the evidence
+        await self._checkpoints.over()  # a checkpoint in progress is from before the evidence
         if action == "stop":
-            raise Diverged(f"{what}; step {number} is undone, and its evidence is in guards/ of the run")
+            raise Diverged(f"{what}; step {number} is undone, and the evidence is in the run's guards/ folder")
         if action == "roll-back":
             raise GuardRollback(what)
         await self._lease.release()
-        reason = f"a look at step {number}, since {what}"
+        reason = f"a review of step {number}, since {what}"
         try:
             async with renewed(context, self.name, lambda: step.claims):
                 goes_on = await context.pause(reason, context.config.guards.pause_timeout_s)
         except DeadlineExceeded as error:
             raise Diverged(
-                f"{what}; nobody went on within guards.pause_timeout_s, and step {number} is undone"
+                f"{what}; the run was not continued within guards.pause_timeout_s, and step {number} is undone"
             ) from error
         if not goes_on:
-            raise GuardRollback(f"{what}; the run was stopped while it was paused for it")
+            raise GuardRollback(f"{what}; the run was stopped during the pause for this guard")
         await self._lease.train()
 
     async def _serve(self) -> None:
-        """Hand live weights to receivers that want them; on shared devices under a lease of its own."""
+        """Hand live weights to receivers that want them; on shared devices, under a device lease of this call."""
         if not self._lease.shared:
             await self._publisher.serve()
         elif self._publisher.live and await self._context.weights.wanted("actor"):

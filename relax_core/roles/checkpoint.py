@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: trainer, ledger and random state in one directory that appears whole or not at all."""
+"""Checkpoints of a run: trainer, critic and ledger in one directory that appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ SCHEMA = 1
 PARTIAL = ".partial-"
 POLL_S = 0.1
 RECORDED_S = 60.0
-"""For the controller to write down the steps of a checkpoint; training goes on meanwhile."""
+"""Longest wait for the controller to record the metrics of a checkpoint's steps. Training continues meanwhile."""
 
 
 class CheckpointPart:
-    """The part of a checkpoint that another role adds once it is at that version too; both sides see files alone."""
+    """The part of a checkpoint that another role, such as the critic, writes once it has reached the same step.
+
+    The actor and that role coordinate only through files.
+    """
 
     def __init__(self, context: RunContext, step: int, role: str) -> None:
         self._partial = _partial(context, step)
@@ -39,7 +42,7 @@ class CheckpointPart:
 
     @property
     def wanted(self) -> bool:
-        """Tell whether a checkpoint is being made and lacks it."""
+        """True while a checkpoint of this step is being made and this part is not complete."""
         return self._partial.is_dir() and not self.is_whole
 
     @property
@@ -47,20 +50,23 @@ class CheckpointPart:
         return self._whole.exists()
 
     def finish(self) -> None:
-        """Mark it as whole: all of it is written."""
-        with contextlib.suppress(FileNotFoundError):  # the checkpoint was given up meanwhile
+        """Mark the part as complete, after its last file is written."""
+        with contextlib.suppress(FileNotFoundError):  # the checkpoint was abandoned meanwhile
             self._whole.write_text(json.dumps({"schema": SCHEMA}))
 
 
 class Checkpoints:
-    """Writes checkpoints when they are due or asked for, and keeps the newest few.
+    """A writer of checkpoints that keeps the newest few.
 
-    A checkpoint: `due -> snapshot -> parts of other roles -> ledger -> files synced and listed -> metrics of its steps
-    written down -> renamed to its name | removed`.
+    A checkpoint: `due -> snapshot -> part of the critic -> ledger -> files synced and listed -> metrics of its steps
+    recorded -> renamed to its final name | removed`.
 
-    Invariants: at most one is being written; training goes on meanwhile, from what was copied; a directory without
-    `.partial` in its name is complete, and a run that goes on from it has the metrics of every step, or a warning says
-    that they were late; none appears of steps that a successor of the actor has undone.
+    Invariants:
+    - At most one checkpoint is being written. With `checkpoint.background`, training continues meanwhile from the
+      snapshot on, except in a run with a critic.
+    - A directory without `.partial` in its name is complete. A run resumed from it has the metrics of every step; if
+      they were not recorded in time, a warning says so.
+    - No checkpoint appears for steps that were rolled back while it was written.
     """
 
     def __init__(self, context: RunContext, trainer: RankGroup, lease: TrainerDeviceLease) -> None:
@@ -74,9 +80,9 @@ class Checkpoints:
         return every > 0 and step % every == 0
 
     async def save(self, version: Version, keep_former: bool = False) -> None:
-        """Begin one once the one before is whole. A full disk leaves the former ones as they were.
+        """Begin a checkpoint once the last one is complete. After an error the earlier checkpoints are intact.
 
-        `keep_former`: delete none for it, as it is of a step that a guard suspects.
+        `keep_former`: delete no earlier checkpoint, because a guard suspects this step.
         """
         await self.over()
         context = self._context
@@ -88,7 +94,7 @@ class Checkpoints:
             async with self._lease:
                 await self._lease.train()
                 await self._trainer.call("snapshot", str(partial / "trainer"))
-            for role in context.plan.fit_columns:  # neither they nor the actor hold a lease on devices meanwhile
+            for role in context.plan.fit_columns:  # the actor holds no device lease here, so these roles can get one
                 await self._wait_for_part(version.step, role)
             await context.bus.checkpoint(version.step, str(partial), final=False)
         self._writing = asyncio.create_task(self._finish(version, partial, start, keep_former))
@@ -96,9 +102,9 @@ class Checkpoints:
             await self.over()
 
     async def _wait_for_part(self, step: int, role: str) -> None:
-        """Wait until another role has added its part; it may have several steps to learn first, or to learn again.
+        """Wait until another role has added its part; that role may have several steps to train first.
 
-        Each of them may take as long as a step may. Raises DeadlineExceeded where the role got no further in that time.
+        Raises DeadlineExceeded if its heartbeat shows no progress for `rollout.step_timeout_s`.
         """
         context, part = self._context, CheckpointPart(self._context, step, role)
 
@@ -117,7 +123,7 @@ class Checkpoints:
                     context.check(wait)
 
     async def over(self) -> None:
-        """Wait until the last one is whole. Raises why it can't be."""
+        """Wait until the checkpoint in progress is complete. Raises the error that prevented it."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             try:
@@ -127,19 +133,19 @@ class Checkpoints:
                 raise
 
     async def check(self) -> None:
-        """Raise what went wrong with one that was written behind."""
+        """Raise the error of a checkpoint that failed in the background."""
         if self._writing is not None and self._writing.done():
             await self.over()
 
     async def give_up(self) -> None:
-        """Abandon the one being written: its ranks are gone, and it never will be whole."""
+        """Abandon the checkpoint in progress: its ranks are gone, so it can't be completed."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
     async def _finish(self, version: Version, partial: Path, start: float, keep_former: bool) -> None:
-        """Give it its name once all of it is on disk."""
+        """Rename a checkpoint to its final name once all of its files are on disk."""
         final, context = self._root / f"step-{version.step:06d}", self._context
         with self._removed_after_errors(version, partial):
             await self._trainer.call("saved")
@@ -147,32 +153,32 @@ class Checkpoints:
             (partial / "state.json").write_text(json.dumps(known))
             write_list(partial, await asyncio.to_thread(checksums, partial))
             if not await context.run_status.recorded(RECORDED_S):
-                said = f"checkpoint {version.step}: metrics of its steps were not written down in {RECORDED_S:.0f} s"
-                await context.run_status.emit(Logged("warning", "actor", f"{said}; a run killed now may lack them"))
+                said = f"checkpoint {version.step}: the metrics of its steps were not recorded in {RECORDED_S:.0f} s"
+                await context.run_status.emit(Logged("warning", "actor", f"{said}; a kill now may lose them"))
             if (now := await context.bus.version()).incarnation != version.incarnation:
-                raise InfrastructureError(f"{version} was undone meanwhile, the run is at {now}")
+                raise InfrastructureError(f"{version} was rolled back while it was saved; the run is at {now}")
             with context.changing_files():
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(partial, final)
-                for folder in (self._root, self._root.parent):  # the first may be as new as the checkpoint
+                for folder in (self._root, self._root.parent):  # `checkpoints/` itself may be new
                     sync_to_disk(folder)
         await context.bus.finalize(version.step)
         keep = 0 if keep_former else context.config.checkpoint.keep
         with context.changing_files():
             for old in complete(self._root)[:-keep] if keep else []:
-                (old / "state.json").unlink(missing_ok=True)  # killed half-way through, it is no checkpoint
+                (old / "state.json").unlink(missing_ok=True)  # so that a half-deleted folder is not a checkpoint
                 shutil.rmtree(old, ignore_errors=True)
         await context.run_status.emit(CheckpointSaved(version.step, str(final), context.clock.now() - start))
 
     @contextlib.contextmanager
     def _removed_after_errors(self, version: Version, partial: Path) -> Iterator[None]:
-        """Remove a half-written checkpoint after an error, which tells a person what to do."""
+        """Remove a half-written checkpoint after an error, and raise the error with the path and the way to resume."""
         try:
             yield
         except (OSError, InfrastructureError) as error:
             resume = f"`relax resume {self._context.run_dir}`"
-            if isinstance(error, OSError):  # looked at while what was written is there
-                error = disk_error(partial, error, then=f"{resume}; the checkpoints before are whole")
+            if isinstance(error, OSError):  # measure the free space before the partial files are removed
+                error = disk_error(partial, error, then=f"{resume}; earlier checkpoints are intact")
             shutil.rmtree(partial, ignore_errors=True)
             then = "" if "`relax resume" in str(error) else f", then {resume}"
             kind = DiskFull if isinstance(error, DiskFull) else InfrastructureError
@@ -180,42 +186,42 @@ class Checkpoints:
 
 
 def _partial(context: RunContext, step: int) -> Path:
-    """Return the directory in which a checkpoint is made: this start's own, which no process of an earlier one writes in."""
+    """Return the directory in which a checkpoint is made. The epoch in its name keeps earlier starts of the run out."""
     return Path(context.run_dir) / "checkpoints" / f"{PARTIAL}{step:06d}-{context.epoch}"
 
 
 def discard_partial(run_dir: Path) -> None:
-    """Remove what earlier starts of a run left half-written; the caller has begun its next epoch."""
+    """Remove half-written checkpoints of earlier starts of a run. The caller must have begun the next epoch."""
     for left in (run_dir / "checkpoints").glob(f"{PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def complete(root: Path) -> list[Path]:
-    """Find finished checkpoints, oldest first."""
+    """List the complete checkpoints, oldest first."""
     found = (path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]+", path.name))
     return sorted((path for path in found if (path / "state.json").is_file()), key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """Return the step of a checkpoint."""
     return int(path.name.removeprefix("step-"))
 
 
 class DamagedCheckpoint(InfrastructureError):
-    """A checkpoint whose files are not those that were written: go on from another one."""
+    """Resume from another checkpoint: the files of this one have changed since they were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The checkpoint that a run goes on from, and what a person must know about the choice."""
+    """The checkpoint that a run resumes from."""
 
     resume: Resume
     notices: tuple[str, ...] = ()
+    """Sentences for the user about damaged, unchecked or later checkpoints."""
     undone: tuple[Path, ...] = ()
-    """Later checkpoints, damaged or passed over: they belong to steps that the run takes back."""
+    """Later checkpoints, damaged or skipped: the resumed run undoes their steps."""
 
     def set_aside(self) -> None:
-        """Rename the later checkpoints, so that nothing goes on from steps that are taken back. Their bytes stay."""
+        """Rename the later checkpoints to `undone-*` instead of deleting them, so that no run resumes from them."""
         for path in self.undone:
             kept = path.with_name(f"undone-{step_of(path):06d}")
             with disk_errors(path):
@@ -225,14 +231,14 @@ class ResumePoint:
 
 
 def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> ResumePoint:
-    """Choose the newest checkpoint whose files are as they were written, or the one of `step`, which must be.
+    """Choose the newest undamaged checkpoint, or the checkpoint of `step`.
 
-    Steps are told as those of the run, which had `steps_before` others in the stages before. Raises ConfigError where
-    there is no such checkpoint, and DamagedCheckpoint where none is whole.
+    `step` and the steps in messages count from the start of the whole run: `steps_before` is the number of steps in
+    earlier stages. Raises ConfigError without such a checkpoint, and DamagedCheckpoint if all are damaged.
     """
     found = complete(run_dir / "checkpoints")
     if not found:
-        raise ConfigError("run", str(run_dir), "it has no complete checkpoint to resume from; start it anew")
+        raise ConfigError("run", str(run_dir), "the run has no complete checkpoint to resume from; start a new one")
     steps = ", ".join(str(step_of(path) + steps_before) for path in found)
     if step is not None:
         wanted = [path for path in found if step_of(path) + steps_before == step]
@@ -243,7 +249,7 @@ def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> Res
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(f"{error}; the run has checkpoints of these steps: {steps}") from error
         later = tuple(path for path in found if step_of(path) > resume.step)
-        passed = [f"going on from step {step}; {_kept(path)}" for path in later]
+        passed = [f"resuming from step {step}; {_kept(path)}" for path in later]
         return ResumePoint(resume, (*notice, *passed), later)
     problems: list[str] = []
     damaged: list[Path] = []
@@ -254,18 +260,18 @@ def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> Res
             problems.append(str(error))
             damaged.append(path)
             continue
-        goes_on = f"going on from step {resume.step + steps_before} before it"
+        goes_on = f"resuming from step {resume.step + steps_before} before it"
         lines = [f"{why}; {goes_on}; {_kept(bad)}" for why, bad in zip(problems, damaged, strict=True)]
         return ResumePoint(resume, (*lines, *notice), tuple(damaged))
-    raise DamagedCheckpoint(f"{run_dir}: none of its checkpoints is whole: {'; '.join(problems)}; restore one of them")
+    raise DamagedCheckpoint(f"{run_dir}: every checkpoint is damaged: {'; '.join(problems)}; restore one from a backup")
 
 
 def _kept(path: Path) -> str:
-    return f"checkpoint {path.name} is kept as undone-{step_of(path):06d}, which may be deleted"
+    return f"checkpoint {path.name} is kept as undone-{step_of(path):06d}, which you may delete"
 
 
 def read_whole(checkpoint: Path) -> tuple[Resume, Sequence[str]]:
-    """Read the state of a checkpoint after a check of its files, with a notice where there is nothing to check them by.
+    """Read the state of a checkpoint after checking its files; return a notice if they can't be checked.
 
     Raises DamagedCheckpoint, and ConfigError for the schema of another version.
     """
@@ -273,19 +279,20 @@ def read_whole(checkpoint: Path) -> tuple[Resume, Sequence[str]]:
         resume = read_state(checkpoint)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DamagedCheckpoint(
-            f"checkpoint {checkpoint.name} is damaged: state.json: it can't be read ({error})"
+            f"checkpoint {checkpoint.name} is damaged: state.json can't be read ({error})"
         ) from error
     if (schema := resume.state.get("schema")) != SCHEMA:
-        raise ConfigError("checkpoint", f"{checkpoint} of schema {schema}", "resume with the relax that wrote it")
+        raise ConfigError(
+            "checkpoint", f"{checkpoint} of schema {schema}", "resume with the relax version that wrote it"
+        )
     if not resume.state.get("listed") and not (checkpoint / LIST).exists():
-        why = "as an earlier version wrote it: it is used, and its bytes are not checked"
-        return resume, (f"checkpoint {checkpoint.name} has no list of its files, {why}",)
+        why = "because an earlier version wrote it; it is used without a check of its bytes"
+        return resume, (f"checkpoint {checkpoint.name} has no list of its files {why}",)
     if damage := find_damage(checkpoint):
         raise DamagedCheckpoint(f"checkpoint {checkpoint.name} is damaged: {damage}")
     return resume, ()
 
 
 def read_state(checkpoint: Path) -> Resume:
-    """Read the state of a complete checkpoint."""
     state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     return Resume(int(state["step"]), str(checkpoint), state)

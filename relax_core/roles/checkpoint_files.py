@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of a checkpoint's files with their sizes and checksums, by which a damaged checkpoint is told from a whole one.
+"""The list of a checkpoint's files with sizes and checksums, which reveals damage.
 
-The list is written last, right before a checkpoint gets its name. It guards against what happens to files afterwards:
-a truncated copy, a bad disk, a file that somebody removed. It is no signature: who may write the directory may forge it.
+The list is written last, right before the checkpoint gets its final name. It detects later damage: a truncated copy, a
+bad disk, a removed file. It is not a signature: a process that may write to the directory can forge it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SCHEMA = "relax.checkpoint-files/1"
 READ_BYTES = 8 << 20
 
 Files = Mapping[str, tuple[int, str]]
-"""Size and xxh3-128 of each file by its path below the checkpoint."""
+"""Size in bytes and xxh3-128 checksum of each file, by path relative to the checkpoint."""
 
 
 def checksums(checkpoint: Path) -> Files:
-    """Read every file below a directory; all of them, and the names in its folders, are on disk then. Raises OSError."""
+    """Compute size and checksum of every file below a directory, and sync files and folders to disk. Raises OSError."""
     files = {}
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file():
@@ -34,35 +34,35 @@ def checksums(checkpoint: Path) -> Files:
 
 
 def write_list(checkpoint: Path, files: Files) -> None:
-    """Write the list into its directory, and bring it to the disk. Raises OSError."""
+    """Write the list into the checkpoint and sync both to disk. Raises OSError."""
     (checkpoint / LIST).write_text(json.dumps({"schema": SCHEMA, "hash": "xxh3-128", "files": files}, indent=1))
     sync_to_disk(checkpoint / LIST)
     sync_to_disk(checkpoint)
 
 
 def find_damage(checkpoint: Path) -> str:
-    """Compare the files with the list, and say what is wrong with the first that differs; empty where none does.
+    """Compare the files with the list; describe the first file that differs, or return an empty string.
 
-    Sizes come first: they cost nothing, and most damage shows in them.
+    Sizes are compared before checksums: they are cheap and show most damage.
     """
     try:
         listed = json.loads((checkpoint / LIST).read_text())["files"]
         wanted = {str(name): (int(size), str(checksum)) for name, (size, checksum) in listed.items()}
     except FileNotFoundError:
-        return f"{LIST}: it is missing"
+        return f"{LIST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        return f"{LIST}: it can't be read ({type(error).__name__}: {error})"
+        return f"{LIST} can't be read ({type(error).__name__}: {error})"
     try:
         for name, (size, _) in wanted.items():
             if not (checkpoint / name).is_file():
-                return f"{name}: it is missing"
+                return f"{name} is missing"
             if (found := (checkpoint / name).stat().st_size) != size:
-                return f"{name}: it has {found} bytes where {size} were written"
+                return f"{name} has {found} bytes, but {size} were written"
         for name, (_, checksum) in wanted.items():
             if _checksum(checkpoint / name) != checksum:
-                return f"{name}: its checksum is not that of the bytes that were written"
+                return f"{name} has another checksum than the bytes that were written"
     except OSError as error:
-        return f"{name}: it can't be read ({error.strerror or error})"
+        return f"{name} can't be read ({error.strerror or error})"
     return ""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The critic role: values of the tokens of rows, learnt from the rows that the actor trained. The actor goes first."""
+"""The critic role: predicts the value of each token, and learns from the rows of each step that the actor committed."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ FIT, VALUES = "critic.fit", "critic.values"
 
 
 class Critic(Role):
-    """Values tokens, and learns to.
+    """The role that fills the `values` column and trains the value model.
 
     A step of the actor: `committed -> claimed -> learnt -> acknowledged`.
 
     Invariants:
-    - Its step s trains all rows of the actor's step s, once that is committed, in one order and with the same mask, also
-      rows without a policy gradient.
-    - It values rows after it has learnt from every committed step: at staleness 0 the column is of the step's start.
-    - All that it knows is in checkpoints and in the rows that the bus keeps until it has acknowledged them and a checkpoint
-      holds it. So it is restarted in place: it loads the newest checkpoint, and learns the steps since once more.
+    - The critic's step s trains all rows of the actor's committed step s, in a fixed order and with the same loss mask.
+      Rows without a policy gradient are included.
+    - The critic fills values only after it has learnt from every committed step. So at staleness 0 the values are those
+      of the step's start.
+    - The critic's state is in checkpoints and in rows. The bus keeps rows until the critic has acknowledged them and a
+      checkpoint covers them. So a restarted critic loads the newest checkpoint and learns the later steps again.
     """
 
     name = "critic"
@@ -58,7 +59,7 @@ class Critic(Role):
         self._context, self._skipped = context, RestartBudget(MAX_NOT_FINITE)
         self._columns = context.plan.fit_columns[self.name]
         self.busy = asyncio.Lock()
-        """Held while ranks work: they do one thing at a time, and a lease on devices is one task's."""
+        """Held while the ranks work: the two tasks of this role share the ranks and one device lease."""
         self.learnt = asyncio.Event()
         self.version, self._actor = Version(self.name, context.incarnation, 0), await context.bus.version()
         async with await RankGroup.start(context, self.name) as self.trainer:
@@ -72,7 +73,7 @@ class Critic(Role):
             try:
                 await asyncio.wait([learning, valuing], return_when=asyncio.FIRST_COMPLETED)
                 if valuing.done():
-                    valuing.result()  # it ends with an error, or as the run stops
+                    valuing.result()  # raise its error; without one the run is stopping
                 await learning
             finally:
                 for task in (learning, valuing):
@@ -82,7 +83,7 @@ class Critic(Role):
     # -- learning -----------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Learn from each step that the actor commits, until it has ended and needs no part of a checkpoint any more."""
+        """Learn from each committed step and write the critic's part of checkpoints, until the actor has ended."""
         context = self._context
         while True:
             actor = await context.bus.version()
@@ -109,7 +110,7 @@ class Critic(Role):
         return ClaimRequest(FIT, self._columns, 0, step=self.version.step, follows=True)
 
     async def _learn(self, claim: Claim) -> None:
-        """Train one step; a lease of rows that is lost before the first update leaves everything as it was."""
+        """Train one step. If the row lease is lost before the first update, change nothing and return."""
         context, start = self._context, self._context.clock.now()
         try:
             async with renewed(context, self.name, lambda: (claim,)), self.busy, self._devices:
@@ -133,7 +134,7 @@ class Critic(Role):
             return
         try:
             await context.bus.acknowledge(claim)
-        except StaleFence:  # it was lost while weights changed: acknowledge by another one on the same rows
+        except StaleFence:  # the row lease was lost while weights changed: acknowledge under a new one on the same rows
             again = await context.bus.claim(self._request(), 0.0)
             if again is not None:
                 await context.bus.acknowledge(again)
@@ -145,16 +146,18 @@ class Critic(Role):
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     async def _go_back(self, actor: Version) -> None:
-        """Forget steps that the actor has undone: it was restored to an earlier version."""
+        """Undo the steps that the actor has rolled back: load the newest checkpoint that is not ahead of the actor."""
         incarnation = (await self._context.bus.register(self.name)).incarnation
         learnt, self.version = self.version.step, Version(self.name, incarnation, 0)
         self._actor = actor
         await self._restore()
         if learnt and not self.version.step:
-            raise InfrastructureError("critic: the actor went back to its beginning; it starts anew as well")
+            raise InfrastructureError(
+                "critic: the actor returned to step 0; the critic restarts with its starting weights"
+            )
 
     async def _restore(self) -> None:
-        """Load the newest checkpoint that is not ahead of the actor; without one it is as it was created."""
+        """Load the newest checkpoint that is not ahead of the actor; without one keep the starting weights."""
         context = self._context
         root = Path(context.run_dir) / "checkpoints"
         found = [path for path in complete(root) if step_of(path) <= self._actor.step and (path / self.name).is_dir()]
@@ -170,7 +173,7 @@ class Critic(Role):
 
 
 class _ValueLoop(ForwardLoop):
-    """Fills values until the critic has nothing left to learn, which ends it: an actor that went back needs more."""
+    """The loop that fills `values`. Only the critic ends it, since an actor that rolls back needs values again."""
 
     def __init__(self, critic: Critic, context: RunContext) -> None:
         columns = ForwardColumns({"values": "values"}, ("values",))
@@ -178,11 +181,11 @@ class _ValueLoop(ForwardLoop):
         self._critic = critic
 
     async def ready(self) -> None:
-        """Return once every committed step is learnt."""
+        """Wait until the critic has learnt every committed step."""
         critic = self._critic
         while (await self.context.bus.version()).step > critic.version.step:
             critic.learnt.clear()
-            with self.context.waiting("what it learns from committed steps", critic.name, POLL_S):
+            with self.context.waiting("the critic to learn from committed steps", critic.name, POLL_S):
                 await critic.learnt.wait()
 
     async def fill(self, rows: RowBatch) -> Filled:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards against divergence as a state machine: the metrics of a step go in, what to do about it comes out. No IO, no clock.
+"""Guards against divergence: a pure state machine from the metrics of each step to the actions to take.
 
-Steps are its time. The owner, which is the actor, acts before the weights of the step reach any engine.
+Time is counted in steps. The actor takes the action before the step's weights reach any engine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SEVERITY: dict[GuardAction, int] = {"off": 0, "warn": 1, "pause": 2, "roll-back"
 
 @dataclass(frozen=True, slots=True)
 class GuardFinding:
-    """A guard that fires, and why."""
+    """A guard that fires at a step, with its evidence."""
 
     guard: str
     action: GuardAction
     metric: str
     value: float
     bound: float
-    """The one that the value is beyond."""
+    """The bound that `value` is beyond: above it, or below it for a guard with `falls`."""
     since: int
     """First step of the evidence."""
     step: int
@@ -36,26 +36,28 @@ class GuardFinding:
 
 @dataclass(slots=True)
 class _Watched:
-    """One guard's own state."""
+    """The state of one guard: (step, metric) pairs."""
 
     values: deque[tuple[int, float]]
-    """Of steps without evidence, or whose evidence was acted upon: what the median is taken of."""
+    """Steps within the bound, and steps of evidence on which the guard has fired. The median is taken over these."""
     evidence: list[tuple[int, float]] = field(default_factory=list)
-    """Of steps in a row, up to the newest."""
+    """Consecutive steps beyond the bound, up to the newest step."""
     fired: bool = False
-    """On this evidence."""
+    """True once the guard has fired on this evidence."""
 
 
 class DivergenceGuards:
-    """Every guard of a run that is on.
+    """The enabled guards of a run.
 
-    A guard: `quiet -> evidence -> fired -> quiet`, where a step without evidence leads from anywhere to `quiet`.
+    A guard: `quiet -> evidence -> fired -> quiet`. A step without evidence leads from every state to `quiet`.
 
     Invariants:
-    - A guard fires in the step in which its evidence has lasted for `steps` steps, and only once on one row of evidence.
-    - The median that a value is compared with is of steps before the evidence: a slow collapse does not move it.
-    - A step whose metrics lack a guard's number, or have one that is not finite, changes nothing for that guard.
-    - Rollbacks are at most `rollbacks` until the run has got `window` steps beyond the last; the next one is a stop.
+    - A guard fires at the step at which its evidence has lasted for `steps` consecutive steps, once for each such
+      sequence.
+    - A value is compared with the median of steps before the evidence, so a slow collapse does not move the median.
+    - A step whose metrics lack a guard's metric, or have a value that is not finite, does not change that guard.
+    - At most `guards.rollbacks` rollbacks are made until the run is `guards.window` steps beyond the last one. A
+      further rollback becomes a stop.
     """
 
     def __init__(self, table: GuardsTable) -> None:
@@ -68,14 +70,14 @@ class DivergenceGuards:
 
     @property
     def window(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
-        """Metrics of the last steps, the newest one included."""
+        """(step, metrics) of the last `guards.window` steps, including the newest."""
         return tuple(self._metrics)
 
     @property
     def suspects(self) -> bool:
-        """Tell whether the newest step is evidence for a guard that may still hold, undo or end the run because of it.
+        """True if the newest step is evidence for a guard that may still pause, roll back or stop the run.
 
-        No checkpoint should be made of such a step: the run could not go back behind it.
+        Such a step should not become the newest checkpoint: a rollback must reach a step before the evidence.
         """
         return any(
             watched.evidence and not watched.fired and SEVERITY[self._guards[name].action] > SEVERITY["warn"]
@@ -83,7 +85,10 @@ class DivergenceGuards:
         )
 
     def take_blind(self) -> list[str]:
-        """Return, once, the guards that are to do more than warn, and whose number no step of a whole window had."""
+        """Return each guard that does more than warn, but whose metric no step has reported in a whole window.
+
+        Every guard is returned once.
+        """
         if self._judged < self._window:
             return []
         blind, self._unseen = sorted(self._unseen), set()
@@ -101,16 +106,16 @@ class DivergenceGuards:
             if (finding := self._judge(name, guard, step, metrics.get(guard.metric))) is not None
         ]  # fmt: skip
         findings.sort(key=lambda finding: -SEVERITY[finding.action])
-        if findings and findings[0].action == "roll-back":  # several that ask for it are one
+        if findings and findings[0].action == "roll-back":  # several findings make one rollback
             self._rolled_back_from = max(self._rolled_back_from, step)
             if not self._rollbacks.spend():
                 limit = self._rollbacks.limit
-                spent = f"; guards.rollbacks allows {limit}, which did not help" if limit else "; guards.rollbacks is 0"
+                spent = f"; guards.rollbacks allows {limit}, and all are used" if limit else "; guards.rollbacks is 0"
                 findings = [_stopping(one, spent) if one.action == "roll-back" else one for one in findings]
         return findings
 
     def rewind(self, step: int) -> None:
-        """Forget steps after this one: they are undone. The budget of rollbacks remembers."""
+        """Delete the state of steps after this one, which are undone. The budget of rollbacks stays spent."""
         self._metrics = deque((pair for pair in self._metrics if pair[0] <= step), self._window)
         for watched in self._watched.values():
             watched.values = deque((pair for pair in watched.values if pair[0] <= step), self._window)
@@ -142,16 +147,19 @@ class DivergenceGuards:
 
 
 def _bound(guard: Guard, before: list[float], window: int) -> tuple[float, str]:
-    """Return the bound that is met first, and its name; infinite where there is none yet.
+    """Return the stricter of the absolute and the relative bound, with its explanation; infinite without a bound yet.
 
-    A relative bound is as far from the median as the median times the ratio, also of a negative one.
+    The relative bound lies `|ratio - 1| * |median|` from the median, at least `guard.least`; so a negative median works
+    too.
     """
     sign = -1.0 if guard.falls else 1.0
-    bounds = [] if guard.limit is None else [(guard.limit, "its limit")]
+    bounds = [] if guard.limit is None else [(guard.limit, "the guard's limit")]
     if guard.ratio is not None and len(before) >= window // 2:
         middle = median(before)
         distance = max(abs(guard.ratio - 1.0) * abs(middle), guard.least)
-        bounds.append((middle + sign * distance, f"as the median of {len(before)} steps before was {middle:.4g}"))
+        bounds.append(
+            (middle + sign * distance, f"since the median of the {len(before)} steps before was {middle:.4g}")
+        )
     return min(bounds, key=lambda bound: sign * bound[0], default=(sign * math.inf, ""))
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles that fill columns of rows: claim, compute, write. `ForwardLoop` is the loop of those that only read a model.
+"""Roles that fill columns of rows: claim, compute, write. `ForwardLoop` is the loop of roles that run a model forward.
 
-The advantages role credits samples. The reference role fills log-probs under the weights that the run started from. The
-actor_fwd role fills log-probs and the likeliest tokens under the newest published policy, with a copy of the weights of its
-own: a teacher needs likeliest tokens before the actor has the rows. Columns carry the version that computed them; the actor
-computes outdated ones anew.
+- `advantages` computes advantages and returns of whole groups.
+- `reference` fills log-probs under fixed weights, as a rule those that the run started from.
+- `actor-fwd` fills log-probs and top-k tokens under the newest published policy, with its own copy of the weights. A
+  teacher needs the top-k tokens before the actor claims the rows.
+
+Columns carry the version that computed them; the actor recomputes outdated log-probs.
 """
 
 from __future__ import annotations
@@ -31,54 +33,63 @@ from relax_core.roles.row_leases import renewed
 
 POLL_S = 1.0
 MIN_TURNS = 2
-"""Waits for devices, each with a computation after it, that the deadline of one claim allows: a critic learns before it
-values, and each of several teachers has its own."""
+"""Waits for devices, each followed by a computation, for which the time limit of one claim has room. A critic learns
+before it fills values; each of several teachers waits for its own devices."""
 INPUTS = ("tokens", "loss_mask")
 Filled = tuple[Mapping[str, Ragged], Version | None]
-"""Columns, and the weights that computed them; None for fixed ones."""
+"""Columns, and the version of the weights that computed them; None for fixed weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardColumns:
-    """Columns of the bus and the outputs of a model that fill them."""
+    """Columns of the bus, and the model outputs that fill them."""
 
     columns: Mapping[str, str]
-    """By column of the bus, its name in the result of a forward."""
+    """Name in the result of a forward pass, by column of the bus."""
     outputs: tuple[str, ...] = ("log_probs",)
-    """Keys of the outputs that a forward is asked for."""
+    """Keys of the outputs that the forward pass computes."""
     inputs: tuple[str, ...] = INPUTS
+    """Columns that the forward pass reads."""
 
     def of(self, result: Mapping[str, Ragged]) -> dict[str, Ragged]:
         return {column: result[name] for column, name in self.columns.items()}
 
 
 class ForwardModel(Protocol):
-    """The ranks of a trainer, or an engine pool that scores."""
+    """A model that fills columns: the ranks of a trainer, or an engine pool that scores rows."""
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> Mapping[str, Ragged]: ...
 
 
 def forward_lease(context: RunContext, group: str) -> AbstractAsyncContextManager[DeviceLease]:
-    """Lease the devices of a worker group whose model is only read; engines need their caches too."""
+    """Lease the devices of a worker group for a forward pass, with its weights and KV cache loaded."""
     return context.devices.acquire(context.plan.groups[group].devices, "forward", {group: ("weights", "kv")}, LEASE_S)
 
 
 class ForwardLoop:
-    """Fills columns of rows with a model's outputs, as rows are ready, until the run's last step is committed.
+    """A loop that fills columns of ready rows with a model's outputs until the run's last step is committed.
 
     A claim: `claimed -> read -> filled under a device lease -> written -> acknowledged | lost to another incarnation`.
 
-    Invariants: no lease on devices is held while rows are waited for. The row lease is renewed however long devices are waited
-    for and computed on; work on one claim that never ends ends the role, which gives the rows back. Where the engines share
-    the devices, whole steps are claimed, since only those are worth an interruption; past half of a step's deadline whatever
-    is ready is claimed, since the actor closes its step short at the deadline.
+    Invariants:
+    - No device lease is held while the loop waits for rows.
+    - The row lease is renewed while the loop waits for devices and computes. Work on one claim that exceeds its time
+      limit ends the role, which gives the rows back.
+    - If the rollout's engines share the devices, the loop claims whole steps, since fewer rows are not worth an
+      interruption. After half of `rollout.step_timeout_s` it claims all ready rows, since the actor closes its step at
+      the deadline.
     """
 
     def __init__(
         self, context: RunContext, role: str, columns: ForwardColumns, model: ForwardModel | None = None, *,
         task: str = "", owed_by: str = "", groups: Sequence[str] = (), whole_steps: bool = False,
     ) -> None:  # fmt: skip
-        """`groups`: worker groups that do the work, where they are not the role's; `model` may be left to `fill`."""
+        """Make the loop of a role.
+
+        `task`: name under which rows are claimed; empty: the role's name. `owed_by`: role that delivers the rows;
+        empty: the producer. `groups`: worker groups that compute, if not the role's own. `model`: None if a subclass
+        overrides `fill`.
+        """
         self.context, self.role, self.columns, self.model = context, role, columns, model
         self._names, self._owed_by = ", ".join(columns.columns), owed_by or context.plan.producer
         self._task = task or role
@@ -109,10 +120,10 @@ class ForwardLoop:
             last = context.clock.now()
 
     async def ready(self) -> None:
-        """Return once the weights may fill the rows that were just claimed."""
+        """Wait until the model may fill the claimed rows. A subclass whose model is trained overrides this."""
 
     async def fill(self, rows: RowBatch) -> Filled:
-        """Compute the columns of these rows under the device leases that they need."""
+        """Lease the devices and compute the columns of these rows."""
         if self.model is None:
             raise NotImplementedError(f"{self.role}: give ForwardLoop a model, or override fill")
         async with forward_lease(self.context, self.role):
@@ -121,22 +132,22 @@ class ForwardLoop:
             return self.columns.of(await self.model.forward(rows, self.columns.outputs)), version
 
     async def version(self) -> Version | None:
-        """Return the weights that fill the columns; None for fixed ones."""
+        """Return the version of the weights that fill the columns; None for fixed weights."""
         return None
 
     async def over(self) -> bool:
-        """Tell whether no rows come any more."""
+        """Return True if no more rows will come."""
         return (await self.context.bus.version()).step >= self.context.config.steps
 
 
 def width_of(context: RunContext, column: str) -> int:
-    """Return k of a column [tokens, k] that the run's algorithm reads."""
+    """Return k of a column of shape [tokens, k] that the run's algorithm reads."""
     algorithm = context.build(context.config.learner, Algorithm)
     return int(next(known.shape[0] for known in algorithm.columns() if known.name == column))
 
 
 class AdvantagesRole(Role):
-    """Credits the samples of whole groups and writes the column that the actor trains on. Stateless."""
+    """The role that computes `advantages` and `returns` of whole groups for the actor. Stateless."""
 
     name = "advantages"
 
@@ -148,7 +159,7 @@ class AdvantagesRole(Role):
         )
 
     async def run(self, context: RunContext) -> None:
-        # Torch takes seconds to import: do it beside the other roles' start, not on the loop at the first step.
+        # Torch takes seconds to import: import it in a thread while the other roles start, not at the first step.
         credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).credited
         algorithm, columns = context.build(context.config.learner, Algorithm), context.plan.advantage_columns
         groups = context.config.rollout.prompts_per_step
@@ -170,7 +181,7 @@ class AdvantagesRole(Role):
 
 
 class Reference(Role):
-    """Log-probs under fixed weights. Stateless."""
+    """The role that fills `ref_log_probs` under fixed weights. Stateless."""
 
     name = "reference"
 
@@ -186,11 +197,12 @@ class Reference(Role):
 
 
 LIVE_S = 5.0
-"""Wait for an actor that waits for rows; one that trains does not serve, and the columns are of older weights then."""
+"""Longest wait for live weights. The actor hands them out only while it waits for rows; after this wait the role fills
+columns with the weights that it has."""
 
 
 class ActorForward(Role):
-    """Log-probs and likeliest tokens under the step's starting weights. Stateless."""
+    """The role that fills `old_log_probs` and `student_top_k_ids` under the newest published weights. Stateless."""
 
     name = "actor-fwd"
 
@@ -210,7 +222,7 @@ class ActorForward(Role):
         if context.plan.has("actor_fwd.top_k"):
             columns["student_top_k_ids"] = "top_k_ids"
             outputs = (*outputs, top_k(width_of(context, "student_top_k_ids")).key)
-        # The policy visits the experts that its tokens visited when they were sampled.
+        # Mixture-of-experts models replay the expert routing that was recorded when the tokens were sampled.
         routes = ROUTES if context.config.model.routing_replay == "rollout" else ()
         async with await RankGroup.start(context, self.name) as trainer:
             forward = ForwardColumns(columns, outputs, (*INPUTS, *routes))
@@ -218,14 +230,14 @@ class ActorForward(Role):
 
 
 class _NewestWeights(ForwardLoop):
-    """Fills columns under the newest published weights; it starts with those of its ranks, the model folder's as a rule."""
+    """A forward loop under the newest published weights; until the first version, under the ranks' starting weights."""
 
     model: RankGroup
 
     async def version(self) -> Version:
-        """Load a newer version if one was published, then say which one this is.
+        """Load a newer published version if there is one; return the version of the loaded weights.
 
-        A live version is wanted and waited for, but not as long as a step trains.
+        For live weights, ask the actor to transfer them and wait for at most LIVE_S.
         """
         weights, within_s = self.context.weights, self.context.config.weights.timeout_s
         route = await weights.route("actor", self.model.loaded, 0.0, None, self.role, within_s)
@@ -237,7 +249,7 @@ class _NewestWeights(ForwardLoop):
                 await self.model.call("load_published", manifest, transport)
                 self.model.loaded = manifest.version
         except RetryLater as missed:
-            self.context.doing(f"goes on with what it has: {missed}")
+            self.context.doing(f"keeping its present weights: {missed}")
         if route:
-            await weights.forget(self.role, "actor")  # it reads nothing any more
+            await weights.forget(self.role, "actor")  # end the route's lease, so that its versions can be released
         return self.model.loaded or (await self.context.bus.version())._replace(step=0)

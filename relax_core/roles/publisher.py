@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The publishing end of a trainer: hands a version to the transport, announces it, frees versions nobody can need."""
+"""The publisher of a trainer: sends each version by the weight transport, announces it, and releases old versions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from relax_core.weights.registry import prove_successor
 CANARY_TOKENS = 48
 CANARY_SEED = 0xCA9A27
 GATHER_S = 2.0
-"""Wait of receivers that are there for the others; one that comes later is served while the actor waits for rows."""
+"""Seconds that a live transfer waits for its receivers. Later ones are served while the actor waits for rows."""
 
 
 class Publisher:
-    """One trainer's publishing end.
+    """The publisher of one trainer.
 
-    A version: `sent -> proved to follow the last -> announced -> (live: handed out) -> released when no route needs it`.
+    A version: `sent -> proved to follow the last -> announced -> (live: handed out) -> released when no route needs
+    it`.
 
     Invariants:
-    - A delta follows a version that was announced: after a failure, or for other ranks, a full version comes next.
-    - Live weights are handed out only while the trainer's weights are what was announced: between a publish and the next
-      update. Nobody waits for ever: the actor serves also while it waits for rows, since those may wait for an engine.
+    - A delta is made against an announced version. After a failed publish, or with new ranks, a full version comes
+      next.
+    - Live weights are handed out only while the trainer's weights equal the announced version: between a publish and
+      the next update. That includes the actor's wait for rows, since the rows may depend on an engine that waits for
+      weights.
     """
 
     def __init__(self, context: RunContext, trainer: RankGroup) -> None:
@@ -38,32 +41,32 @@ class Publisher:
         self._transport = context.build(context.config.weights.chosen, WeightTransport)
         self._newest: Manifest | None = None
         self._deltas: int | None = None
-        """Sent since the last full version; None where only a full one can follow."""
+        """Number of deltas since the last full version; None if a full version must come next."""
         self._kept: list[Manifest] = []
         self._location = weights_directory(context, self._transport.same_host)
         self.live: bool = self._transport.live
-        """Weights go from the trainer's memory to the engines', without a copy between."""
+        """True if weights go from the trainer's memory to the engines' memory without a stored copy."""
         self._missed: Version | None = None
-        """The live version that was handed out last, where some receiver did not come for it."""
+        """The last live version if some receiver missed its transfer, else None."""
 
     def follow(self, trainer: RankGroup) -> None:
-        """Publish for ranks that took the place of others: nothing they send is on top of what those sent."""
+        """Publish for new ranks from now on. Their first version is full: they lack the base for a delta."""
         self._trainer, self._newest, self._deltas, self._missed = trainer, None, None, None
 
     async def restart(self, model: str) -> None:
-        """Own what the role's last process published, to delete each version when no receiver needs it any more."""
+        """Take over the versions that the role's last process published, to release each once no receiver needs it."""
         self._kept = [manifest for manifest, _ in await self._context.weights.route(model, None, 0.0, within_s=0.0)]
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
         """Send a version, prove that it follows the last one, and announce it.
 
-        Adapters go on top of their base; deltas on top of what was sent last, with a full version now and then. `applied`:
-        an update with a gradient lies behind the last version, so that some bytes must have changed.
+        The payload is the adapters, a delta against the last version, or the full weights. `applied`: True if an update
+        has changed the weights since the last version; then a version with equal bytes raises InfrastructureError.
         """
         context, settings = self._context, self._context.config.weights
         payload: Payload = "full"
         base, deltas = "", self._deltas
-        self._deltas = None  # until it is out: what fails half way is nobody's base
+        self._deltas = None  # after a failure below, no delta can be made on the half-sent version
         if context.plan.adapters_alone:
             payload, base = "lora", str(self._trainer.facts["base"])
         elif settings.payload == "delta" and self._newest is not None and deltas is not None:
@@ -80,27 +83,27 @@ class Publisher:
         self._kept.append(manifest)
         needed = await context.weights.needed(version.model)
         for kept in self._kept:
-            if kept.version not in needed:  # no route leads over it, and no receiver may still be reading it
-                await asyncio.to_thread(self._transport.release, kept)  # a disk or a sender may be slow to answer
+            if kept.version not in needed:  # no route contains it, and no receiver may still be reading it
+                await asyncio.to_thread(self._transport.release, kept)  # a disk or a sender may be slow
         self._kept = [kept for kept in self._kept if kept.version in needed]
         return manifest
 
     async def serve(self) -> None:
-        """Hand the newest live version to receivers that want it. Only while the trainer's weights are that version."""
+        """Hand the newest live version to receivers that want it. The trainer must still have its weights."""
         if not self.live or self._newest is None:
             return
         if receivers := len(await self._context.weights.wanted(self._newest.version.model)):
             transport = self._context.config.weights.chosen
-            if self._newest.payload == "delta":  # those receivers have not its base
+            if self._newest.payload == "delta":  # these receivers lack the delta's base
                 whole = await self._trainer.publish(self._newest.version, transport, self._location)
                 self._newest = replace(whole, canary=self._newest.canary)
             await self._context.weights.announce(self._newest, transport)
             await self._transfer(self._newest, receivers)
 
     async def _hand_out(self, manifest: Manifest) -> None:
-        """Hand a live version to everyone who has proved one before, or to every engine where nobody has.
+        """Hand a live version to every receiver that has proved a version before, or to every engine if none has.
 
-        A receiver that missed the last one hangs or is late: it is not waited for before it has proved to be there again.
+        A receiver that missed the last live version is not waited for until it has proved that version or a later one.
         """
         known = await self._context.weights.receivers(manifest.version.model)
         groups = self._context.plan.groups
@@ -110,7 +113,7 @@ class Publisher:
         self._missed = None if took >= (len(known) or engines) else manifest.version
 
     async def _transfer(self, manifest: Manifest, receivers: int) -> int:
-        """Hand a live version out; return how many receivers took all of it."""
+        """Transfer a live version; return the number of receivers that took it completely."""
         self._context.doing(f"handing out {manifest.version}", receivers=receivers)
         try:
             transport = self._context.config.weights.chosen
@@ -120,14 +123,15 @@ class Publisher:
             await self._context.weights.handed_out(manifest.version)
 
     async def _canary(self) -> Canary:
-        """Sample tokens from a fixed seed, with the log-probs that the trainer's weights of this moment give them.
+        """Draw tokens from a fixed seed, and compute their log-probs under the trainer's present weights.
 
-        Log-probs of trainers are of logits / temperature, and can't be turned back; so the temperature travels with them.
+        The log-probs are of logits / temperature and can't be converted to another temperature, so the canary carries
+        it.
         """
         random, facts = Random(CANARY_SEED), self._trainer.facts
         length = min(CANARY_TOKENS, int(facts.get("max_context") or CANARY_TOKENS))
         tokens = [random.randrange(int(facts["vocab_size"])) for _ in range(length)]
-        count = self._trainer.size  # a row for each rank, so that each has work; all alike
+        count = self._trainer.size  # the same row for every rank, so that each has work
         columns = {
             "tokens": Ragged.of([np.array(tokens, np.int32)] * count),
             "loss_mask": Ragged.of([np.array([0] + [1] * (length - 1), np.uint8)] * count),
@@ -139,9 +143,9 @@ class Publisher:
 
 
 def weights_directory(context: RunContext, same_host: bool) -> str:
-    """Choose the directory of weights: memory-backed on one host, else under the run directory. Two runs never share one.
+    """Return the run's own directory of weights: memory-backed if `same_host`, else under the run directory.
 
-    Files that killed runs left there are removed, and none of this run that a dead process of the role left.
+    Memory-backed directories of killed runs are removed. Files that an earlier process of this role left are kept.
     """
     in_memory = memory_directory(context.run_id) if same_host else None
     if in_memory is not None:

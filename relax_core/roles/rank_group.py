@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one trainer as one object: started, called and offloaded together; and the lease of their devices."""
+"""The ranks of one trainer as one object, started, called and offloaded together; and the trainer's device lease."""
 
 from __future__ import annotations
 
@@ -26,41 +26,43 @@ from relax_core.data.media_pipeline import media_store
 from relax_core.rpc.waiting import start_all
 
 PING_EVERY_S = 5.0
-"""Between pings, and before the first: most calls are over by then."""
+"""Seconds between pings of a rank during a call, and before the first ping. Most calls are shorter."""
 SILENT_S = 15.0
-"""A process without an answer for so long is given up: longer than any library holds the interpreter."""
+"""Seconds without an answer to a ping before a rank is killed. No library holds the interpreter lock for so long."""
 LEASE_S = 3600.0
-"""Deadline of a lease: as long as the longest call of a trainer may take, since those before us do their work."""
+"""Longest wait for a device lease: the holders before may make a call of up to CALL_S."""
 TRAINER: tuple[OffloadPart, ...] = ("weights", "optimizer", "gradients")
 START_S = 600.0
 CALL_S = 3600.0
-"""A training call may be long, but a rank that died is noticed at once by its connection."""
+"""Time limit of a call. A training call may be long; a rank that dies is noticed at once by its connection."""
 GRACE_S = 3.0
-"""Seconds that the other ranks have to answer after one rank failed: their errors may name the cause."""
+"""Seconds that the remaining ranks have to answer after one rank failed: their errors may name the cause."""
 
 MAX_OVERFLOWS = 32
-"""Times that one update is computed again at a lower loss scale; halving, 2^32 is brought down to 1."""
+"""Times that one update is recomputed at half the loss scale: enough to go from a scale of 2^32 to 1."""
 
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""The thread that trains has an arena of malloc to itself otherwise, whose holes took a seventh more memory."""
+"""One malloc arena for all threads. A separate arena for the training thread fragments and took a seventh more memory."""
 
 SENDS = ("actor", "actor-fwd")
-"""Roles that have the engines' weights: the first publishes them, the second takes them over."""
+"""Roles with the engines' weights: `actor` publishes them, `actor-fwd` loads the published ones."""
 LOOPBACK = "127.0.0.1"
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
-"""Methods that are what a step is for; others move weights, save, sleep and wake."""
+"""Trainer methods whose time is recorded as work. The time of methods such as publish, save and sleep is overhead."""
 
 
 class RankGroup:
-    """All ranks of the trainer of one role; `async with` stops them at its end.
+    """All ranks of one role's trainer; `async with` stops them at its end.
 
     Life cycle: `start -> calls, offload and onload -> stop | give_up`.
 
     Invariants:
-    - Every call goes to all ranks. One that fails ends the call on all of them, and its cause is raised.
-    - A rank that died or hung makes the group `lost`: ranks meet in collectives, so all others are killed with it.
-    - A rank that ended is noticed by its connection at once; one that was stopped, or whose process is stuck, by pings: a
-      rank answers them however busy it is.
+    - Every call goes to all ranks. If one rank fails, the call ends on all ranks, and the error nearest to the cause is
+      raised.
+    - If a rank dies or hangs, the group is `lost` and all ranks are killed, since they would wait for it in
+      collectives.
+    - A dead rank is noticed at once by its closed connection, a suspended or stuck rank by unanswered pings. A busy
+      rank answers pings.
     """
 
     def __init__(
@@ -73,23 +75,25 @@ class RankGroup:
         self.lost = False
         self._offloads: tuple[OffloadPart, ...] = ()
         self.freed_bytes = 0
-        """By its last offload."""
+        """Bytes that the last offload freed."""
         self.loaded: Version | None = None
-        """Version that all ranks took by `load_published` last; None for the weights that they started with."""
+        """The published version that all ranks loaded last; None for the starting weights."""
         self._chunks: list[Chunk] = []
-        """Of the open update."""
+        """Chunks of the open update."""
 
     @classmethod
     async def start(
         cls, context: RunContext, name: str, role: str = "", model: Mapping[str, Any] | None = None
     ) -> RankGroup:
-        """Start every rank of the worker group and let it load the model; nothing stays behind when one fails.
+        """Start every rank of worker group `name` and load the model; kill all ranks if one fails.
 
-        Where a role has several groups, `role` names it; `model` is a `[model]` table used in place of the run's own.
+        `role`: the role of the group, if its name differs. `model`: a `[model]` table used in place of the run's own.
         """
         group, chosen = context.plan.groups[name], context.config.trainer.chosen
         placed = context.config.placement.roles.get(name)
-        if placed is not None:  # trainers know the core's roles: a plugin's reads a fixed model, as the reference does
+        if (
+            placed is not None
+        ):  # trainers know only the core's roles; a plugin's role reads a fixed model as a reference
             role = role or "reference"
             if model is None and placed.path is not None:
                 model = {**_model(context, role), "path": str(placed.path)}
@@ -140,9 +144,9 @@ class RankGroup:
             await asyncio.gather(*calls, *pings, return_exceptions=True)
 
     async def _ping(self, rank: int, method: str, silent: dict[int, WorkerDied]) -> None:
-        """Ping a rank during a call; kill it and say why when it does not answer."""
+        """Ping a rank during a call. If it does not answer, kill it and put the error into `silent`."""
         worker = self._workers[rank]
-        with contextlib.suppress(RelaxError):  # what else is wrong with it, its own call says
+        with contextlib.suppress(RelaxError):  # any other failure of the rank is raised by the call itself
             while True:
                 await asyncio.sleep(PING_EVERY_S)
                 try:
@@ -158,7 +162,7 @@ class RankGroup:
         return len(self._workers)
 
     async def offload(self, parts: Sequence[OffloadPart]) -> int:
-        """Free these parts on every rank, as far as the plan offloads them; return the bytes that were really freed."""
+        """Free those of the parts that the plan offloads, on every rank; return the measured freed bytes."""
         self.freed_bytes = sum(map(int, await self._move("sleep", parts)))
         return self.freed_bytes
 
@@ -166,7 +170,7 @@ class RankGroup:
         await self._move("wake", parts)
 
     async def _move(self, method: str, parts: Sequence[OffloadPart]) -> list[Any]:
-        """Ranks that are gone hold nothing: that they are gone is said by the next work on them, not here."""
+        """Call `sleep` or `wake` on every rank. A lost group has no memory: return [] and let its next call raise."""
         able = [part for part in self._offloads if part in parts]
         try:
             return await self.call(method, able) if able and not self.lost else []
@@ -180,7 +184,7 @@ class RankGroup:
         return {worker.name: worker.pid for worker in self._workers}
 
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
-        """Plan the micro-batches of each rank; where groups are compared in the loss, none is split."""
+        """Plan the micro-batches of each rank. If the loss compares rows of a group, no group is split."""
         found: dict[int, list[int]] = {}
         for index, row in enumerate(rows.ids):
             found.setdefault(row.group if self._whole_groups else index, []).append(index)
@@ -195,7 +199,7 @@ class RankGroup:
         return Chunk(rows, ChunkPlan(micro_batches), skipped)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
-        """Fill columns without gradient, in the order of `rows`; asked for by the keys of outputs."""
+        """Run rows forward without gradient; return columns in the order of `rows`. `columns` are keys of `Output`s."""
         parts: list[RowBatch] = await self.call("forward", self.chunk(rows), tuple(columns))
         names = [name for key in columns for name in Output.parse(key).gives]
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
@@ -209,15 +213,17 @@ class RankGroup:
         await self.call("begin_update", denominators)
 
     async def accumulate(self, rows: RowBatch, skipped: int, last: bool) -> None:
-        """Run these rows forward and backward; they are kept while the update is open."""
+        """Run rows forward and backward. They are kept until the update ends, for a recomputation after an overflow."""
         self._chunks.append(self.chunk(rows, skipped))
         await self.call("accumulate", self._chunks[-1], last)
 
     async def finish_update(
         self, denominators: Mapping[str, float], verify: Callable[[], Awaitable[None]] | None = None
     ) -> UpdateResult:
-        """End the update. Gradients that were too large for fp16 are computed again, at the lower scale that the trainer
-        took meanwhile; `verify` is called before weights can change again."""
+        """End the update. If fp16 gradients overflow, recompute them at the trainer's lowered loss scale.
+
+        `verify` is called before each new attempt. Raises InfrastructureError if ranks disagree on the outcome.
+        """
         overflows = 0
         while True:
             results: list[UpdateResult] = await self.call("finish_update", denominators)
@@ -245,7 +251,7 @@ class RankGroup:
         return manifests[0]
 
     async def give_up(self) -> None:
-        """End all ranks at once."""
+        """Kill all ranks and mark the group as lost."""
         self.lost = True
         await asyncio.gather(*(worker.kill() for worker in self._workers))
 
@@ -260,24 +266,25 @@ class RankGroup:
 
 
 class TrainerDeviceLease:
-    """The devices of a trainer while it works on a step.
+    """The device lease of a trainer during one step.
 
-    Life cycle: `released -> train -> publish -> released`, also without a publish. It is acquired once rows are there and
-    kept until the weights are out; a role that has its devices to itself acquires nothing.
+    Life cycle: `released -> train -> publish -> released`, or without a publish. The lease is acquired once rows are
+    ready and kept until the weights are published. A role that shares its devices with no worker group acquires
+    nothing.
     """
 
     def __init__(self, context: RunContext, role: str, live: bool) -> None:
-        """`live`: weights go from memory to memory, so that a publish needs the engines' onloaded too."""
+        """`live`: the transport copies from memory to memory, so a publish needs the engines' weights loaded too."""
         self._context, self._role = context, role
         self._receivers = ("rollout",) if live and "rollout" in context.plan.neighbours(role) else ()
         self.shared = bool(context.plan.neighbours(role))
         self.freed_bytes = 0
-        """By others, for the last lease."""
+        """Bytes that engines and trainers on these devices freed for the last lease."""
         self._stack = AsyncExitStack()
         self._lease: DeviceLease | None = None
 
     async def train(self) -> None:
-        """Acquire the devices to train on them."""
+        """Acquire the devices for training; do nothing if they are already held."""
         if self._lease is None:
             groups = self._context.plan.groups
             devices = frozenset[str]().union(*(groups[name].devices for name in (self._role, *self._receivers)))
@@ -286,7 +293,7 @@ class TrainerDeviceLease:
             self.freed_bytes = self._lease.freed_bytes
 
     async def publish(self) -> None:
-        """Go on with the parts that a publish needs; begun with `train`."""
+        """Change the held lease to publishing: only weights stay loaded, for a live transport the engines' too."""
         if self._lease is not None:
             holders: dict[str, tuple[OffloadPart, ...]] = dict.fromkeys((self._role, *self._receivers), ("weights",))
             await self._lease.change_phase("publish", holders, LEASE_S)
@@ -303,14 +310,14 @@ class TrainerDeviceLease:
 
 
 def _remoteness(error: BaseException) -> int:
-    """Order failures from their cause on: a rank that died, one that raised, one that lost another, one that waited."""
+    """Return an error's distance from the cause: 0 rank died, 1 rank raised, 2 lost another rank, 3 timed out."""
     if isinstance(error, WorkerDied):
         return 0
     return 1 + isinstance(error, InfrastructureError) + isinstance(error, DeadlineExceeded)
 
 
 async def _ask(track: SpanTrack, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:
-    """Make one call of one rank, on its span track."""
+    """Call one rank, and record the time on its span track."""
     with track.span("work" if method in WORK else "overhead", method):
         return await worker.call(method, *args, timeout_s=timeout_s)
 
@@ -332,16 +339,16 @@ def trainer_spec(
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
         tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
         temperature=run.rollout.temperature if samples else 1.0, media=media_store(context) if run.media else "",
-        # Tokens that hold the place of media: engines are told not to sample them either.
+        # Placeholder tokens of media, which the engines never sample either.
         suppress_tokens=tuple(placeholders(Path(run.model.path)).values()) if samples else (),
         publish_dtype=run.engine_dtype if role in SENDS else "",
     )  # fmt: skip
 
 
 def _model(context: RunContext, role: str) -> dict[str, Any]:
-    """Return the `[model]` table; parts that the family has names for are named as its modules are.
+    """Return the role's `[model]` table; names of parts in `freeze` are replaced by the model family's module patterns.
 
-    A critic trains as much of its body as the policy does, also of a folder of its own.
+    A critic freezes the same parts as the policy, even with a model folder of its own.
     """
     table = context.config.model.model_dump(mode="json")
     if role == "critic" and context.config.critic.path is not None:
@@ -353,7 +360,10 @@ def _model(context: RunContext, role: str) -> dict[str, Any]:
 
 
 async def meeting_place(workers: Sequence[Worker]) -> str:
-    """Choose the address at which ranks find each other: at the first one's machine, by loopback where all are on it."""
+    """Return `host:port` for the rendezvous of ranks, on the first rank's machine; loopback if all ranks are on it.
+
+    For a single rank return an empty string.
+    """
     if len(workers) < 2:
         return ""
     first = workers[0]

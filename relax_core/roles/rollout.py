@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollout role: admits groups, has them generated and scored, puts their rows on the bus, keeps engines current.
+"""The rollout role: admits groups, has them generated and scored, puts their rows on the bus, and updates the engines.
 
-Samples are made in `sampling`; nothing here knows of tokens.
+Samples are made in `sampling`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch,
 
 POLL_S = 1.0
 ROOM_S = 0.1
-"""Between two looks whether engines have room: samples that leave them for their tools end no group."""
+"""Seconds between checks for room in the engines: a sample that leaves them for its tools makes room unannounced."""
 LAST_WEIGHTS_S = 15.0
-"""Longest wait, at the end of a run, for engines that have not got the last weights."""
+"""Longest wait at the end of a run for engines that have not loaded the last weights."""
 DELIVERIES = 8
-"""Batches of finished groups that are judged and put at once: a slow reward holds back only its own."""
+"""Batches of finished groups that are scored and put on the bus at once. A slow reward delays only its own batch."""
 WAITING_DELIVERIES = 4096
-"""Batches that may wait for the turn of a pool that judges them: the more wait together, the fewer turns it takes."""
+"""Batches at once for each engine pool that takes turns on shared devices. The more wait for a turn, the fewer turns."""
 MAX_FINISH_ITERATIONS = 3
-"""Iterations of the event loop that the finisher waits for more groups of the same engine batch."""
+"""Event-loop iterations that the finish loop waits for more groups of the same engine batch."""
 
 
 class Rollout(Role):
-    """Generates and judges samples, in five loops: admit, finish, audit, lease devices, follow the newest weights.
+    """The role that generates and scores samples, in five loops: admit, finish, audit, lease devices, follow weights.
 
-    A group: `admitted -> generated -> scored -> on the bus | dropped`; an attempt is in `_held` from its admission until
-    the bus has it. Invariants: the bus knows all held attempts; an evaluation is never paused for others' device leases.
+    A group: `admitted -> generated -> scored -> on the bus | dropped`. An attempt is in `_held` from its admission
+    until the bus has its rows.
+
+    Invariants:
+    - The bus is told of all held attempts.
+    - An evaluation is never paused for another role's device lease.
     """
 
     name = "rollout"
@@ -64,13 +68,13 @@ class Rollout(Role):
         self._issues: dict[asyncio.Task[None], Issue] = {}
         self._admitted = 0
         self._kept_at = -1
-        """Step at which the state of the sampler was kept last."""
+        """Step at which the sampler's state was last stored on the bus."""
         self._given_up: dict[AttemptId, int] = {}
-        """Tokens of attempts that ended while they were generated; told with the next report."""
+        """Sampled tokens of attempts that were cancelled during generation; sent with the next report."""
         self._trained = asyncio.Event()
-        """All steps are trained and served: nothing more is admitted."""
+        """Set when no more versions will be served: no more groups are admitted."""
         self._waves: set[asyncio.Task[None]] = set()
-        """Versions on their way to engines; more than one where an engine is slow."""
+        """Updates of the engines in progress; several if an engine is slow."""
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._worker = worker = await RolloutWorker.open(context, engine_events(context), in_turns=True)
@@ -83,7 +87,7 @@ class Rollout(Role):
         work = (self._admit(), self._finish(), self._attend(), self._lease_devices(), self._follow())
         loops = [asyncio.create_task(loop) for loop in work]
         try:
-            while not loops[-1].done():  # the follower ends last; whatever fails first is raised
+            while not loops[-1].done():  # `_follow` ends the role; the first error of any loop is raised
                 going = [task for task in loops if not task.done()]
                 await asyncio.wait([*going, self._failed], return_when=FIRST_COMPLETED)
                 for task in (*loops, self._failed):
@@ -91,7 +95,7 @@ class Rollout(Role):
                         raise error
         finally:
             if not self._failed.cancel():
-                self._failed.exception()  # what failed at the same time as a loop: one error is raised, and the other seen
+                self._failed.exception()  # mark it as retrieved: a loop failed too, and one error is raised
             owned = (*loops, *self._issues, *self._waves, *self._deliveries)
             for task in owned:
                 task.cancel()
@@ -99,15 +103,15 @@ class Rollout(Role):
             await self._worker.close()
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
-        """Let the error of a task end the role."""
+        """End the role with the error of a task."""
         if not task.cancelled() and (error := task.exception()) and not self._failed.done():
             self._failed.set_exception(error)
 
     async def _lease_devices(self) -> None:
-        """Generate until somebody wants the devices, pause, go on after; do nothing where the engines have their own.
+        """Lease shared devices to generate, and pause the engines while another role has them. Without sharing, return.
 
-        Samples that are under way at a pause keep their tokens. Pools on the same devices take turns with the engines
-        within the lease, also in an evaluation, which waits for its judges.
+        Samples in progress keep their tokens during a pause. Engine pools on the same devices take turns with the
+        policy's engines within this lease, also during an evaluation, which may need judges.
         """
         context, engines = self._context, self._worker.engines
         if not context.plan.neighbours("rollout"):
@@ -123,7 +127,7 @@ class Rollout(Role):
                 leaving = asyncio.create_task(self._leave(lease))
                 try:
                     await shared.run(lease, leaving, LEASE_S)
-                    await leaving  # where the scheduler is lost, the devices are nobody's
+                    await leaving  # raise if the device scheduler is lost
                 finally:
                     leaving.cancel()
                     await asyncio.wait([leaving])
@@ -131,7 +135,7 @@ class Rollout(Role):
                         self._evaluating.release()
 
     def _share_devices(self) -> SharedEngines:
-        """Give the policy's engines, and the pools on their devices, one lease to take turns in."""
+        """Make the turns in which the policy's engines and the pools on their devices use one lease."""
         context, pools = self._context, self._worker.auxiliary_pools.taking_turns
         tables = {AUXILIARY_GROUP + table.name: table for table in context.config.engines}
         rules = {
@@ -148,7 +152,7 @@ class Rollout(Role):
         return shared
 
     async def _leave(self, lease: DeviceLease) -> None:
-        """Return when somebody wants the devices and no evaluation runs; none begins until the lock is released."""
+        """Wait until another role wants the devices and no evaluation runs; hold the lock, so that none begins."""
         await lease.wanted()
         await self._evaluating.acquire()
 
@@ -159,9 +163,9 @@ class Rollout(Role):
         while not self._trained.is_set() and not context.stopping:
             await context.pause_point()
             version, room = engines.newest(), self._worker.room()
-            done = version.step >= context.config.steps  # nobody would train what is begun now
+            done = version.step >= context.config.steps  # no step is left to train new groups
             if not done and version.step + (context.plan.max_staleness or 0) + 1 < context.config.steps:
-                self._worker.prelaunch()  # later groups may still be granted
+                self._worker.prelaunch()  # more groups may be admitted later
             if done or room <= 0:
                 await self._group_or_poll(POLL_S if done else ROOM_S)
                 continue
@@ -181,7 +185,7 @@ class Rollout(Role):
                 task.add_done_callback(self._issues.pop)
                 task.add_done_callback(self._note_failure)
 
-            await asyncio.sleep(0)  # they are begun: the next look at the room counts them
+            await asyncio.sleep(0)  # let the tasks begin, so that the next call of room() counts them
 
     async def _group_or_poll(self, timeout_s: float) -> None:
         await asyncio.wait([*self._issues, self._failed], timeout=timeout_s, return_when=FIRST_COMPLETED)
@@ -194,7 +198,7 @@ class Rollout(Role):
     # -- finish -------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Hand finished groups on, several batches at once; one after another where order must not depend on time."""
+        """Deliver finished groups in several concurrent batches; one batch at a time if the run is deterministic."""
         most = len(self._worker.auxiliary_pools.taking_turns) * WAITING_DELIVERIES or DELIVERIES
         room = asyncio.Semaphore(1 if self._context.config.deterministic else most)
         while True:
@@ -210,11 +214,11 @@ class Rollout(Role):
             delivery.add_done_callback(lambda _: room.release())
 
     async def _deliver(self, groups: Sequence[InflightGroup]) -> None:
-        """Judge groups and put their rows on the bus."""
+        """Score groups and put their rows on the bus."""
         context, worker, run = self._context, self._worker, self._context.config
         with context.working("judging"):
             judged = await worker.score(groups)
-        # Keep what the sampler has learned before others may train on it, so that a checkpoint has both.
+        # Store the sampler's state before the actor can train on these groups, so that a checkpoint has both.
         step, state = worker.engines.newest().step, worker.selection.sampler.state()
         if state and (step != self._kept_at or run.deterministic):
             await context.bus.keep("sampler", state)
@@ -226,24 +230,24 @@ class Rollout(Role):
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
         columns = {*context.plan.consumed, *(("media",) if run.media else ())}
         batch, sealed = row_batch(kept, context.plan.greedy, columns, worker.routing)
-        if len(run.teachers) > 1 and "teacher" in context.plan.roles:  # their tasks stay here
+        if len(run.teachers) > 1 and "teacher" in context.plan.roles:  # the bus has no tasks to choose a teacher by
             batch = with_teacher(batch, {group.issue.group: group.task for group in groups}, run.teachers)
-        if len(run.algorithms) > 1:  # a row learns by the algorithm of its environment
+        if len(run.algorithms) > 1:  # a row is trained with the algorithm of its environment
             algorithm_of = {group.issue.group: run.algorithm_of(group.task.environment) for group in groups}
             batch = with_row_column(batch, ALGORITHM_INDEX, [algorithm_of[row.group] for row in batch.ids])
-        # A step frees room on the bus, so that no wait is longer than a step may take.
+        # Every step frees room on the bus, so the wait is bounded by the time limit of a step.
         with context.waiting("room on the bus", "actor (a step frees it)", run.rollout.step_timeout_s) as wait:
             while not await context.bus.put(batch, sealed, POLL_S):
                 context.check(wait)
                 await context.pause_point()
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()
-        step = max(group.version.step for group in groups) + 1  # the first that may train them
+        step = max(group.version.step for group in groups) + 1  # the first step that may train these groups
         await context.run_status.emit(SamplesScored(step, records(judged)))
         await context.run_status.emit(RolloutMeasured(step, measures(judged)))
 
     async def _attend(self) -> None:
-        """Audit also while nothing finishes: what still runs may be what nobody waits for. Fail with the engines."""
+        """Audit regularly, since the bus may end groups in progress. Raise if the engine pool has failed."""
         while True:
             await self._context.clock.sleep(POLL_S)
             self._worker.pool.check()
@@ -252,7 +256,7 @@ class Rollout(Role):
                 self._worker.media.release_below((await self._context.bus.statistics())["oldest_group"])
 
     async def _audit(self) -> None:
-        """Report what is held; work on attempts that the bus has ended is given up."""
+        """Report held attempts to the bus; cancel the generation of groups that the bus has ended."""
         told = dict(self._given_up)
         ended = await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted, told)
         for attempt in told:
@@ -267,9 +271,10 @@ class Rollout(Role):
     # -- follow -------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back.
+        """Update the engines to each new version and evaluate versions that are due. Evaluations delay the next update.
 
-        It goes on when the first engine serves a version: no other one may hold it back, and the others follow.
+        The loop continues once the first engine serves a version, so that a slow engine does not delay the run. In a
+        deterministic run it waits for all engines.
         """
         context, engines = self._context, self._worker.engines
         known = engines.newest() if engines.serving else None
@@ -280,7 +285,7 @@ class Rollout(Role):
                         judged = await self._worker.evaluation.run(known)
                 last = known.step >= context.config.steps
                 abandoned = (last or bool(judged)) and await context.bus.abandoned(known)
-                for event in () if abandoned else judged:  # its step is evaluated again when other weights get there
+                for event in () if abandoned else judged:  # after a rollback the step is evaluated with its new weights
                     await context.run_status.emit(event)
                 if last and not abandoned:
                     break
@@ -301,19 +306,21 @@ class Rollout(Role):
                 finally:
                     first.cancel()
                 known = newest[0].version
-        if self._waves:  # nothing is generated with the last weights any more, so no engine has to get them
+        if self._waves:  # nothing is generated with the last weights, so slow engines may miss them
             await asyncio.wait(self._waves, timeout=LAST_WEIGHTS_S)
         self._trained.set()
 
     async def _forget_abandoned(self) -> None:
-        """After a rollback give up the work on attempts that the bus has ended, before what engines run goes on elsewhere,
-        and have steps evaluated again whose weights were given up."""
+        """After a rollback, cancel the groups that the bus has ended, before their requests move to another engine.
+
+        Steps whose weights were abandoned are evaluated again.
+        """
         await self._audit()
         done = self._worker.evaluation.done
         done.difference_update([version for version in list(done) if await self._context.bus.abandoned(version)])
 
     async def _spread(self, manifest: Manifest, transport: Chosen, served: asyncio.Event) -> None:
-        """Update all engines; set `served` when the first one serves the version."""
+        """Update all engines to a version; set `served` when the first engine serves it."""
         context, start, times = self._context, self._context.clock.now(), dict(manifest.seconds)
 
         async def arrived(receipt: Receipt | None) -> None:

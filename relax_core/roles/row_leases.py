@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renewal of row leases beside the work on their rows.
+"""Renewal of row leases during long work on their rows.
 
-The bus takes rows back after minutes without a use of their lease, while rows may wait for an hour for devices and then
-be computed on. A role whose process is stuck renews nothing, and loses its rows; so does one whose work never ends.
+The bus takes rows back minutes after the last use of their lease, but a role may wait for devices for an hour before it
+computes. A role whose process is stuck does not renew and loses its rows. So does a role whose work exceeds its time
+limit.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from relax_core.config.run_config import RunContext
 from relax_core.rpc.waiting import attended
 
 RENEW_S = 60.0
-"""Between renewals, far below the time after which the bus takes rows back."""
+"""Seconds between renewals, far below the lease time of the bus."""
 
 
 @contextlib.asynccontextmanager
 async def renewed(
     context: RunContext, owner: str, claims: Callable[[], Sequence[Claim]], limit_s: float = math.inf
 ) -> AsyncIterator[None]:
-    """Renew the leases of these claims while the body works on them, at most for `limit_s`: then DeadlineExceeded ends it.
+    """Renew the row leases of `claims()` while the body runs. After `limit_s` seconds DeadlineExceeded ends the body.
 
-    A lease that was lost is not looked at again: the next use of its claim says so. Any other error of the bus ends the body.
+    A lost lease is not renewed again; the next use of its claim raises StaleFence. Further errors of the bus end the
+    body.
     """
 
     async def renew() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that somebody wrote beforehand: the source role puts them on the bus, and held-out ones evaluate the policy."""
+"""Rows of a dataset: the source role puts training rows on the bus, and held-out rows evaluate the policy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ REFERENCE = "ref_log_probs"
 
 
 class RowSource(Role):
-    """Hands out rows of a dataset, a step or two ahead of the actor. Stateless.
+    """The role that puts rows of a dataset on the bus, a step or two ahead of the actor. Stateless.
 
-    The place in the data is the number of the group, which the ledger keeps: a resumed run goes on with the same rows.
+    The number of a group determines its place in the data. The ledger keeps it, so a resumed run continues in place.
     """
 
     name = "source"
@@ -51,11 +51,11 @@ class RowSource(Role):
         )
         for remark in self._dataset.remarks(self._train):
             await context.run_status.emit(Logged("info", self.name, remark))
-        async with opened_media_pipeline(context, self._dataset.family) as self._media:  # without media, no process
+        async with opened_media_pipeline(context, self._dataset.family) as self._media:  # no process without media
             context.doing("ready", rows=len(self._train))
             while not context.stopping:
                 await context.pause_point()
-                # Rows are as new as any version: none of them sampled anything.
+                # No weights sampled these rows, so they are never stale: ask as an engine at the last version would.
                 newest = (await context.bus.version())._replace(step=context.config.steps)
                 with context.waiting("leave to hand out rows", "actor (a step makes room)", POLL_S):
                     issues = await context.bus.admit(self.name, newest, context.config.rollout.prompts_per_step, POLL_S)
@@ -81,7 +81,7 @@ class RowSource(Role):
             examples |= await self._examples(issue, places[group])
         version = await context.bus.version()
         sealed = [
-            # No weights are in them, so that no rollback makes them worthless.
+            # No weights sampled these rows, so a rollback does not invalidate them.
             Sealed(attempt, 1, Outcome.FINISHED, 0.0, version.step, examples[attempt].num_trained, newest={0: 0})
             if attempt in examples else Sealed(attempt, 0, Outcome.MEDIA_ERROR)
             for issue in issues for attempt in issue.attempts
@@ -97,7 +97,7 @@ class RowSource(Role):
         await context.bus.report_held(self.name, frozenset(), self._admitted)
 
     async def _examples(self, issue: Issue, index: int) -> dict[AttemptId, Example]:
-        """Read one example, or the two of a pair, in the order of the attempts; none where a medium can't be read."""
+        """Read one example, or the two of a pair, by attempt; warn and return nothing if its media can't be read."""
         try:
             hold = None
             if self._context.config.media:
@@ -113,10 +113,10 @@ class RowSource(Role):
 
 
 class HeldOutEval:
-    """Evaluation of the held-out sets by the algorithm's own loss, between steps, through the trainer's forward.
+    """Evaluation of held-out sets between steps: the algorithm's loss, computed from the trainer's forward pass.
 
-    It is for given answers as a rollout's evaluation is for sampled ones, and never changes training. The reference's
-    log-probs of held-out rows are those of the model that the run starts with; they are kept beside the run's files.
+    It evaluates given answers, as the rollout evaluates sampled answers, and never changes training. Reference
+    log-probs of held-out rows are those of the weights that the run starts with; they are stored in the run directory.
     """
 
     def __init__(self, context: RunContext, algorithm: Algorithm, sets: dict[str, RowBatch]) -> None:
@@ -125,7 +125,7 @@ class HeldOutEval:
 
     @classmethod
     async def open(cls, context: RunContext) -> Self:
-        """Read the sets; there are none where samples are judged, or where nothing is."""
+        """Read the held-out sets. A run with a rollout has none: the rollout evaluates it."""
         algorithm = context.build(context.config.algorithm.chosen, Algorithm)
         if context.plan.source is Source.ROLLOUT:
             return cls(context, algorithm, {})
@@ -134,13 +134,13 @@ class HeldOutEval:
         return cls(context, algorithm, {held.name: await _rows_of(context, held, margins) for held in found})
 
     def due(self, step: int) -> bool:
-        """Tell whether to evaluate: also before the first step, where the starting model is the reference."""
+        """Return True if an evaluation is due. Step 0 always is if the loss needs log-probs of the starting weights."""
         return bool(self._sets) and (is_due(self._context.config, step) or (step == 0 and self._reads_reference))
 
     async def run(self, trainer: RankGroup, step: int) -> None:
-        """Evaluate every set, while the trainer holds its devices."""
+        """Evaluate every set. The caller holds the trainer's device lease."""
         for name in self._sets:
-            self._context.doing(f"judging {name}", step=step)
+            self._context.doing(f"evaluating {name}", step=step)
             rows = self._sets[name]
             filled = await trainer.forward(rows, sorted(output.key for output in self._algorithm.outputs()))
             if self._reads_reference and REFERENCE not in rows.columns:
@@ -153,7 +153,10 @@ class HeldOutEval:
                 await self._context.run_status.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
 
     def _start(self, name: str, now: Ragged | None) -> Ragged:
-        """Return the log-probs that the run started with, given now or kept since. Raises ConfigError for a new set."""
+        """Return the log-probs of the starting weights: store `now`, or for None read the stored ones.
+
+        Raises ConfigError for a set that the run did not begin with.
+        """
         path, tokens = Path(self._context.run_dir) / "held-out" / f"{name}.npy", self._sets[name].columns["tokens"]
         if now is not None:
             path.parent.mkdir(exist_ok=True)
@@ -161,13 +164,13 @@ class HeldOutEval:
             return now
         kept = np.load(path) if path.exists() else np.zeros(0, np.float32)
         if len(kept) != len(tokens.values):
-            fix = "its reference is the model of the first step: resume with the sets that the run began with"
+            fix = "it has no log-probs of the run's starting weights; resume with the sets that the run began with"
             raise ConfigError("eval.sets", name, fix)
         return Ragged(kept, tokens.lengths)
 
 
 async def _rows_of(context: RunContext, held: HeldOut, margins: bool) -> RowBatch:
-    """Make the rows of a set, their media put into the run's store. Raises ConfigError where one can't be read."""
+    """Make the rows of a set and put their media into the run's store. Raises ConfigError if media can't be read."""
     if not context.config.media:
         return held.rows(margins)
     dataset = held.dataset
@@ -177,15 +180,15 @@ async def _rows_of(context: RunContext, held: HeldOut, margins: bool) -> RowBatc
                 await pipeline.prepare(dataset.messages(index))
             except MediaRefused as refused:
                 got = f"{held.name}: {dataset.where(index)}: {refused}"
-                raise ConfigError("eval.sets", got, "repair it, or leave such rows out") from refused
+                raise ConfigError("eval.sets", got, "repair the row or remove it") from refused
         try:
             return held.rows(margins, pipeline.fill_placeholders)
         except MediaRefused as refused:
-            raise ConfigError("eval.sets", f"{held.name}: {refused}", "repair it, or leave such rows out") from refused
+            raise ConfigError("eval.sets", f"{held.name}: {refused}", "repair the row or remove it") from refused
 
 
 def _measures(algorithm: Algorithm, rows: RowBatch) -> dict[str, float]:
-    """Compute the loss of all rows as one batch, and its metrics by the last part of their names."""
+    """Compute the loss of all rows as one batch, and its metrics, each under the last part of its name."""
     import torch
 
     from relax_core import learn

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a trained role as data: its claims, the parts of updates that they make, and its metrics. No IO, no torch.
+"""One step of a trained role as data: its claims, the parts of its updates, and its metrics. No IO, no torch.
 
-A streamed step is one update in several parts, each trained while later groups are still being generated; otherwise one
-claim brings all groups, and each part is a whole update.
+A streamed step is one update in several parts; each part is trained while later groups are still being generated.
+Otherwise one claim has all groups, and each part is a whole update.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from relax_core.api.weights import Version
 from relax_core.learn.counts import count, mean, merge_metrics, rows_with_gradient, with_quantiles
 
 SHARES = 4
-"""Lags whose share of the tokens is told."""
+"""Largest lag with a metric `lag/share_<lag>`."""
 MOST_LAG = 16
-"""Where staleness is unbounded: what is older is counted here."""
+"""Largest lag with a metric `lag/samples/<lag>`; with unbounded staleness it also counts samples of a larger lag."""
 
 
 class ClaimedRows:
-    """Rows of whole groups under one lease; tokens that are too old to be trained are masked."""
+    """Rows of whole groups under one row lease. Tokens that are too stale to train are masked."""
 
     def __init__(self, claim: Claim, rows: RowBatch, zero_advantage_skips: bool = True) -> None:
         if claim.mask_before:
@@ -41,14 +41,14 @@ class ClaimedRows:
         """Indices of the rows to train."""
 
     def outdated(self, column: str, version: Version) -> list[int]:
-        """Return the rows to train whose column is missing, or was computed under other weights than `version`."""
+        """Return the rows to train, by index, whose column is missing or was not computed under `version`."""
         if column not in self.rows.columns:
             return sorted(self.useful)
         made = self.claim.versions.get(column, {})
         return [index for index in sorted(self.useful) if made.get(self.rows.ids[index].group) != version]
 
     def fill(self, column: str, indices: Sequence[int], values: Ragged) -> None:
-        """Put values in place of these rows' own; rows that never had the column get zeros."""
+        """Replace the column's values in the rows at `indices`. If the column is new, the remaining rows get zeros."""
         own = self.rows.columns.get(column)
         tokens = self.rows.columns["tokens"]
         shape, dtype = (len(tokens.values), *values.values.shape[1:]), values.values.dtype
@@ -67,14 +67,15 @@ class StepPart:
     """Rows of one update that go to the trainer together."""
 
     rows: RowBatch
-    """Those with a gradient."""
+    """The rows with a gradient."""
     skipped: int
+    """Number of rows left out because they have no gradient."""
     denominators: Mapping[str, float]
-    """Global counts over all rows of the update, skipped ones included: true where the part ends it, nominal before."""
+    """Counts over all rows of the update, with skipped rows: exact for the last part, an estimate for earlier parts."""
     opens: bool = True
-    """It is the first of its update."""
+    """True for the first part of an update."""
     ends: bool = True
-    """It is the last."""
+    """True for the last part of an update."""
 
 
 class TrainingStep:
@@ -84,20 +85,20 @@ class TrainingStep:
         self.version = version
         self.chunks: list[ClaimedRows] = []
         self.results: list[UpdateResult] = []
-        """Of the updates that are over."""
+        """Results of the finished updates."""
         self._wanted, self._num_updates, self._streams = wanted, num_updates, streams
         self._closed = False
 
     @property
     def left(self) -> int:
-        """Groups still wanted."""
+        """Number of groups still wanted."""
         return 0 if self._closed else self._wanted - sum(len(claim.groups) for claim in self.claims)
 
     def add(self, chunk: ClaimedRows) -> list[StepPart]:
-        """Take rows; return the parts that may be trained now. Raises StaleFence where one of the groups came before."""
+        """Add claimed rows; return the parts to train now. Raises StaleFence if the step already has such a group."""
         if again := {group for claim in self.claims for group in claim.groups} & set(chunk.claim.groups):
             raise StaleFence(
-                f"group {min(again)} was claimed twice in one step: its first lease is over; begin it anew"
+                f"group {min(again)} was claimed twice in one step: its first lease expired; restart the step"
             )
         self.chunks.append(chunk)
         self._closed = not self._streams or not self.left
@@ -106,7 +107,7 @@ class TrainingStep:
             skipped = len(chunk.rows) - len(useful)
             return [StepPart(chunk.take(useful), skipped, self._denominators(), len(self.chunks) == 1, self._closed)]
         groups, parts = sorted({row.group for row in chunk.rows.ids}), []
-        updates = max(1, min(self._num_updates, len(groups)))  # closed short, a step may have fewer groups than updates
+        updates = max(1, min(self._num_updates, len(groups)))  # a step closed at its deadline may have few groups
         for number in range(updates):
             own = set(groups[number::updates])
             indices = [index for index, row in enumerate(chunk.rows.ids) if row.group in own]
@@ -115,17 +116,17 @@ class TrainingStep:
         return parts
 
     def close(self) -> list[StepPart]:
-        """End the open update as it is: no more rows come."""
+        """End the open update with the rows so far."""
         self._closed = True
         return [StepPart(self.chunks[-1].take([]), 0, self._denominators(), opens=False)]
 
     def _denominators(self) -> dict[str, float]:
-        """Count rows; before the end, as if the groups to come were like those that are there."""
+        """Return the counts of the update's rows; before its end, extrapolate them from the groups so far."""
         counts = [count(chunk.rows) for chunk in self.chunks]
         share = 1.0 if self._closed else (self._wanted - self.left) / self._wanted
         return {name: sum(own[name] for own in counts) / share for name in counts[0]}
 
-    # -- all of it ----------------------------------------------------------------------------------------------
+    # -- the whole step -----------------------------------------------------------------------------------------
 
     @property
     def claims(self) -> list[Claim]:
@@ -133,7 +134,7 @@ class TrainingStep:
 
     @property
     def rows(self) -> RowBatch:
-        """All rows, with the columns that every chunk has, in the order they came."""
+        """All rows in order of arrival, with the columns that every chunk has."""
         batches = [chunk.rows for chunk in self.chunks]
         if len(batches) == 1:
             return batches[0]
@@ -149,13 +150,13 @@ class TrainingStep:
 
     @property
     def moved(self) -> bool:
-        """Tell whether an update of the step must have changed the weights."""
+        """True if an update of the step must have changed the weights."""
         applied = [result for result in self.results if result.outcome is UpdateOutcome.APPLIED]
         return any(result.grad_norm > 0 and result.lr > 0 for result in applied)
 
 
 class StepTimes:
-    """Seconds of a step by phase; a streamed step waits and trains in turn."""
+    """Seconds of a step by phase. A streamed step alternates between waiting and training."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -163,7 +164,7 @@ class StepTimes:
         self._phases: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
-        """End a phase, which began where the last one ended."""
+        """Add the time since the last mark to a phase."""
         now = self._clock.now()
         self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
         self._last = now
@@ -174,16 +175,16 @@ class StepTimes:
 
 
 def learning_metrics(step: TrainingStep) -> dict[str, float]:
-    """Compute the documented keys that are known once a step is trained, over all of its rows however they came."""
+    """Compute the documented metrics that are known once a step is trained, over all of its rows."""
     rows, results = step.rows, step.results
     metrics: dict[str, float] = {}
-    if "weight_versions" in rows.columns:  # rows that nobody sampled have neither rewards nor lag
+    if "weight_versions" in rows.columns:  # rows of a dataset were not sampled: they have neither rewards nor lag
         every = [seal for claim in step.claims for seal in claim.samples.values()]
         judged = [seal for seal in every if seal.outcome.judged]
         seals = [seal for seal in judged if not seal.baseline]
         parts: dict[str, list[float]] = defaultdict(list)
         for seal in every:
-            for name, part in seal.parts.items():  # figures about a judgement count also where it failed
+            for name, part in seal.parts.items():  # measurements of the scoring itself count even if it failed
                 if not seal.baseline and (seal.outcome.judged or name.count("/") > 1):
                     parts[name].append(part)
         metrics |= {f"reward/{name}": float(np.mean(parts[name])) for name in sorted(parts)}
@@ -210,7 +211,7 @@ def learning_metrics(step: TrainingStep) -> dict[str, float]:
 def step_metrics(
     learnt: Mapping[str, float], times: StepTimes, account: Account, statistics: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Add to the metrics of a trained step those that are known once it is committed."""
+    """Add the metrics that are known once a step is committed."""
     return {
         **learnt,
         **times.seconds(),
@@ -227,7 +228,7 @@ def step_metrics(
 
 
 def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
-    """Measure the lag of trained tokens, and count samples by the lag of their oldest one, over all of their rows."""
+    """Measure the lag of trained tokens, and count samples by the lag of their oldest trained token."""
     trained, versions = rows.columns["loss_mask"].values.astype(bool), rows.columns["weight_versions"]
     lag = version.step - versions.values[trained]
     if not len(lag):
@@ -248,9 +249,9 @@ def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
 
 
 def critic_metrics(step: TrainingStep, seconds: float) -> dict[str, float]:
-    """Compute the documented keys of a critic's step.
+    """Compute the documented metrics of a critic's step.
 
-    The values that the advantages were made with, before this step's updates, are compared with the returns.
+    The returns are compared with the values from before the step's updates, which the advantages were computed from.
     """
     merged = merge_metrics(*(result.metrics for result in step.results))
     metrics = {

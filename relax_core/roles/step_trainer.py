@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's work on one step: claim, read, train, verify the row leases, update. It commits and publishes nothing.
+"""Training of one step: claim, read, train, verify the row leases, update. Commit and publish are left to the caller.
 
-A plugin's role that trains a model of its own uses it as the actor does.
+The actor uses it, and so may a plugin's role that trains a model of its own.
 """
 
 from __future__ import annotations
@@ -26,52 +26,53 @@ from relax_core.rpc.waiting import RestartBudget
 
 POLL_S = 1.0
 MAX_CHUNKS = 8
-"""Of a streamed step: each costs a call of every rank and a micro-batch that is not full."""
+"""Most chunks of a streamed step. Each chunk costs a call of every rank and a partly filled micro-batch."""
 MAX_LOST = 3
-"""Times that a step is begun anew after a lost lease."""
+"""Times that a step is restarted after a lost row lease."""
 LAST_CALL_S = 3.0
-"""Past the deadline, for those who prepare rows to hear that what is there is enough."""
+"""Wait of the first claim past the deadline. That claim makes the bus hand any ready groups to the roles before the
+actor, which need this time to fill their columns."""
 MAX_EMPTY = 5
-"""Deadlines in a row that may pass without one group: each time those that were waited for are let go for others."""
-LATE = "raise rollout.step_timeout_s: also what was begun in place of late groups came too late"
+"""Deadlines in a row without a ready group before the step fails. After each earlier one, late groups are replaced."""
+LATE = "raise rollout.step_timeout_s: the groups that replaced late groups were too late, too"
 
 
 class StepTrainer:
-    """Trains steps, one after another.
+    """A trainer of steps, one after another.
 
-    A step: `waiting for rows -> training its parts -> rows verified -> updated`, once or more often; a row lease that is
-    lost before the first update leads back to the beginning, one that is lost later to the last checkpoint.
+    A step: `waiting for rows -> training its parts -> rows verified -> updated`, once or several times. If a row lease
+    is lost before the first update, the step is restarted; if later, the caller must return to the last checkpoint.
 
     Invariants:
-    - Rows are trained as they are claimed. Whether a claim brings the whole step or the first groups that are ready is the
-      plan's decision (`Plan.streams`); all else is the same.
-    - The leases of all rows of the step are renewed while it lasts, and verified right before weights change.
-    - Devices are leased from the first rows on, and never while none are there.
+    - Rows are trained as they are claimed. `Plan.streams` decides whether a claim has the whole step or the groups that
+      are ready first. Everything else is the same.
+    - All row leases of the step are renewed during the step, and verified right before weights change.
+    - Devices are leased once the step's first rows are claimed, never before.
     """
 
     def __init__(
         self, context: RunContext, trainer: RankGroup, task: str, lease: TrainerDeviceLease,
         non_finite: NonFinitePolicy | None = None, meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
-        """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
+        """`meanwhile` is called repeatedly while the step waits for rows before its first update."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
         self._algorithm = context.build(context.config.learner, Algorithm)
         self._lease = lease
         self._claimed: Claim | None = None
-        """Not part of the step yet: its rows wait for the devices, or for log-probs of the step's start."""
+        """A claim that is not part of the step yet: its rows wait for the devices or for recomputed log-probs."""
         self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
-        """Of the step."""
+        """Time at which the step stops waiting for more groups."""
         self._wanted = self._least = context.config.rollout.prompts_per_step
         if context.plan.streams:
             ranks = context.plan.groups[task].size
             self._least = max(ceil(self._wanted / MAX_CHUNKS), ceil(ranks / context.plan.group_size))
 
     async def step(self, version: Version, times: StepTimes) -> TrainingStep | None:
-        """Train a step under row leases that hold until its updates are done; None where the run was told to stop before.
+        """Train one step under row leases that are valid until its last update; return None if the run is stopped.
 
-        A lease that is lost before the first update costs the work on the step, which is then begun anew. Raises
-        RollbackRequired for one that is lost later: the weights have moved on rows that others may train.
+        If a row lease is lost before the first update, restart the step. If it is lost later, raise RollbackRequired:
+        the weights have changed by rows that may be trained again.
         """
         context, lost = self._context, 0
         self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
@@ -84,12 +85,12 @@ class StepTrainer:
             except StaleFence as error:
                 lost += 1
                 if step.results:
-                    what = f"{self._task}: a lease of step {version.step + 1} was lost after an update of it"
+                    what = f"{self._task}: a row lease of step {version.step + 1} was lost after one of its updates"
                     raise RollbackRequired(f"{what}: {error}") from error
                 if lost > MAX_LOST:
                     raise
                 await context.run_status.emit(WorkRetried(self._task, "steps", 1, str(error)))
-            if step.claims:  # nothing of them was trained
+            if step.claims:  # none of their rows has changed the weights
                 await self._trainer.call("abort_update")
             for claim in step.claims:
                 await context.bus.release(claim)
@@ -98,14 +99,14 @@ class StepTrainer:
                 return None
 
     async def _train(self, step: TrainingStep, times: StepTimes) -> bool:
-        """Train all groups of the step as they come; False where the run was told to stop before they were there."""
+        """Train all groups of the step as they are ready; return False if the run is stopped before."""
         context = self._context
         while step.left:
             claim = await self._claim(step)
             times.mark("wait_rows")
             if claim is None and (context.stopping or not step.claims):
                 return False
-            self._claimed = claim  # its row leases are renewed while it waits for the devices and is prepared
+            self._claimed = claim  # renew its row lease while its rows wait for the devices and are prepared
             try:
                 await self._lease.train()
                 if self._lease.shared:
@@ -122,10 +123,10 @@ class StepTrainer:
         return True
 
     async def _claim(self, step: TrainingStep) -> Claim | None:
-        """Claim groups as soon as there are enough of them; past the deadline those that are ready.
+        """Claim groups once enough are ready; past the deadline, claim all that are ready.
 
-        Return None where the step is closed short: some groups came before. Where not one is ready, the groups that keep
-        the step waiting are let go; those begun instead have as long.
+        If no group is ready, close the step with its earlier groups by returning None. A step without any group ends
+        the late groups instead, and waits as long again for their replacements.
         """
         context, reason, empty = self._context, f"{step.left} groups for step {step.version.step}", 0
         while True:
@@ -149,9 +150,9 @@ class StepTrainer:
             self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
 
     async def _read(self, claim: Claim, version: Version) -> ClaimedRows:
-        """Read rows, with the starting policy's log-probs where several updates a step need them before the first one.
+        """Read rows. If the step has several updates, add log-probs of the policy at the step's start.
 
-        Log-probs that another role computed under other weights are computed anew.
+        Log-probs that another role computed under different weights are recomputed.
         """
         context, algorithm = self._context, self._algorithm
         columns = await context.bus.read(claim, context.plan.trained_columns)
@@ -165,14 +166,15 @@ class StepTrainer:
             if again:  # the updates visit the experts that the policy of the step's start visited
                 rows.fill("routed_experts", outdated, filled["routed_experts"])
         if algorithm.prepared():
-            learn = await asyncio.to_thread(importlib.import_module, "relax_core.learn.packed")  # it loads torch
+            learn = await asyncio.to_thread(importlib.import_module, "relax_core.learn.packed")  # imports torch
             rows.rows = rows.rows.with_columns(learn.prepared_columns(algorithm, rows.rows))
         return rows
 
     async def _train_part(self, step: TrainingStep, part: StepPart) -> None:
-        """Train this part of an update; the leases of all rows are verified right before weights change.
+        """Train a part of an update. At the update's end, verify all row leases and change the weights.
 
-        While only those who follow learn, the policy stays as it is and its rows count as trained.
+        In the warm-up steps, only roles that follow the actor learn: the policy is unchanged, and its rows count as
+        trained.
         """
         if step.version.step < self._context.plan.warm_up_steps:
             if part.ends:
@@ -197,23 +199,23 @@ class StepTrainer:
 
 
 MAX_SKIPPED = 5
-"""Updates in a row that may be skipped before the run stops: more would only spend rows."""
+"""Updates in a row that may be skipped before the run stops, since more would only use up rows."""
 ADVICE = "lower optimizer.lr or look at the rewards of the last steps in samples/"
 
 
 class RollbackRequired(RelaxError):
-    """Restart the trainer from its last checkpoint: its weights are not worth going on with."""
+    """Restart the trainer from its last checkpoint: its present weights can't be used."""
 
 
 class GuardRollback(RollbackRequired):
-    """Do the same because a guard says so: guards have a budget of their own, and have told why already."""
+    """Restart the trainer from its last checkpoint: a guard, which has a budget of its own, has reported divergence."""
 
 
 class NonFinitePolicy:
-    """The policy of one trained role on updates whose loss or gradient is NaN or infinite (`optimizer.not_finite`).
+    """The rule of one trained role for updates with a NaN or infinite loss or gradient (`optimizer.not_finite`).
 
-    The trainer has not applied such an update. A rollback to the last checkpoint trains the same rows again, so a step that
-    comes out the same a second time is skipped.
+    The trainer has not applied such an update. A rollback to the last checkpoint trains the same rows again; if the
+    step fails a second time, its update is skipped.
     """
 
     def __init__(self, context: RunContext, role: str) -> None:
@@ -222,7 +224,7 @@ class NonFinitePolicy:
         self._rolled_back: set[int] = set()
 
     async def check(self, result: UpdateResult, version: Version) -> UpdateResult:
-        """Return the result of an update of the step at `version`. Raises RollbackRequired, or RelaxError to stop the run."""
+        """Return the result of an applied or skipped update. Raises RollbackRequired, or RelaxError to stop the run."""
         if result.outcome is UpdateOutcome.APPLIED:
             self._skipped.refill()
             return result
@@ -234,7 +236,7 @@ class NonFinitePolicy:
             self._rolled_back.add(version.step)
             raise RollbackRequired(what)
         if not self._skipped.spend():
-            raise RelaxError(f"{what}, as {MAX_SKIPPED} before it had in a row; {ADVICE}")
+            raise RelaxError(f"{what}, as did the {MAX_SKIPPED} updates before it; {ADVICE}")
         facts = {"step": version.step + 1, "grad_norm": result.grad_norm, "in_a_row": self._skipped.spent}
-        await self._context.run_status.emit(Logged("warning", self._role, f"{what}: it is skipped", facts))
+        await self._context.run_status.emit(Logged("warning", self._role, f"{what}; the update is skipped", facts))
         return result

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The teacher role: fixed models score the rows that the policy sampled. Stateless.
 
-Each row has one teacher, which a trainer runs forward or an engine pool scores. Where there are several, the rollout wrote
-down which; those of trainers live on the same devices one after another. Log-probs are of logits / `rollout.temperature`,
-as the policy's own are. An engine pool gives those of the rows' own tokens and nothing else; the planner refuses more.
+Each row has one teacher: a model that a trainer runs forward, or an engine pool. With several teachers, the rollout
+writes each row's teacher into a column. Teachers that trainers run take turns on the same devices. Log-probs are of
+logits / `rollout.temperature`, like the policy's. An engine pool returns only log-probs of the rows' own tokens; the
+planner refuses algorithms that need more.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from relax_core.roles.rank_group import RankGroup
 
 
 class PoolTeacher:
-    """Scores rows with the engines of a pool."""
+    """A teacher that scores rows with an engine pool."""
 
     def __init__(self, context: RunContext, client: PoolModelClient) -> None:
         self._client, self._temperature = client, float(context.config.rollout.temperature)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
-        """Return `log_probs`, in the order of the rows. A pool that takes turns is awake for these rows alone."""
+        """Return `log_probs` in the order of the rows. A paused pool is resumed for this call only."""
         tokens, asleep = rows.columns["tokens"], self._client.paused
         if asleep:
             await self._client.resume()
@@ -44,7 +45,7 @@ class PoolTeacher:
 
 
 class Teacher(Role):
-    """Scores of fixed models for the policy's rows."""
+    """The role that fills columns with scores of fixed models."""
 
     name = "teacher"
 
@@ -71,7 +72,7 @@ class Teacher(Role):
                     models.append((AUXILIARY_GROUP + teacher.engine, pool))
                     continue
                 group = f"{self.name}-{number}" if len(teachers) > 1 else self.name
-                # Nothing of a teacher is trained, so there are no adapters in its `[model]` table.
+                # A teacher is not trained, so its `[model]` table has no adapters.
                 table = {"path": str(teacher.path), "dtype": teacher.dtype or own.dtype}
                 trainers.append(await RankGroup.start(context, group, self.name, table))
                 models.append((group, trainers[-1]))
@@ -84,10 +85,10 @@ class Teacher(Role):
 
 
 class _TeacherLoop(ForwardLoop):
-    """Sends rows to their teachers, one after another; then all of their columns are written at once."""
+    """A loop that sends rows to their teachers, one teacher after another, and then writes all columns at once."""
 
     def __init__(self, context: RunContext, models: Sequence[tuple[str, ForwardModel]]) -> None:
-        """`models`: each teacher with its worker group, in the order of the configuration."""
+        """`models`: (worker group, model) of each teacher, in the order of the configuration."""
         self._models = models
         columns: dict[str, str] = {}
         outputs: list[str] = []
@@ -111,7 +112,7 @@ class _TeacherLoop(ForwardLoop):
         super().__init__(context, Teacher.name, forward, owed_by=first, groups=[group for group, _ in models])
 
     async def fill(self, rows: RowBatch) -> Filled:
-        """Let each teacher score its own rows, and bring the columns back into the order of the rows."""
+        """Let each teacher score its own rows, and return the columns in the order of `rows`."""
         teacher_of = rows.columns[TEACHER_INDEX.name].values.tolist() if len(self._models) > 1 else [0] * len(rows)
         parts: list[dict[str, Ragged]] = []
         order: list[int] = []

@@ -60,8 +60,8 @@ def test_a_killed_run_without_its_ledger_and_newest_checkpoint_ends_like_the_unt
     resumed = relax("resume", run, "--json")
     assert resumed.code == 0, resumed.err
     assert int((run / ".epoch").read_text()) == 2, "refused resumes began nothing"
-    assert f"trainer/{damaged.name}: it has 1000 bytes where " in resumed.err
-    assert f"going on from step {NEWEST - 2} before it" in resumed.err
+    assert f"trainer/{damaged.name} has 1000 bytes, but " in resumed.err
+    assert f"resuming from step {NEWEST - 2} before it" in resumed.err
     assert re.search(r"ledger\.db is missing: .* the copy in .*/checkpoints/step-000004\n", resumed.err)
     assert_ends_like(whole, run, resumed.json)
     with sqlite3.connect(f"file:{run}/ledger.db?mode=ro", uri=True) as ledger:

@@ -208,7 +208,7 @@ async def test_one_counts_when_the_metrics_of_its_steps_are_written_down(tmp_pat
     disk.in_time = False
     await made.save(at(4))
     await made.over()
-    assert chosen(tmp_path).step == 4 and "checkpoint 4: metrics of its steps were not written down" in disk.told[1]
+    assert chosen(tmp_path).step == 4 and "checkpoint 4: the metrics of its steps were not recorded" in disk.told[1]
 
 
 async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_a_checkpoint_of_steps_that_a_successor_has_undone_never_appears(t
     disk.incarnation = 1
     disk.lands.set()
     with pytest.raises(
-        InfrastructureError, match=r"step-000004: actor@0\.4 was undone meanwhile, the run is at actor@1"
+        InfrastructureError, match=r"step-000004: actor@0\.4 was rolled back while it was saved; the run is at actor@1"
     ):
         await made.over()
     assert (chosen(tmp_path).step, disk.final) == (2, [2])
@@ -328,7 +328,7 @@ async def test_a_damaged_checkpoint_is_passed_over_with_a_line_that_names_the_fi
     point = choose(tmp_path)
     assert (point.resume.step, point.resume.directory, point.undone) == (4, str(before), (last,))
     (line,) = point.notices
-    assert line.startswith("checkpoint step-000006 is damaged: ") and "going on from step 4 before it" in line
+    assert line.startswith("checkpoint step-000006 is damaged: ") and "resuming from step 4 before it" in line
     assert f"{name}: " in line or name in ("state.json", "files.json")
 
 
@@ -336,13 +336,13 @@ async def test_the_line_says_what_is_wrong(tmp_path: Path) -> None:
     *_, last = await three(tmp_path)
     flip(last / "trainer/weights")
     (line,) = choose(tmp_path).notices
-    assert "trainer/weights: its checksum is not that of the bytes that were written" in line
+    assert "trainer/weights has another checksum than the bytes that were written" in line
     truncate(last / "trainer/weights")
     (line,) = choose(tmp_path).notices
-    assert "trainer/weights: it has 4 bytes where 5 were written" in line
+    assert "trainer/weights has 4 bytes, but 5 were written" in line
     (last / "trainer/weights").unlink()
     (line,) = choose(tmp_path).notices
-    assert "trainer/weights: it is missing" in line
+    assert "trainer/weights is missing" in line
 
 
 async def test_several_damaged_ones_lead_to_the_last_whole_one_and_are_set_aside(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_several_damaged_ones_lead_to_the_last_whole_one_and_are_set_aside
 async def test_where_none_is_whole_each_is_told(tmp_path: Path) -> None:
     for path in await three(tmp_path):
         truncate(path / "ledger.db")
-    with pytest.raises(DamagedCheckpoint, match=r"none of its checkpoints is whole.*000006.*000004.*000002.*restore"):
+    with pytest.raises(DamagedCheckpoint, match=r"every checkpoint is damaged.*000006.*000004.*000002.*restore"):
         choose(tmp_path)
 
 
@@ -369,7 +369,7 @@ async def test_a_step_may_be_chosen_and_later_ones_are_set_aside(tmp_path: Path)
     *_, last = await three(tmp_path)
     point = choose(tmp_path, 4)
     assert (point.resume.step, point.undone) == (4, (last,))
-    assert "checkpoint step-000006 is kept as undone-000006, which may be deleted" in point.notices[0]
+    assert "checkpoint step-000006 is kept as undone-000006, which you may delete" in point.notices[0]
     with pytest.raises(ConfigError, match=r"--step.*5.*these steps: 2, 4, 6"):
         choose(tmp_path, 5)
     with pytest.raises(ConfigError, match=r"these steps: 12, 14, 16"):
@@ -386,13 +386,13 @@ async def test_one_of_an_earlier_version_without_a_list_is_used_with_a_notice(tm
     (path / "state.json").write_text(json.dumps({"schema": 1, "step": 4, "incarnation": 0}))
     point = choose(tmp_path)
     assert point.resume.step == 4
-    assert "has no list of its files, as an earlier version wrote it: it is used" in point.notices[0]
+    assert "has no list of its files because an earlier version wrote it; it is used" in point.notices[0]
 
 
 async def test_one_of_another_schema_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     *_, last = await three(tmp_path)
     (last / "state.json").write_text(json.dumps({"schema": 2, "step": 6, "incarnation": 0}))
-    with pytest.raises(ConfigError, match="of schema 2; resume with the relax that wrote it"):
+    with pytest.raises(ConfigError, match="of schema 2; resume with the relax version that wrote it"):
         choose(tmp_path)
 
 

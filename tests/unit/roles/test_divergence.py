@@ -160,7 +160,7 @@ def test_a_guard_that_would_act_and_sees_nothing_is_told_of_once(tmp_path: Path)
     guards = {"window": 4, "entropy": {"action": "stop"}, "ref_kl": {"action": "warn"}, "reward": {"action": "stop"}}
     outcome = SimulatedRun(tmp_path, steps=8, guards=guards).run()
     told = [event.message for event in outcome.events if isinstance(event, Logged) and "guard" in event.message]
-    assert told == ["guard entropy sees nothing: no step so far had policy/entropy"]
+    assert told == ["guard entropy can't judge: no step so far reported policy/entropy"]
 
 
 def test_a_step_that_exploded_is_undone_before_any_engine_has_it(tmp_path: Path) -> None:
@@ -229,4 +229,4 @@ def test_a_pause_that_nobody_ends_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, "pause", explodes=(5,), pause_timeout_s=60.0).run()
     (error,) = caught.value.exceptions
-    assert isinstance(error, Diverged) and "nobody went on within guards.pause_timeout_s" in str(error)
+    assert isinstance(error, Diverged) and "the run was not continued within guards.pause_timeout_s" in str(error)

@@ -247,7 +247,7 @@ def test_a_judge_that_waits_for_its_turn_says_so():
 
 
 def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):
-    reason = "a look at step 8, since guard reward: it fell"
+    reason = "a review of step 8, since guard reward: it fell"
     said = status(
         Heartbeat("actor", "paused", waits=(wait("actor", reason, "a person", 90.0, 500.0),)),
         Heartbeat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 95.0, 150.0),)),

@@ -35,7 +35,7 @@ LAST_WEIGHTS_S = 15.0
 DELIVERIES = 8
 """Batches of finished groups that are scored and put on the bus at once. A slow reward delays only its own batch."""
 WAITING_DELIVERIES = 4096
-"""Batches at once for each engine pool that takes turns on shared devices. The more wait for a turn, the fewer turns."""
+"""Batches at once for each engine pool that takes turns on shared devices. The more wait together, the fewer turns."""
 MAX_FINISH_ITERATIONS = 3
 """Event-loop iterations that the finish loop waits for more groups of the same engine batch."""
 

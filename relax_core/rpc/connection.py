@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one protocol between processes: calls and streams as numbered frames over a socket, and typed proxies over it.
+"""The protocol between processes: calls and streams as numbered frames over a socket, and typed proxies over it.
 
-A connection is symmetric: either end may serve, call, or both. Values travel as `rpc.messages`, so nothing that arrives
-can run code; arrays travel beside their message and are received into their own memory. Errors are data. A listening end
-accepts only peers whose first frame shows its token and speaks the same protocol.
+A connection is symmetric: either end may serve, call, or both. Values are encoded by `rpc.messages`, so received data
+can't run code. Large arrays follow their message and are received into memory of their own. Errors are data. A
+listening end accepts only peers whose first frame has its token and the same protocol number.
 
-Arrays must not be changed by their sender until their call has been answered.
+A sender must not change an array until its call has been answered.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
 
 HEAD = struct.Struct("<QBIQ")
-"""A frame's head: the number of its request, its kind, how many arrays follow the message, the message's size."""
+"""A frame's head: request number, kind, number of arrays after the message, size of the message in bytes."""
 HELLO, CALL, STREAM, CANCEL, VALUE, ITEM, END, FAILURE = range(8)
 SCRATCH_BYTES = 1 << 18
-"""Smaller frames are parsed from one buffer; a larger one is received into memory of its own."""
+"""Size of the receive buffer in which small frames are parsed. A larger frame is received into memory of its own."""
 JOINED_BYTES = 1 << 16
-"""Arrays up to this size are copied into one buffer with their message; a larger one costs less in a write of its own."""
+"""Arrays up to this size are copied into one buffer with their message. Larger ones are cheaper to write separately."""
 HELLO_S = 60.0
-"""For the answer of a busy process; where nobody listens the socket says so at once."""
+"""Longest wait for the greeting of a busy process. If no process listens, the socket fails at once."""
 
 Call = Callable[[str, Sequence[Any]], Awaitable[Any]]
 Stream = Callable[[str, Sequence[Any]], AsyncIterator[Any]]
@@ -44,15 +44,15 @@ class Connection(asyncio.BufferedProtocol):
     """One end of a socket between two processes.
 
     Invariants:
-    - Every request ends once: by its answer, by its failure, or by ConnectionError when the connection is lost.
-    - Before a token was shown nothing is served.
+    - Every request ends once: with its answer, with its failure, or with ConnectionError when the connection is lost.
+    - No request is served before the peer has sent the right token.
     """
 
     def __init__(
         self, peer: str = "", call: Call | None = None, stream: Stream | None = None, token: str = "",
         failure: Failure | None = None, on_lost: Callable[[Connection], None] | None = None,
     ) -> None:  # fmt: skip
-        """`peer` names the other end in errors; `failure` is the answer to its first frame where nothing can be served."""
+        """`peer` names the remote end in errors. `failure` answers its greeting if this end has nothing to serve."""
         self._peer, self._call, self._stream, self._token = peer, call, stream, token
         self._failure, self._on_lost = failure, on_lost
         self._greeted, self.lost = False, False
@@ -61,28 +61,28 @@ class Connection(asyncio.BufferedProtocol):
         self._answers: dict[int, Callable[[int, Any], None]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
-        """Streams under way that nobody reads any more."""
+        """Numbers of served streams that the peer has stopped reading."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._scratch, self._filled = memoryview(bytearray(SCRATCH_BYTES)), 0
         self._large: tuple[int, int, list[Any]] = (0, 0, [])
-        """Number, kind and parts of the large frame that is being received."""
+        """Request number, kind and parts of the large frame that is being received."""
         self._targets: deque[memoryview] = deque()
-        """Parts of it that are not full yet."""
+        """Memory of that frame which is not filled yet."""
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def greet(self, token: str = "") -> None:
-        """Show the token and await that the other end serves. Raises its failure, or ConnectionError."""
+        """Send protocol and token, and wait until the peer accepts. Raises the peer's failure, or ConnectionError."""
         await self._request(HELLO, [messages.PROTOCOL, token])
-        self._greeted = True  # it may call back
+        self._greeted = True  # the peer may call back
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
-        """Await one call. Raises what it raised, or ConnectionError where the peer ends before it has answered."""
+        """Call a method of the peer. Raises its error, or ConnectionError if the peer ends before the answer."""
         return await self._request(CALL, [method, list(args)])
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncGenerator[Any, None]:
-        """Yield the items of a stream; the peer ends it when nobody reads it any more."""
+        """Yield the items of a stream of the peer. Closing the generator ends the stream at the peer."""
         answers: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         number = self._begin(STREAM, [method, list(args)], lambda *answer: answers.put_nowait(answer))
         kind = ITEM
@@ -154,11 +154,11 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(number, ITEM, item)
                 self._send(number, END, None)
             else:
-                raise ValueError(f"{method}: this end serves no such request")
+                raise ValueError(f"{method}: this end of the connection does not serve this kind of request")
         except asyncio.CancelledError:
             if self.lost or getattr(asyncio.current_task(), "cancelling", int)():
                 raise
-            self._send(number, FAILURE, Failure("InfrastructureError", "the call was cancelled by what it called"))
+            self._send(number, FAILURE, Failure("InfrastructureError", "the called method was cancelled"))
         except Exception as error:
             self._send(number, FAILURE, describe(error))
 
@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == CANCEL:
             if number in self._serving:
                 self._cancelled.add(number)
-        elif (answered := self._answers.get(number)) is not None:  # else whoever asked has gone
+        elif (answered := self._answers.get(number)) is not None:  # else the caller was cancelled
             try:
                 value = messages.decode(parts[0], parts[1:])
             except Exception as error:
@@ -194,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._greeted = protocol == messages.PROTOCOL and self._failure is None
-        other = f"rpc: protocol {protocol} met {messages.PROTOCOL}; both sides must run the same relax-core"
+        other = f"rpc: got protocol {protocol}, want {messages.PROTOCOL}; both sides must run the same relax-core"
         refusal = None if self._greeted else self._failure or Failure("InfrastructureError", other)
         self._send(number, VALUE if refusal is None else FAILURE, refusal)
 
@@ -229,13 +229,13 @@ class Connection(asyncio.BufferedProtocol):
             self._parse()
 
     def _parse(self) -> None:
-        """Take whole frames from the scratch buffer; begin one that is too large for it."""
+        """Take whole frames from the receive buffer; begin a frame that is too large for the buffer."""
         at = 0
         while self._filled - at >= HEAD.size:
             number, kind, count, size = HEAD.unpack_from(self._scratch, at)
             if (
                 count > messages.MAX_LARGE
-            ):  # no sender of this protocol has so many; their sizes alone would fill the buffer
+            ):  # no sender of this protocol sends so many; their sizes alone could fill the buffer
                 self._transport.abort()
                 return
             start = at + HEAD.size + 8 * count
@@ -263,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_large(self, number: int, kind: int, sizes: Sequence[int], begun: memoryview) -> None:
         import numpy as np
 
-        if not self._greeted and (kind < VALUE or not self._answers):  # no stranger makes this process reserve memory
+        if not self._greeted and (kind < VALUE or not self._answers):  # no memory for a peer without a token
             self._transport.abort()
             return
         try:
@@ -302,7 +302,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class RpcServer:
-    """The end that answers calls of any number of processes on this machine."""
+    """A server that answers calls of any number of processes on this machine."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -310,10 +310,10 @@ class RpcServer:
         self._connections: set[Connection] = set()
         self._token = secrets.token_hex(16)
         self.address = ""
-        """`name token`, for `connect`; empty while it is closed, and where sockets have no abstract names."""
+        """`name token` for `connect`. Empty while closed, and on systems without abstract socket names."""
 
     async def open(self) -> None:
-        """Listen on a socket without a file; calling it again changes nothing."""
+        """Listen on an abstract socket, which needs no file. Do nothing if already open."""
         if self._server is not None or sys.platform != "linux":
             return
         name = f"relax-{secrets.token_hex(16)}"
@@ -323,7 +323,7 @@ class RpcServer:
         self.address = f"{name} {self._token}"
 
     def close(self) -> None:
-        """End all connections, and what is served on them."""
+        """Stop listening, and end all connections with the calls that are served on them."""
         if self._server is not None:
             self._server.close()
         for connection in tuple(self._connections):
@@ -337,16 +337,16 @@ class RpcServer:
 
 
 async def connect(address: str, peer: str) -> Connection | None:
-    """Connect to an `RpcServer`; None where no such socket is on this machine, or the token is not its own."""
+    """Connect to an `RpcServer`; return None if this machine has no such socket or the server refuses the token."""
     name, _, token = address.partition(" ")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection = Connection(peer)
     try:
         async with asyncio.timeout(HELLO_S):
-            await asyncio.to_thread(sock.connect, f"\0{name}")  # not every event loop knows names without a file
+            await asyncio.to_thread(sock.connect, f"\0{name}")  # not every event loop supports abstract names
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=sock)
             await connection.greet(token)
-    except OSError:  # a timeout is one too
+    except OSError:  # TimeoutError included
         connection.close()
         sock.close()
         return None
@@ -354,7 +354,7 @@ async def connect(address: str, peer: str) -> Connection | None:
 
 
 def proxy(protocol: type[P], call: Call) -> P:
-    """Make an object of `protocol` whose methods are calls of the same names."""
+    """Make an object of `protocol` whose coroutine methods make calls of the same names."""
     made = type(f"{protocol.__name__}Proxy", (), {})()
 
     async def method(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> Any:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts: objects in a worker process whose public methods others call, errors as data, and the child's side of `IsolatedPool`.
+"""The worker's side of calls: `Host`, errors as data, and `IsolatedHost`, the child's side of `IsolatedPool`.
 
-A host knows nothing of how calls arrive: `runners.local.child` serves it over a socket, `runners.ray` inside an actor. Code
-that holds the interpreter lock can't be timed in here: the parent sees silence and kills the process.
+A host is independent of the transport: `runners.local.child` serves it over a socket, `runners.ray` inside an actor.
+Code that holds the interpreter lock can't be timed out from within: the parent notices the silence and kills the
+process.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from relax_core.registry.error_text import plugin_frames
 from relax_core.rpc import messages
 
 TRACEBACKS = "RELAX_TRACEBACKS"
-"""Where this environment variable is set, errors of hosted code print their whole traceback as well."""
+"""Environment variable; if it is set, errors of hosted code also print their whole traceback."""
 FLUSH_S = 0.02
-"""Longest time that a finished result waits for others before it is sent."""
+"""Longest time that a finished result waits to be sent together with later results."""
 HEARTBEAT_S = 0.5
-"""Interval at which a process shows that its event loop is alive while it waits for its parent, or runs a long call."""
+"""Seconds between heartbeats of a process that waits for its parent or runs a long call."""
 LOOP_CHECK_S = 0.1
 PARENT_SILENCE_S = 90.0
-"""Longest time that a call to the parent waits without a word that it is being worked on."""
+"""Seconds without an answer or a `still_working` message before a call to the parent fails."""
 SILENCE_CHECKS = 6
-"""A loop that stood still misses one check at most, and then hears what the parent said meanwhile."""
+"""Checks in that time. An event loop that was blocked misses at most one, and then reads the messages that arrived."""
 DONE, FAILED, LATE = "done", "failed", "late"
 PORTS = range(20_000, 32_768)
 Result: TypeAlias = list[Any]
-"""[number of the item, DONE with its value | FAILED with a Failure | LATE with None]."""
+"""[item number, status, value]: DONE with the result, FAILED with a Failure, LATE with None."""
 Results: TypeAlias = tuple[list[Result], bool]
-"""Results, and whether the process must be replaced after them."""
+"""Results, and True if the process must be replaced after them."""
 
 
 class Builder(Protocol):
@@ -62,7 +63,7 @@ class Builder(Protocol):
 @messages.register
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error on its way back to the caller."""
+    """An error as data, sent back to the caller."""
 
     type: str
     message: str
@@ -71,7 +72,7 @@ class Failure:
 
 
 class Host:
-    """One component instance, whose public methods others call.
+    """A component instance whose public methods can be called from another process.
 
     Synchronous methods run one at a time in one thread, so that trainers keep their thread-bound state.
     """
@@ -108,9 +109,9 @@ class Host:
 
 
 def free_port(address: str) -> int:
-    """Find a free port of this machine at one of its addresses; another listener may be quicker to take it.
+    """Find a free port at an address of this machine. Another process may take the port before the caller does.
 
-    It is none of those from which Linux takes the ports of outgoing connections, which would be quicker now and then.
+    Ports that Linux uses for outgoing connections are tried last, since such a connection could take the port first.
     """
     for port in SystemRandom().sample(PORTS, 100):
         with socket.socket() as probe, suppress(OSError):
@@ -122,11 +123,11 @@ def free_port(address: str) -> int:
 
 
 def describe(error: BaseException) -> Failure:
-    """Turn an exception into data, whatever it is; frames are the plugin's own, or all where none of it ran."""
+    """Turn any exception into data. Its frames are those of plugin code, or all frames if no plugin code ran."""
     try:
         message, frames, fields = _described(error)
     except Exception as other:  # the author's exception has a faulty __str__
-        message, frames, fields = f"its text can't be told: {other!r}", "", ()
+        message, frames, fields = f"without a message, since its __str__ raised {other!r}", "", ()
     plain = [text.encode("utf-8", "backslashreplace").decode() for text in (message, frames, *fields)]
     return Failure(type(error).__name__, plain[0], plain[1], tuple(plain[2:]))
 
@@ -144,7 +145,7 @@ def _described(error: BaseException) -> tuple[str, str, tuple[str, ...]]:
 
 
 def raised(failure: Failure, worker: str) -> Exception:
-    """Return the exception that a caller should see: ours and built-in ones by their type, others as PluginError."""
+    """Return the exception to raise in the caller: errors of relax and some built-ins as such, else PluginError."""
     if failure.type == "ConfigError" and len(failure.fields) == 3:
         return ConfigError(*failure.fields)
     if failure.type == "PluginError":
@@ -160,20 +161,22 @@ def raised(failure: Failure, worker: str) -> Exception:
 
 
 class IsolatedHost:
-    """Runs items of an `IsolatedPool`; a subclass says what an item is. Its public methods can be called in sessions too.
+    """The base class of hosts in an `IsolatedPool`'s processes. Subclasses define items, and methods for sessions.
 
     Invariants:
-    - `handle` runs in one thread, item after item; of a `concurrent` host it returns awaitables, which run side by side.
-    - Each item is answered once. After one that was late or out of memory nothing is answered: the parent kills the process.
-    - The deadline of an awaited item stands still while the parent answers one of its calls.
+    - `handle` runs in one thread, item after item. A `concurrent` host returns awaitables from it, which run
+      concurrently.
+    - Each item is answered once. After an item that was late or out of memory no item is answered: the parent kills the
+      process.
+    - The deadline of an awaited item is paused while the parent answers one of its calls.
     """
 
     component: Chosen
-    """Set before the first call, like `build`."""
+    """The component to host. Set before the first call, like `build`."""
     build: Callable[[Chosen], Any]
     concurrent = False
     ends = False
-    """There is something to do in `end`."""
+    """True if `end` must be called before the process ends."""
 
     def __init__(self) -> None:
         self.parent = ParentChannel()
@@ -183,22 +186,22 @@ class IsolatedHost:
     # -- for subclasses -------------------------------------------------------------------------------------------
 
     def open(self, *args: Any) -> Any:
-        """Build the component; the result goes to the parent. It may be a coroutine function."""
+        """Build the component; the parent gets the result. An override may be a coroutine function."""
         raise NotImplementedError
 
     async def end(self) -> None:
-        """Release what `open` took, where the process ends in order."""
+        """Release the resources that `open` acquired. Not called if the process is killed."""
 
     def unpack(self, payload: Any) -> Sequence[Any]:
-        """Return the items that the parent's `pack` put on the wire."""
+        """Return the items that the parent's `pack` encoded."""
         return payload  # type: ignore[no-any-return]
 
     def handle(self, item: Any) -> Any:
-        """Run one item; the result may be awaitable."""
+        """Run one item. The result may be awaitable."""
         raise NotImplementedError
 
     def pack_result(self, item: Any, result: Any) -> Any:
-        """Turn a result into data for the wire; what it raises is the item's error."""
+        """Turn a result into data for the wire. An error raised here is the item's error."""
         return result
 
     def pack_error(self, item: Any, error: BaseException) -> tuple[str, Any]:
@@ -208,7 +211,7 @@ class IsolatedHost:
     # -- for the parent -------------------------------------------------------------------------------------------
 
     async def start(self, *args: Any) -> tuple[bool, bool, Any]:
-        """Open the component; return whether items run side by side, whether it `ends`, and what `open` returned."""
+        """Open the component; return the flags `concurrent` and `ends`, and the result of `open`."""
         if inspect.iscoroutinefunction(self.open):
             opened = await self.open(*args)
         else:
@@ -216,14 +219,14 @@ class IsolatedHost:
         return self.concurrent, self.ends, opened
 
     async def finish(self) -> None:
-        """Do what is to do before the process ends; what goes wrong with that is only told in its log."""
+        """Call `end` before the process ends. Its errors are only written to the process's log."""
         try:
             await self.end()
         except Exception:
             traceback.print_exc()
 
     async def run_items(self, payload: Any, timeout_s: float, alone: bool) -> AsyncIterator[Results]:
-        """Run items and yield results as they come; `alone`: each is answered before the next begins."""
+        """Run items and yield results as they finish. `alone`: answer each item before the next begins."""
         work = list(enumerate(self.unpack(payload)))
         run = self._run_side_by_side if self.concurrent else self._run_in_thread
         for part in [[one] for one in work] if alone else [work]:
@@ -233,8 +236,10 @@ class IsolatedHost:
                     return
 
     async def long_call(self, heartbeat_s: float, method: str, *args: Any) -> AsyncIterator[tuple[float, list[Any]]]:
-        """Run a coroutine method without a deadline: yield heartbeats until its result stands in the list; each with the
-        seconds in which the event loop stood still so far."""
+        """Run a coroutine method without a deadline; yield (seconds that the event loop was blocked so far, result).
+
+        The second part is empty for heartbeats, and has one element once the method has returned.
+        """
         work = asyncio.ensure_future(getattr(self, method)(*args))
         try:
             with self.blocked.watched() as blocked_s:
@@ -308,7 +313,7 @@ class IsolatedHost:
 
     async def _run_awaited(self, number: int, item: Any, timeout_s: float) -> Result:
         deadline = asyncio.timeout(timeout_s)
-        _pausable.set(_PausableDeadline(deadline))  # of this task, and of those that begin in it
+        _pausable.set(_PausableDeadline(deadline))  # for this task and all tasks that it starts
         try:
             async with deadline:
                 result = await self.handle(item)
@@ -318,13 +323,14 @@ class IsolatedHost:
 
 
 class ParentChannel:
-    """Calls from an isolated process to its parent: requests leave in order on one stream, answers come as calls.
+    """Calls from an isolated process to its parent. Requests are sent in order on one stream; answers arrive as calls.
 
     Invariants:
     - The parent begins requests in the order in which they were made.
-    - A call ends with its answer, the parent's error, or the process; arguments that can't travel are the caller's TypeError.
-    - It waits as long as the parent says that it works on the call, and ends with DeadlineExceeded `silence_s` after the last
-      word.
+    - A call ends with its answer or the parent's error, unless the process ends. Arguments that can't be sent raise
+      TypeError.
+    - A call waits as long as the parent sends `still_working`. It raises DeadlineExceeded `silence_s` after the last
+      message.
     """
 
     def __init__(self, silence_s: float = PARENT_SILENCE_S) -> None:
@@ -344,7 +350,7 @@ class ParentChannel:
         self._news.set()
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a handler of the parent; the deadline of the item that asks stands still meanwhile."""
+        """Call a handler of the parent. The deadline of the calling item is paused meanwhile."""
         self._calls += 1
         number = self._calls
         self._requests.append([number, method, messages.encode(args)])
@@ -357,7 +363,7 @@ class ParentChannel:
                     pending.unheard += 1
                     await asyncio.wait({pending.answer}, timeout=self._silence_s / SILENCE_CHECKS)
                 if not pending.answer.done():
-                    raise DeadlineExceeded("a call to the parent", f"an answer of {method}", self._silence_s)
+                    raise DeadlineExceeded("a call to the parent", f"an answer to {method}", self._silence_s)
                 return pending.answer.result()
         finally:
             self._open.pop(number, None)
@@ -371,7 +377,7 @@ class ParentChannel:
             yield requests
 
     def still_working(self, number: int) -> None:
-        """Let a call wait on: the parent works on it."""
+        """Extend the wait of a call, since the parent is working on it."""
         if number in self._open:
             self._open[number].unheard = 0
 
@@ -389,14 +395,14 @@ class ParentChannel:
 class _PendingCall:
     answer: asyncio.Future[Any]
     unheard: int = 0
-    """Checks since the parent was last heard about it."""
+    """Number of checks since the parent's last `still_working`."""
 
 
 class BlockedTime:
-    """Seconds in which an event loop stood still: a deadline that passed meanwhile tells nothing about who was late.
+    """Measurement of how long an event loop is blocked. If a deadline passes meanwhile, the late item is not known.
 
     Invariants:
-    - A timer goes round while somebody watches, and at no other time.
+    - A timer runs only while a `watched` block is open.
     """
 
     def __init__(self) -> None:
@@ -405,7 +411,7 @@ class BlockedTime:
 
     @contextmanager
     def watched(self) -> Iterator[Callable[[], float]]:
-        """Give a function that tells for how long the loop stood still since then."""
+        """Yield a function that returns the seconds that the loop was blocked since entry."""
         self._watchers += 1
         if self._timer is None:
             self._go_round()
@@ -430,7 +436,7 @@ class BlockedTime:
 
 
 class _PausableDeadline:
-    """A deadline that stands still while the parent is waited for, by however many calls at once."""
+    """A deadline that is paused while one or several calls wait for the parent."""
 
     def __init__(self, deadline: asyncio.Timeout) -> None:
         self._deadline, self._pauses, self._left_s = deadline, 0, 0.0
@@ -441,7 +447,7 @@ class _PausableDeadline:
         self._pauses += 1
         if self._pauses == 1 and when is not None:
             self._left_s = when - loop.time()
-            with suppress(RuntimeError):  # the item is over, and a task that its author left behind still calls
+            with suppress(RuntimeError):  # the item has ended, but a task that it left behind still makes calls
                 self._deadline.reschedule(None)
         try:
             yield

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that run code of authors and can be killed: rewards, environments and media processors are called through here.
+"""Killable processes for code of authors: rewards, environments, media processors.
 
-Items without state go to any process (`submit`); whoever needs the same process for several calls opens a `session`. The
-hosted class derives from `rpc.host.IsolatedHost`, whose `parent` calls the handlers given here.
+Stateless items run in any process (`submit`); a `session` makes several calls to one process. The hosted class derives
+from `rpc.host.IsolatedHost`; its `parent` calls the handlers that are given here.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
 END_S = 5.0
-"""For a component to release what it took when its process ends."""
+"""Seconds for a component to release its resources when its process ends."""
 GRACE_S = 2.0
-"""Added to an item's or call's own deadline before silence of the process counts: the way there and back."""
+"""Seconds for the transfer of a request and its answer, added to the deadline of an item or call."""
 ANSWER_S = 60.0
 STILL_WORKING_S = 15.0
-"""Interval at which a child is told that its call is being worked on; it gives up when it hears nothing for much longer."""
+"""Seconds between `still_working` messages to a child that waits for an answer. Without them its call fails."""
 UNBOUNDED_S = 1e9
-"""Silence of the request stream: whether a process lives is seen by those who wait for its work."""
+"""No limit on the silence of the request stream: a dead process is noticed by the calls that wait for its work."""
 SIDE_BY_SIDE = 64
-"""Batches at once in a process whose items are awaitable: a slow item keeps only its own batch waiting."""
+"""Batches at once in a process with concurrent items. A slow item delays only its own batch."""
 MAX_BATCH = 1024
 INHERITED_ENV = (
     "PATH", "PYTHON*", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "USER", "LOGNAME", "*_NUM_THREADS",
     "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS", "RELAX_TRACEBACKS",
 )  # fmt: skip
-"""Variables of the starting process that code of authors sees: what finds Python, its packages and the plugins, and what
-settles language, threads and certificates. No other one, and so no credential, unless the configuration names it."""
+"""Environment variables that code of authors inherits: to find Python, packages and plugins, and to set language,
+threads and certificates. Further variables, credentials above all, are inherited only if the configuration names
+them."""
 MIN_SPARE = 4
-"""Sessions that may be alone in a process at once, beside the pool's own processes, where the pool has fewer."""
+"""Smallest number of spare processes for sessions that are `alone`; a larger pool has as many as it has processes."""
 
 Handler: TypeAlias = Callable[..., Any]
-"""Answers calls of the child; it may return an awaitable."""
+"""A function that answers calls of the child; it may return an awaitable."""
 Replaced: TypeAlias = Callable[[str, str, float], Awaitable[None]]
-"""Told that a process was replaced: (name of the first one, why, seconds without one)."""
+"""A function that is called after each replacement of a process with (name, reason, seconds without a process)."""
 Opened: TypeAlias = Callable[[Any], Mapping[str, Handler]]
-"""Takes what the host's `open` returned; gives the handlers for this process's calls, none: it makes none."""
+"""A function from the result of the host's `open` to the handlers for that process's calls; empty for no calls."""
 
 
 async def no_report(name: str, why: str, seconds: float) -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 def replaced_events(run_status: RunStatus) -> Replaced:
-    """Make each replacement an event of the run, by the name of the process."""
+    """Make a function that emits a `RoleRecovered` event for each replaced process."""
 
     async def report(name: str, why: str, seconds: float) -> None:
         await run_status.emit(RoleRecovered(name, seconds, f"its process was replaced: {why}"))
@@ -68,17 +69,17 @@ def replaced_events(run_status: RunStatus) -> Replaced:
 
 
 class ItemTimeout(Exception):
-    """The item, or a session's call, was not done within its deadline; its process was killed."""
+    """The item, or a session's call, exceeded its deadline; its process was killed."""
 
 
 class ItemCrash(Exception):
-    """The process ended on this item, or with this session's state; the message says how."""
+    """The process ended while it ran this item, or with this session's state; the message has the process's status."""
 
 
 class SessionLost(Exception):
-    """The session's process ended or fell silent after other sessions had used it too: nobody can be blamed. Begin again.
+    """The session's process ended or stopped answering, but several sessions had used it. Begin the session again.
 
-    `suspect`: one of its own calls was under way, so that it may have been the one; begin again alone.
+    `suspect`: a call of this session was in progress, so the session may be the cause; begin it again with `alone`.
     """
 
     def __init__(self, message: str, suspect: bool) -> None:
@@ -89,18 +90,19 @@ class SessionLost(Exception):
 class IsolatedPool:
     """Killable processes of one hosted class.
 
-    An item: `waiting -> running -> done | failed | timed out | crashed`; running items of a process that was killed
-    wait again, unless they were found to have broken it.
+    An item: `waiting -> running -> done | failed | timed out | crashed`. If its process is killed, a running item runs
+    again, unless it was found to be the cause.
 
     Invariants:
-    - An item has one outcome, and the outcome of another never becomes its own: those that were in a process when it broke run
-      again there, one at a time and without company, so that the first one unanswered is the one that broke it.
-    - A deadline that was exceeded alone is the item's. A process may be killed from outside, so a crash is the item's only
-      after `tries` processes ended on it.
-    - A session keeps its process; when that is killed, the session's calls raise, and no state moves to the next process.
-    - A session is blamed only for a process that no other session was in; one that is `alone` has a process of its own, new at
-      its start and killed at its end.
-    - After `fail` every waiting and later item raises that error; after `stop` no process is left.
+    - An item never gets the outcome of a different item. After a process broke, its unanswered items run again one at a
+      time without company, so that the first unanswered item is the cause.
+    - An item that exceeds its deadline while it runs alone is timed out. Since a process may also be killed from
+      outside, an item is crashed only after `tries` processes ended on it.
+    - A session keeps its process. When that process is killed, the session's calls raise; no state moves to the next
+      process.
+    - A session is the cause of a broken process only if no second session was in it. A session that is `alone` has a
+      process of its own, started for it and ended with it.
+    - After `fail` every waiting and later item raises that error. After `stop` no process is left.
     """
 
     def __init__(
@@ -110,10 +112,11 @@ class IsolatedPool:
         max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list, one_session_each: bool = False,
         replaced: Replaced = no_report,
     ) -> None:  # fmt: skip
-        """`names`: a process each. `inherit_env`: variables of this process that they see besides `INHERITED_ENV`.
+        """Make a pool of one process for each of `names`; `start` starts it.
 
-        `writable`: folders of the run directory that they write to. `one_session_each`: a process has one session at a
-        time; others wait for it.
+        `open_args` are passed to the host's `open`. `inherit_env`: variables that the processes inherit besides
+        `INHERITED_ENV`. `writable`: folders of the run directory that the processes may write to. `one_session_each`: a
+        process has one session at a time; further sessions wait.
         """
         self._spec = WorkerSpec(
             names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
@@ -136,12 +139,12 @@ class IsolatedPool:
         self._failed: Exception | None = None
 
     async def start(self) -> None:
-        """Start every process and its component; an error of the author's constructor comes out here."""
+        """Start every process and its component. Raises the error of the author's constructor."""
         await start_all(*(process.ready() for process in self._processes))
         self._serving = [asyncio.create_task(self._serve(process)) for process in self._processes]
 
     def submit(self, item: Any) -> asyncio.Future[Any]:
-        """Let some process run an item; the future raises what the item raised, ItemTimeout or ItemCrash."""
+        """Run an item in any process. The future raises the item's error, ItemTimeout or ItemCrash."""
         if self._failed is not None:
             raise self._failed
         done = asyncio.get_running_loop().create_future()
@@ -152,13 +155,13 @@ class IsolatedPool:
 
     @asynccontextmanager
     async def session(self, alone: bool = False) -> AsyncIterator[IsolatedSession]:
-        """Open calls to one process: the one with the fewest sessions, or a new one that nobody else gets (`alone`)."""
+        """Open calls to the process with the fewest sessions; `alone`: to a new process without further sessions."""
         processes = self._spare if alone else self._processes
         async with self._spare_places if alone else self._places:
             process = min(processes, key=lambda process: process.sessions)
             process.sessions += 1
             self._sessions += 1
-            number = self._sessions  # before others begin, while the process starts
+            number = self._sessions  # read before the await below, in which further sessions may begin
             try:
                 yield IsolatedSession(process, await process.ready(), number, self._timeout_s)
             finally:
@@ -167,7 +170,7 @@ class IsolatedPool:
                     await process.end()
 
     def fail(self, error: Exception) -> None:
-        """Answer all that wait, and whoever comes later, with this error."""
+        """Raise this error for all unanswered and later items."""
         self._failed = error
         for done in tuple(self._unanswered):
             if not done.done():
@@ -183,7 +186,7 @@ class IsolatedPool:
     # -- items ----------------------------------------------------------------------------------------------------
 
     async def _serve(self, process: IsolatedProcess) -> None:
-        """Share the waiting items out among the processes."""
+        """Send batches of waiting items to one process; each batch is this process's share of the queue."""
         async with asyncio.TaskGroup() as batches:
             while True:
                 batch = [await self._waiting.get()]
@@ -193,8 +196,10 @@ class IsolatedPool:
                 batches.create_task(self._run(process, batch))
 
     async def _run(self, process: IsolatedProcess, items: list[_Item]) -> None:
-        """Answer each item. Those that a broken process left run again without company; what keeps a process from starting is
-        the error of all of them."""
+        """Run a batch until every item is answered. If the process breaks, unanswered items run again one at a time.
+
+        If a process can't be started, its error is raised for every item.
+        """
         left = [item for item in items if not item.done.done()]
         try:
             try:
@@ -210,7 +215,7 @@ class IsolatedPool:
                 item.settle(error)
 
     async def _round(self, process: IsolatedProcess, items: list[_Item], alone: bool) -> list[_Item]:
-        """Send items through the process once; return those without an answer."""
+        """Send items to the process once; return the items without an answer."""
         if not items:
             return []
         worker = await process.ready()
@@ -226,7 +231,7 @@ class IsolatedPool:
                             failed = raised(value, worker.name)
                         left.pop(number).settle(failed, value)
                     if must_replace:
-                        await process.discard(worker, "an item outlasted its deadline or its memory")
+                        await process.discard(worker, "an item exceeded its deadline or its memory limit")
                         break
         except (DeadlineExceeded, WorkerDied) as error:
             await process.discard(worker, str(error))
@@ -256,12 +261,15 @@ class _Item:
 
 
 class IsolatedProcess:
-    """One process of a pool and its successors: `starting -> ready -> busy -> killed -> replaced`, which is starting again.
+    """One process of a pool and its replacements.
+
+    Life cycle: `starting -> ready -> busy -> killed -> starting`.
 
     Invariants:
-    - At most one process can be called; it has a worker from its start until somebody discards it.
-    - It is replaced when somebody needs it, once, however many wait for it; the successors of `maths` are `maths.1`, `maths.2`.
-    - Discarding a worker that was discarded before changes nothing, so that everyone who saw it break may do so.
+    - At most one process exists at a time; `worker` is set from its start until `discard`.
+    - A killed process is replaced once, by the next caller of `ready`, even if several callers wait. The replacements
+      of `maths` are named `maths.1`, `maths.2`.
+    - A second `discard` of the same worker does nothing, so every caller that saw it break may call it.
     """
 
     def __init__(
@@ -269,22 +277,22 @@ class IsolatedProcess:
     ) -> None:  # fmt: skip
         self._replaced = replaced
         self._lost: tuple[str, float] | None = None
-        """Why and when the last worker was found broken; None where it was not."""
+        """(reason, time) at which the last worker was discarded as broken, else None."""
         self._name, self._spec, self._workers, self._open_args, self._opened = name, spec, workers, open_args, opened
         self.worker: Worker | None = None
         self.sessions = 0
         self.users: set[int] = set()
-        """Numbers of all sessions that the present worker ever had."""
+        """Numbers of all sessions, ended ones included, of the present worker."""
         self.width = 1
         self.places = asyncio.Semaphore(1)
         self._ends = False
         self._started = 0
-        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that process, not one each
+        self._starting = asyncio.Lock()  # held across a start, so that concurrent callers get the same process
         self._clearing = asyncio.Lock()
         self._requests: asyncio.Task[None] | None = None
 
     async def ready(self) -> Worker:
-        """Return the process that can be called, started where there is none. Raises what its component's `open` raises."""
+        """Return the running process, or start one. Raises the error of its component's `open`."""
         async with self._starting:
             if self.worker is None:
                 name = f"{self._name}.{self._started}" if self._started else self._name
@@ -307,7 +315,7 @@ class IsolatedProcess:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Take all places: batches that are in the process leave it first, none enters."""
+        """Take all places: wait until the process has no batch, and let no batch enter."""
         taken = 0
         async with self._clearing:
             try:
@@ -320,7 +328,7 @@ class IsolatedProcess:
                     self.places.release()
 
     async def discard(self, worker: Worker, why: str) -> bool:
-        """Kill a process that can't be trusted; return whether nobody had before. No `why`: it is not needed any more."""
+        """Kill a broken process; return False if that was done before. Empty `why`: the process is no longer needed."""
         if self.worker is not worker:
             return False
         self.worker, requests = None, self._requests
@@ -332,7 +340,7 @@ class IsolatedProcess:
         return True
 
     async def end(self) -> None:
-        """End the process, after what its component does at its end. The wait for that is bounded."""
+        """Let the component release its resources, for at most END_S, and kill the process."""
         if (worker := self.worker) is not None:
             if self._ends:
                 with suppress(DeadlineExceeded, WorkerDied):
@@ -341,9 +349,9 @@ class IsolatedProcess:
 
 
 class IsolatedSession:
-    """Calls to one process about one `number`: the state that they share is lost with the process, and never moved.
+    """Calls to one process that share state under one `number`. The state is lost with the process.
 
-    Calls raise ItemTimeout or ItemCrash where the process broke and no other session was ever in it, else SessionLost.
+    If the process breaks, calls raise ItemTimeout or ItemCrash if the session was always alone in it, else SessionLost.
     """
 
     def __init__(self, process: IsolatedProcess, worker: Worker, number: int, timeout_s: float) -> None:
@@ -353,15 +361,15 @@ class IsolatedSession:
         self._users = process.users
         self._users.add(number)
         self._heard: deque[tuple[float, float]] = deque()
-        """Heartbeats of a long call in the last `timeout_s`: when, and for how long the loop had stood still until then."""
+        """(time, seconds that the loop was blocked until then) of a long call's heartbeats in the last `timeout_s`."""
 
     @property
     def alone(self) -> bool:
-        """True while no other session has been in the process, so that whatever happens in it is this one's."""
+        """True while this is the only session that the process has ever had, and so the cause of its failures."""
         return len(self._users) == 1
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a public method of the host with the session's number; silence kills the process."""
+        """Call a public method of the host with the session's number. Kill the process if no answer comes in time."""
         if self._process.worker is not self._worker:
             raise self._broken("process was replaced", suspect=False)
         left_s = self._silence_s - (asyncio.get_running_loop().time() - self._heard[-1][0] if self._heard else 0.0)
@@ -371,7 +379,7 @@ class IsolatedSession:
             raise await self._lost(error) from error
 
     async def long_call(self, method: str, *args: Any) -> Any:
-        """Call a coroutine method of the host that may take any time, as long as its event loop lives."""
+        """Call a coroutine method of the host without a time limit, as long as the process sends heartbeats."""
         heartbeat_s = min(HEARTBEAT_S, self._timeout_s / 10)
         now = asyncio.get_running_loop().time
         stream: Any = self._worker.stream(
@@ -394,7 +402,7 @@ class IsolatedSession:
         return results[0]
 
     def blocked_s(self) -> float:
-        """Tell for how long, of the last `timeout_s`, the process's event loop stood still in a long call that goes on."""
+        """Return how many of the last `timeout_s` seconds the process's event loop was blocked in a long call."""
         if not self._heard:
             return 0.0
         (_, before), (heard_at, blocked_s) = self._heard[0], self._heard[-1]
@@ -402,8 +410,8 @@ class IsolatedSession:
         return blocked_s - before + max(silent_s, 0.0)
 
     async def discard(self) -> None:
-        """Kill a process that can't be trusted, with the state of all its sessions."""
-        await self._process.discard(self._worker, "its memory was used up")
+        """Kill the process after it ran out of memory, with the state of all its sessions."""
+        await self._process.discard(self._worker, "it ran out of memory")
 
     async def _lost(self, error: Exception) -> Exception:
         await self._process.discard(self._worker, str(error))
@@ -416,7 +424,7 @@ class IsolatedSession:
 
 
 async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> None:
-    """Answer a child's calls until it ends; it takes its unanswered calls with it."""
+    """Answer a child's calls until the child ends; then cancel the unanswered ones."""
     answers: set[asyncio.Task[None]] = set()
     stream: Any = worker.stream("requests", timeout_s=UNBOUNDED_S)
     try:
@@ -435,11 +443,11 @@ async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> N
 
 
 async def _answer(worker: Worker, handlers: Mapping[str, Handler], number: int, method: str, packed: bytes) -> None:
-    """Answer one call, with an error where that is what came of it; the child hears meanwhile that it is worked on."""
+    """Answer one call with its result or error, and send `still_working` until then."""
 
     async def work() -> Any:
         if method not in handlers:
-            raise ConfigError("call to the parent", repr(method), f"it has {', '.join(handlers)}")
+            raise ConfigError("call to the parent", repr(method), f"call one of {', '.join(handlers)}")
         answer = handlers[method](*messages.decode(packed))
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -449,7 +457,7 @@ async def _answer(worker: Worker, handlers: Mapping[str, Handler], number: int, 
             with suppress(WorkerDied, DeadlineExceeded):
                 await worker.call("still_working", number, timeout_s=ANSWER_S)
     finally:
-        working.cancel()  # nobody waits for it any more
+        working.cancel()
     if working.cancelled():
         failure: Failure | None = Failure("InfrastructureError", f"{method} was cancelled by the run")
     else:
@@ -462,5 +470,5 @@ async def _answer(worker: Worker, handlers: Mapping[str, Handler], number: int, 
             await worker.call("answered", number, failure, None if failure else working.result(), timeout_s=ANSWER_S)
         except (WorkerDied, DeadlineExceeded):
             raise
-        except Exception as error:  # such as an answer that can't travel
+        except Exception as error:  # such as an answer that can't be sent
             await worker.call("answered", number, describe(error), None, timeout_s=ANSWER_S)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wire format between processes: msgpack of plain data, numpy arrays and the dataclasses of `api`.
+"""The wire format between processes: msgpack of plain data, numpy arrays and the dataclasses of `relax_core.api`.
 
-Whatever a field of a registered type holds arrives as it was, lists as lists and tuples as tuples, however deep in
-mappings. Sequences that are no field, such as a call's arguments, arrive as tuples; `PlainData` keeps those.
-Decoding builds only registered types, so nothing that arrives can run code. Both sides state `PROTOCOL` at the
-first call and refuse another. Pickle is never used.
+Fields of registered types keep lists as lists and tuples as tuples, at any depth. Sequences outside of fields, such as
+the arguments of a call, arrive as tuples; wrap them in `PlainData` to keep their lists. Decoding builds only registered
+types, so received data can't run code. Both sides send `PROTOCOL` first and refuse a different number. Pickle is never
+used.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ import msgpack
 
 PROTOCOL = 5
 LARGE_BYTES = 1 << 14
-"""From here on an array travels beside its message, where the carrier takes arrays."""
+"""Arrays of at least this size are sent after their message, if the transport supports that."""
 MAX_LARGE = 4096
-"""So many of one message; the others travel within it."""
+"""Largest number of arrays after one message. Further arrays are sent within the message."""
 MAX_DEPTH = 64
-"""Values within values; each is a message within the message, whose decoding takes some of the C stack."""
+"""Largest nesting of values. Each level is a message within the message and takes C stack to decode."""
 KEPT_BYTES = 1 << 20
-"""A buffer that a larger message has made is not kept."""
+"""An encoder that made a larger message is discarded, to free its buffer."""
 
 _TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED, _EXACT, _TUPLE = range(1, 11)
 _FLAT = frozenset({str, int, float, bool, bytes, type(None)})
-"""Types of values that msgpack tells by itself."""
+"""Types that msgpack encodes and decodes by itself."""
 _registry: dict[str, Any] = {}
 _fields: dict[type, tuple[str, ...]] = {}
-"""Attributes that a value is made of again, of every registered type but those of `_packed`."""
+"""Attributes that are sent and passed to the constructor, by registered type, except types in `_packed`."""
 _packed: set[type] = set()
+"""Registered types with `pack` and `unpack`."""
 T = TypeVar("T", bound=type)
 
 
 def register(cls: T) -> T:
-    """Let a dataclass, named tuple or enum travel, or a class with `pack` and `unpack`; a decorator.
+    """Register a type for the wire: a dataclass, named tuple, enum, or class with `pack` and `unpack`. A decorator.
 
-    Names are unique by class name. `pack(self)` gives plain data, of which the class method `unpack` makes the value again.
+    Class names must be unique. `pack(self)` returns plain data; the class method `unpack` makes the value from that
+    data.
     """
     known = _registry.setdefault(cls.__name__, cls)
     if known is not cls and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -61,15 +63,16 @@ def register(cls: T) -> T:
 @register
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainData:
-    """Holds data that is no field of its own, so that its lists arrive as lists."""
+    """A wrapper for data outside of fields, so that its lists arrive as lists."""
 
     value: Any
 
 
 def encode(value: Any, large: list[Any] | None = None) -> bytes:
-    """Return plain data, arrays and registered types as bytes; TypeError names what can't travel.
+    """Return plain data, arrays and registered types as bytes. Raises TypeError naming a type that can't be sent.
 
-    Large arrays are not copied where a list is given: they are appended to it, as bytes, and must travel beside the message.
+    If `large` is given, large arrays are appended to it as bytes instead of copied, and must be sent after the
+    message.
     """
     _register_api()
     if type(value) is list and _alike(value):
@@ -91,41 +94,41 @@ def _encoded(value: Any, large: list[Any] | None, exact: bool = False) -> bytes:
 
 
 def decode(data: bytes | memoryview, large: Sequence[Any] = (), depth: int = 0) -> Any:
-    """Return the value; sequences that are no field of a type come back as tuples. ValueError for an unknown type."""
+    """Return the value. Sequences outside of fields are returned as tuples. Raises ValueError for an unknown type."""
     return _decoded(data, large, depth, exact=False)
 
 
 def _decoded(data: bytes | memoryview, large: Sequence[Any], depth: int, exact: bool) -> Any:
     if depth > MAX_DEPTH:
-        raise ValueError(f"wire: values are nested in more than {MAX_DEPTH} others")
+        raise ValueError(f"wire: values are nested in more than {MAX_DEPTH} levels")
     _register_api()
     hook = partial(_decode, large, depth + 1)
     return msgpack.unpackb(data, ext_hook=hook, use_list=exact, strict_map_key=False, raw=False)
 
 
 def decode_hello(data: bytes | memoryview) -> tuple[int, str]:
-    """Return protocol and token of a first frame. No type is built for a stranger; ValueError for anything else."""
+    """Return protocol and token of a peer's first frame without building any registered type. Raises ValueError."""
     found = msgpack.unpackb(data, use_list=False, raw=False)
     match found:
         case (int(protocol), str(token)):
             return protocol, token
-    raise ValueError("wire: the first frame is not a protocol and a token")
+    raise ValueError("wire: the first frame must be a protocol number and a token")
 
 
 class _Encoder:
-    """A packer of one message at a time, kept for the next one: making its buffer costs more than a small message."""
+    """A packer of one message at a time. It is reused, because making its buffer costs more than a small message."""
 
     __slots__ = ("exact", "large", "pack")
 
     def __init__(self) -> None:
         self.large: list[Any] | None = None
         self.exact = False
-        """Lists are told from tuples."""
+        """True while lists must stay distinct from tuples."""
         packer = msgpack.Packer(default=self._encode, strict_types=True, use_bin_type=True, buf_size=1 << 12)
         self.pack: Callable[[Any], bytes] = packer.pack
 
     def _encode(self, value: Any) -> Any:
-        """Turn what msgpack does not know into what it knows."""
+        """Turn a value that msgpack does not support into one that it supports."""
         cls, large = type(value), self.large
         if cls is tuple:  # the most frequent
             if self.exact:
@@ -148,13 +151,13 @@ class _Encoder:
 
 
 _idle: list[_Encoder] = []
-"""Encoders that no message uses: a message within a message needs one of its own, and so does another thread."""
+"""Encoders that are free to use. Each message within a message needs its own encoder, and so does each thread."""
 
 
 def _field(value: Any, large: list[Any] | None) -> Any:
-    """Encode what a field holds, so far as msgpack alone would not tell it from something else."""
+    """Encode the value of a field where msgpack alone would lose the difference between list and tuple."""
     kind = type(value)
-    if kind is tuple:  # as a list: each that msgpack has to ask about is a call
+    if kind is tuple:  # as a list, which msgpack encodes without a call of `_encode`
         return list(value) if _FLAT.issuperset(map(type, value)) else [_field(each, large) for each in value]
     if kind is list or (kind is dict and not _FLAT.issuperset(map(type, value.values()))):
         return msgpack.ExtType(_EXACT, _encoded(value, large, True))
@@ -162,12 +165,12 @@ def _field(value: Any, large: list[Any] | None) -> Any:
 
 
 def _alike(values: Sequence[Any]) -> bool:
-    """Tell whether they are several values of one registered type."""
+    """Return True for several values of one registered type."""
     return len(values) > 1 and type(values[0]) in _fields and len(set(map(type, values))) == 1
 
 
 def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
-    """Encode many values of one type by their fields: one by one, each would be a message within the message."""
+    """Encode many values of one type as columns of fields. One by one, each would be a message within the message."""
     cls = type(values[0])
     names = _fields[cls]
     rows = map(attrgetter(*names), values)
@@ -188,7 +191,9 @@ def _encode_array(large: list[Any] | None, value: Any) -> Any:
         return value.item()
     if not isinstance(value, np.ndarray):
         cls = type(value)
-        raise TypeError(f"{cls.__module__}.{cls.__qualname__} can't travel; send plain data or an api type")
+        raise TypeError(
+            f"{cls.__module__}.{cls.__qualname__} can't travel to another process; send plain data or an api type"
+        )
     if value.dtype == object:
         return msgpack.ExtType(_OBJECTS, encode([list(value.shape), value.ravel().tolist()]))
     array = np.ascontiguousarray(value)
@@ -226,7 +231,7 @@ def _decode_array(large: Sequence[Any], depth: int, code: int, data: bytes) -> A
     if code == _OBJECTS:
         shape, values = decode(data, (), depth)
         objects = np.empty(len(values), object)
-        for place, held in enumerate(values):  # numpy would take tuples for rows
+        for place, held in enumerate(values):  # one by one, since numpy would make rows of tuples
             objects[place] = held
         return objects.reshape(shape)
     dtype, shape, held = decode(data, (), depth)
@@ -254,7 +259,7 @@ def _register_all() -> None:
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__ == module.__name__ and _travels(value):
                 register(value)
-    register(importlib.import_module("relax_core.api.algorithm").Source)  # all else of that module holds tensors
+    register(importlib.import_module("relax_core.api.algorithm").Source)  # the rest of that module holds tensors
 
 
 def _travels(cls: type) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for a change until a deadline, running several things together, and counting failures in a row.
+"""Waiting for a change until a deadline, running several coroutines together, and counting failures in a row.
 
 Every service of a run (bus, weights, run status, device leases) waits through `TimedCondition`, so that each wait has a
 deadline on the clock that its service was given.
@@ -20,7 +20,7 @@ from relax_core.api.role import Clock
 T = TypeVar("T")
 
 EARLY_S = 1e-6
-"""Timers of an event loop fire up to its clock's resolution early; a wait for less than this would spin on the spot."""
+"""Shortest sleep in seconds. Timers may fire early by the clock's resolution, so a shorter sleep could spin."""
 
 
 class TimedCondition:
@@ -28,16 +28,16 @@ class TimedCondition:
 
     Invariants:
     - An attempt is made at once, after every `notify`, when time alone may change its result, and at the deadline.
-    - After `close` nobody waits: a wait ends with its first attempt.
+    - After `close` every wait ends with its first attempt.
     """
 
     def __init__(self, clock: Clock, next_at: Callable[[], float | None] = lambda: None) -> None:
-        """`next_at` tells when the passing of time alone may change what is waited for: a lease that expires."""
+        """`next_at` returns the next time at which time alone may change a result, such as a lease expiry, or None."""
         self._clock, self._next_at, self._closed = clock, next_at, False
         self._waiters: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
-        """Let all who wait try again."""
+        """Let all waiting tasks attempt again."""
         for waiter in self._waiters:
             _wake(waiter)
 
@@ -73,9 +73,9 @@ def _wake(waiter: asyncio.Future[None], _: object = None) -> None:
 
 
 async def start_all(*starts: Coroutine[Any, Any, T]) -> list[T]:
-    """Await all, and return their results in order. When one fails, or this is cancelled, cancel and await the others first.
+    """Await all coroutines; return their results in order. After a failure or cancellation, cancel and await the rest.
 
-    `asyncio.gather` alone would let the others go on starting after one has failed, where nobody would end them.
+    `asyncio.gather` alone would let the rest continue to start processes that no caller ends.
     """
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
@@ -89,9 +89,9 @@ async def start_all(*starts: Coroutine[Any, Any, T]) -> list[T]:
 
 @asynccontextmanager
 async def attended(*attendants: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
-    """Run attendants beside the body; they are cancelled and awaited at its end.
+    """Run attendants concurrently with the body; cancel and await them at its end.
 
-    An attendant that raises ends the body at once, and its error is the one that is raised.
+    An attendant that raises ends the body at once, and its error is raised.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -107,14 +107,14 @@ async def attended(*attendants: Coroutine[Any, Any, object]) -> AsyncIterator[No
 
 
 class RestartBudget:
-    """A budget of failures in a row: restarts of a worker, returns to a checkpoint, updates that were skipped.
+    """A budget of failures in a row: restarts of a worker, returns to a checkpoint, skipped updates.
 
-    `limit` failures are forgiven, one more is not; progress and time give them back. The owner decides what is a failure,
-    what is progress, and what ends when the budget is spent.
+    `limit` failures are allowed, one more is not. Progress and time restore the budget. The owner decides which events
+    are failures and progress, and what ends when the budget is spent.
 
     Invariants:
-    - `refill` forgives all that was spent: the owner got further than before.
-    - A failure longer ago than `window_s` no longer counts; without a window only progress refills.
+    - `refill` deletes all failures; the owner calls it after progress.
+    - A failure longer ago than `window_s` no longer counts. Without a window only `refill` restores the budget.
     """
 
     def __init__(self, limit: int, window_s: float = math.inf) -> None:
@@ -123,16 +123,16 @@ class RestartBudget:
 
     @property
     def spent(self) -> int:
-        """Number of failures that count at present, the last one included."""
+        """Number of failures that count at present, including the last."""
         return len(self._failures)
 
     def spend(self, now: float = 0.0) -> bool:
-        """Count a failure; False when it is one more than the budget forgives. Without a window `now` says nothing."""
+        """Count a failure; return False if it exceeds the budget. Without a window `now` is not used."""
         while self._failures and now - self._failures[0] > self._window_s:
             self._failures.popleft()
         self._failures.append(now)
         return len(self._failures) <= self.limit
 
     def refill(self) -> None:
-        """Forgive every failure so far."""
+        """Delete all failures so far."""
         self._failures.clear()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of one role, built from a launch and the services of the run; and how a role is run to its end.
+"""`RoleContext`, built from a launch and the services of the run, and `run_role`, which runs a role to its end.
 
-Roles run the same way in a task of the local runner and in a Ray replica: heartbeats, commands, restarts, last words.
+Roles run the same way in a task of the local runner and in a Ray replica: heartbeats, commands, restarts, final
+heartbeat.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ from relax_core.rpc.waiting import RestartBudget, attended
 from relax_core.runners.launch import Launch
 
 AGAIN_S = 0.5
-"""A wait that is said again within this goes on, unless something was done between."""
+"""Seconds within which the same wait continues when it is repeated, unless the role did something in between."""
 HEARTBEAT_S = 0.5
 MAX_RESTARTS = 3
-"""In place, of one stateless role; then the run stops at its last checkpoint."""
+"""Restarts of one role before the run stops at its last checkpoint."""
 PERSON = "a person"
-"""The one who owes the end of a pause."""
+"""The `owed_by` of a pause."""
 REFILL_S = 600.0
-"""A restart longer ago than this is no longer held against its role."""
+"""Seconds after which a restart no longer counts."""
 SELDOM = (50_000, 20, 20)
 """Thresholds of garbage collection while roles work."""
 freezes = True
-"""False in a process that freezes objects by itself, as the test suite does: nobody can thaw just some of them."""
+"""False in a process that calls gc.freeze itself, as the test suite does: gc.unfreeze would thaw its objects, too."""
 _thresholds: list[tuple[int, int, int]] = []
-"""Those that were found, once for each role at work."""
+"""The thresholds before each role that works in this process began."""
 _worked = threading.Event()
 """Set once a role has worked in this process."""
 
 
 class RoleWorkers:
-    """The workers of one role: they get the run's environment variables, and end with the role."""
+    """The workers of one role. They get the run's environment variables and end with the role."""
 
     def __init__(self, workers: Workers, env: Mapping[str, str]) -> None:
         self._workers, self._env = workers, env
@@ -83,7 +84,7 @@ class RoleWorkers:
 
 
 class RoleContext:
-    """The services that a role may use, and its reports on itself."""
+    """The services that a role may use, and the role's reports on itself: `api.role.Context`."""
 
     def __init__(
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, run_status: RunStatus,
@@ -106,7 +107,7 @@ class RoleContext:
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
         self._waited: dict[tuple[str, str], tuple[float, float]] = {}
-        """(since, end) of waits that ended with nothing done since: asked again at once, they go on."""
+        """(since, end) by (reason, owed_by) of the waits that ended since the role last did something."""
         self._doing, self._facts = "starting", dict[str, Any]()
         self._state: RoleState = "starting"
         self._activity = SpanRecorder(role, clock)
@@ -154,7 +155,6 @@ class RoleContext:
         return nullcontext() if self._run_epoch is None else self._run_epoch.hold()
 
     def check(self, wait: Wait, fix: str = "") -> None:
-        """Raise when a wait ran out."""
         now = self.clock.now()
         if now > wait.deadline:
             raise DeadlineExceeded(wait.owner, f"{wait.reason} (owed by {wait.owed_by})", now - wait.since, fix)
@@ -190,7 +190,7 @@ class RoleContext:
     # -- for the role's runner ----------------------------------------------------------------------------------
 
     def heartbeat(self) -> Heartbeat:
-        """Return a heartbeat: what the role does now, and the spans that no heartbeat carried before."""
+        """Make a heartbeat with the role's present state and the spans since the last heartbeat."""
         facts = {name: fact() if callable(fact) else fact for name, fact in self._facts.items()}
         tracks = (self._activity, *self._tracks.values())
         state: RoleState = "waiting" if self._waits and not self._activity.working else self._state
@@ -207,7 +207,7 @@ class RoleContext:
         await self._leases.close()
 
     def take(self, command: str) -> None:
-        """Obey a command of a person or the controller."""
+        """Obey a command of a user or the controller."""
         if command == "stop":
             self._stopping = True
             self._going.set()
@@ -220,11 +220,9 @@ class RoleContext:
 
 
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
-    """Run a role until it returns. Restart a stateless role with fresh workers after an infrastructure failure, unless the
-    disk is full. Raise other errors.
+    """Run a role until it returns. Restart a stateless role with fresh workers after an infrastructure failure.
 
-    A failure of the restart itself counts against the same budget.
-
+    All remaining errors, and that of a full disk, are raised. A failure of the restart counts against the same budget.
     `without_s`: seconds since the role's last process died; None for its first process.
     """
     lost_at: float | None = None
@@ -256,7 +254,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
 
 
 async def _run_attended(role: Role, context: RoleContext) -> None:
-    """Run the role beside its heartbeat and its listener for commands; an error of theirs ends it."""
+    """Run the role while sending its heartbeats and taking its commands. An error of either ends the role."""
     try:
         async with attended(_send_heartbeats(context), _take_commands(context)):
             await role.run(context)
@@ -267,7 +265,7 @@ async def _run_attended(role: Role, context: RoleContext) -> None:
 
 
 async def _send_heartbeats(context: RoleContext) -> None:
-    """Send heartbeats for ever; and that the role has recovered, once it does more than start."""
+    """Send heartbeats for ever. After a restart, report the recovery once the role has left the state `starting`."""
     while True:
         heartbeat = context.heartbeat()
         await context.run_status.heartbeat(heartbeat)
@@ -277,7 +275,7 @@ async def _send_heartbeats(context: RoleContext) -> None:
 
 
 async def _tell_recovery(context: RoleContext) -> None:
-    """Tell once that a role that was lost works again, also where it ends before its next heartbeat."""
+    """Emit `RoleRecovered` once after a restart."""
     lost_at, context.lost_at = context.lost_at, None
     if lost_at is not None:
         await context.run_status.emit(RoleRecovered(context.role, context.clock.now() - lost_at, "restarted"))
@@ -292,17 +290,17 @@ async def _take_commands(context: RoleContext) -> None:
 
 
 def _last_heartbeat(context: RoleContext, state: RoleState, doing: str = "") -> Heartbeat:
-    """Make the last heartbeat, with the spans that none has told; what the role did and waited for is over."""
+    """Make the last heartbeat of a role, with its remaining spans and without waits and facts."""
     return replace(context.heartbeat(), state=state, doing=doing, waits=(), facts={})
 
 
 @contextmanager
 def collected_seldom() -> Iterator[None]:
-    """Collect garbage seldom while any role of this process is in here, and only of what came after the first began.
+    """Collect garbage rarely while a role of this process works, and only objects made since the first role began.
 
-    A step makes objects by the ten thousand and hardly a cycle; searching all of them, and every imported module, each
-    time took half of what a step costs beside its compute. Afterwards a notebook's process is as it was. What an earlier start
-    in this process left is collected first, since what is frozen stays: its models may be large, and its files are open.
+    A step makes tens of thousands of objects but hardly a cycle. With the default thresholds, garbage collection took
+    half of a step's time apart from compute. The previous state is restored at the end, for instance in a notebook.
+    Garbage of an earlier run in this process is collected before the freeze: it may hold large models and open files.
     """
     if freezes and _worked.is_set() and not _thresholds:
         gc.collect()
@@ -315,7 +313,7 @@ def collected_seldom() -> Iterator[None]:
         yield
     finally:
         if len(_thresholds) > 1:
-            _thresholds.pop()  # the first one's stays: it is the process's own
+            _thresholds.pop()  # keep the first entry: the process's own thresholds
         else:
             gc.set_threshold(*_thresholds.pop())
             if freezes:

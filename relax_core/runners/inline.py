@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inline runner: roles, engine, trainer, rewards and environments in one process, on one event loop and one thread.
 
-It is for debuggers, profilers and notebooks: `breakpoint()` in a reward, a loss, an environment or a role stops right
-there, with the whole run standing still around it, and a failing plugin prints its own traceback. It computes what the
-local runner computes. It is not for speed, and nothing can be killed in it: code that hangs, hangs the run. An engine
-may still decode in a thread of its own.
+It serves debuggers, profilers and notebooks: `breakpoint()` in a reward, loss, environment or role stops there and
+halts the whole run, and a failing plugin prints its own traceback. Results equal those of the local runner. The inline
+runner is slow, and code that hangs can't be killed. An engine may still decode in a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pdb  # noqa: T100 it is what this runner is for
+import pdb  # noqa: T100 this runner exists for debugging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,15 +27,15 @@ from relax_core.runners.launch import Launch
 from relax_core.runners.local.runner import LocalRunner
 
 LONGEST_PAUSE_S = 5.0
-"""A loop that stands still for longer, in a debugger, ages its deadlines by this much and no more."""
+"""Longest time that the loop's clock counts between two iterations. A longer gap is taken for a debugger's halt."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class DebuggerLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still while a debugger holds the process: no deadline passes meanwhile.
+    """An event loop whose clock stops while a debugger halts the process, so that no deadline passes.
 
-    `breakpoint()` says when it begins and ends to hold a thread; of any other debugger the loop sees that it did not turn.
+    `breakpoint()` reports the begin and end of a halt. Further debuggers are noticed by the gap between two iterations.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class DebuggerLoop(asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let time stand still, from any thread."""
+        """Stop the clock for the body. Safe from any thread."""
         self._held_at = self._turned_at = super().time()
         try:
             yield
@@ -64,7 +63,7 @@ class DebuggerLoop(asyncio.SelectorEventLoop):
             self._turned_at, self._held_at = now, None
 
     def breakpoint(self, *_: object, **__: object) -> None:
-        """Stop in pdb where `breakpoint()` stands; `sys.breakpointhook` while the run goes."""
+        """Open pdb at the caller. This is `sys.breakpointhook` during the run."""
         loop = self
 
         class Debugger(pdb.Pdb):
@@ -76,7 +75,7 @@ class DebuggerLoop(asyncio.SelectorEventLoop):
 
 
 class CallingThread(ThreadPoolExecutor):
-    """An executor that calls at once, in the thread that asks: what others send to a thread can be stepped into here."""
+    """An executor that calls at once in the submitting thread, so that a debugger can step into the call."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -88,7 +87,7 @@ class CallingThread(ThreadPoolExecutor):
 
 
 class LoopClock:
-    """The time of one event loop."""
+    """The clock of one event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +102,7 @@ class LoopClock:
 
 
 class InlineWorker:
-    """A hosted component in this process; values pass the wire format, so that it gets what it would get elsewhere."""
+    """A hosted component in this process. Values are encoded and decoded, so they have the types of remote calls."""
 
     alive = True
 
@@ -128,11 +127,11 @@ class InlineWorker:
         return free_port(address)
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        with contextlib.suppress(ConfigError):  # not everything that is hosted has something to end
+        with contextlib.suppress(ConfigError):  # not every hosted component has a method `stop`
             await self._host.call("stop", ())
 
     async def kill(self) -> None:
-        with contextlib.suppress(Exception):  # one that has stopped already may say so as it likes
+        with contextlib.suppress(Exception):  # a component that has stopped already may raise any error
             await self.stop()
 
 
@@ -147,7 +146,7 @@ class InlineWorkers:
         workers = []
         for spec in specs:
             if spec.python:
-                raise ConfigError("run.runner", "'inline'", f"{spec.name} has an interpreter of its own: use 'local'")
+                raise ConfigError("run.runner", "'inline'", f"{spec.name} needs another interpreter: use 'local'")
             os.environ.update(spec.run_env)
             workers.append(InlineWorker(spec, Host.make(spec.component, spec.target, self._builder, CallingThread())))
         self._started += workers
@@ -160,7 +159,7 @@ class InlineWorkers:
 
 
 class InlineRunner(LocalRunner):
-    """Implements `runners.launch.Runner` in one thread."""
+    """A `runners.launch.Runner` in one process and thread."""
 
     loop_factory = DebuggerLoop
 
@@ -171,7 +170,7 @@ class InlineRunner(LocalRunner):
         for name, group in launch.plan.groups.items():
             if group.size > 1 and name != "rollout":
                 raise ConfigError(
-                    "run.runner", "'inline'", f"{name} has {group.size} ranks, and one process is one rank"
+                    "run.runner", "'inline'", f"{name} has {group.size} ranks, but there is one process: use 'local'"
                 )
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[TRACEBACKS] = "1"

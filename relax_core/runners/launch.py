@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of runners: plain data in, a hub and role tasks out.
-
-The settings of the bus are made from the launch's plain data, so that it can be opened in any process.
-"""
+"""The interface of runners, and `Launch`: a run as plain data, from which each of its processes is built."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ messages.register(RunEpoch)
 
 
 STAGES = "stages"
-"""Folder of a run directory in which each stage has a directory."""
+"""Folder of a run directory with one directory for each stage."""
 
 
 @messages.register
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run as plain data: every role of it, in whatever process, is built from this."""
+    """One run as plain data, from which every process builds its roles."""
 
     run_id: str
     run_dir: str
@@ -39,56 +36,56 @@ class Launch:
     plan: Plan
     plugin_files: tuple[str, ...] = ()
     resolved: tuple[Any, ...] = ()
-    """Plugins as the driver has them; a worker refuses to start on a difference."""
+    """Plugins of the driver; a worker with different plugins refuses to start."""
     incarnation: int = 0
     resume: Resume | None = None
     epoch: RunEpoch | None = None
-    """This start of the run; None: nobody else ever starts in its directory."""
+    """This start of the run; None if the run directory has no second start."""
     functions: Mapping[str, bytes] = field(default_factory=dict)
-    """Rewards passed as Python functions, by name, as cloudpickle; they reach only children of this process tree."""
+    """Rewards passed as Python functions: cloudpickle bytes by name, loaded only by children of this process tree."""
 
     @property
     def whole_run(self) -> Path:
-        """The directory of the whole run, in which a stage has its own."""
+        """The directory of the whole run; `run_dir` is a folder in it if the run has stages."""
         directory = Path(self.run_dir).absolute()
         return directory.parents[1] if directory.parent.name == STAGES else directory
 
 
 def launch_component(launch: Launch, table: str) -> Chosen:
-    """The component that a configuration table names, from plain data."""
+    """Return the component that a configuration table of the launch names."""
     entry = dict(launch.config[table])
     return Chosen(table, entry.pop("name"), entry)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd:
-    """A role returned or failed for good."""
+    """The end of a role: it returned, or failed for good with `error`."""
 
     role: str
     error: BaseException | None = None
 
 
 class Runner(Protocol):
-    """A place that roles run in."""
+    """A backend that runs the roles of a launch."""
 
     run_status: RunStatus
     bus: Bus
 
     @property
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """Make the event loop that it needs; None: asyncio's own."""
+        """Factory of the event loop that the runner needs; None for asyncio's default."""
         ...
 
     async def start(self, launch: Launch) -> None:
-        """Bring up bus, run status and every role of the plan; raises what made it impossible."""
+        """Start bus, run status and every role of the plan. Raises the error that prevents a start."""
         ...
 
     async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
-        """Roles that ended since the last call; waits up to `wait_s` for one."""
+        """Return the roles that ended since the last call; wait up to `wait_s` for the first."""
         ...
 
     async def close(self) -> None:
-        """End whatever this runner started; safe to call twice, and after a failed start."""
+        """End everything that this runner started. Safe to call twice, and after a failed start."""
         ...
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that run the roles of a run. When a process dies, its role is restarted in another process, or the run ends.
+"""The processes that run the roles of a run. When one dies, its role is restarted in a new process, or the run ends.
 
-A state machine; the runner that has a process for each role watches the processes.
+This is a pure state machine; the Ray hub watches the processes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from relax_core.rpc.waiting import RestartBudget
 from relax_core.runners.context import MAX_RESTARTS, REFILL_S
 
 TAKEOVER_S = 120.0
-"""For another process to take the place of a dead one."""
+"""Seconds within which a new process must take over the role of a dead process."""
 
 
 @dataclass(slots=True)
 class Replica:
-    """The replica of one role, and what became of those before it."""
+    """The replica of one role, and the role's restarts so far."""
 
     pid: int = 0
     lost_at: float | None = None
-    """When its replica was found dead; None while one runs."""
+    """Time at which the replica was found dead; None while a replica runs."""
     restarts: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_RESTARTS, REFILL_S))
     ended: bool = False
 
@@ -33,24 +33,25 @@ class ReplicaLoss:
 
     reason: str
     fatal: bool
-    """The run can't go on."""
+    """True if the restart budget is spent and the run must end."""
 
 
 class ReplicaTracker:
     """The replicas of all roles of a run.
 
-    The replica that Serve makes next runs the role again, within a budget that refills. Times are the caller's.
+    After a loss, the next replica that Serve starts runs the role again, within a budget that refills with time. The
+    caller passes all times in.
     """
 
     def __init__(self, roles: Iterable[str]) -> None:
         self._roles = {role: Replica() for role in roles}
 
     def missing(self) -> tuple[str, ...]:
-        """List the roles that had no replica yet."""
+        """List the roles without any replica so far."""
         return tuple(role for role, replica in self._roles.items() if not replica.pid)
 
     def enter(self, role: str, pid: int, now: float) -> float | None:
-        """Note that a replica begins; return since when the role had none, or None for the first replica of the role."""
+        """Register a new replica; return the time since which the role had none, or None for its first replica."""
         replica = self._roles[role]
         since = now if replica.lost_at is None else replica.lost_at
         again = replica.pid != 0
@@ -58,7 +59,7 @@ class ReplicaTracker:
         return since if again else None
 
     def lost(self, role: str, pid: int, now: float) -> ReplicaLoss | None:
-        """Note that a replica died. None where that is no news: after the role's end, or told twice."""
+        """Register the death of a replica; return None if the replica was not current or the role had ended."""
         replica = self._roles[role]
         if not self.is_current(role, pid):
             return None
@@ -69,10 +70,10 @@ class ReplicaTracker:
             return ReplicaLoss(
                 f"role {role}: its process died {times} times in {REFILL_S:.0f} s, last pid {pid}", fatal=True
             )
-        return ReplicaLoss(f"its process (pid {pid}) died; another one starts", fatal=False)
+        return ReplicaLoss(f"its process (pid {pid}) died; a new process starts", fatal=False)
 
     def pid(self, role: str) -> int:
-        """Return the process id of the role's replica that came last; 0 where none has come."""
+        """Return the process id of the role's newest replica; 0 without a replica."""
         return self._roles[role].pid
 
     def is_current(self, role: str, pid: int) -> bool:
@@ -81,7 +82,7 @@ class ReplicaTracker:
         return pid != 0 and replica.pid == pid and replica.lost_at is None and not replica.ended
 
     def absent(self, role: str, since: float) -> bool:
-        """Tell whether nobody has run the role since it was lost then."""
+        """Return True if no replica has run the role since it was lost at time `since`."""
         replica = self._roles[role]
         return replica.lost_at == since and not replica.ended
 
@@ -89,7 +90,7 @@ class ReplicaTracker:
         return self._roles[role].ended
 
     def end(self, role: str) -> bool:
-        """Note that the role has ended; False where it had before."""
+        """Mark the role as ended; return False if it had ended before."""
         replica = self._roles[role]
         was, replica.ended = replica.ended, True
         return not was

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status of a run: heartbeats, numbered events and commands. In memory, beside the bus; nothing of it is durable.
+"""The status of a run: heartbeats, numbered events and commands, in memory only.
 
-Readers say what they have seen and wait with a deadline, so that the same calls work within and between processes.
+Readers pass the last number that they have seen and a deadline, so the same calls work within and between processes.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from relax_core.api.role import Clock, Command, CommandName, Heartbeat
 from relax_core.rpc.waiting import TimedCondition
 
 KEPT_EVENTS = 4096
-"""More than a controller at work lags behind; older ones are in the run directory."""
+"""Events in memory: more than a working controller lags behind. Earlier events are in the run directory."""
 FULL_S = 60.0
-"""Time that an emitter waits for the controller while so many are unread; then the oldest is dropped, and counted."""
+"""Seconds that an emitter waits while KEPT_EVENTS are unread; then the oldest event is dropped and counted."""
 
 
 class RunStatusService:
-    """Implements `api.role.RunStatus`.
+    """The status of a run in memory: `api.role.RunStatus`.
 
     Invariants:
-    - An event that was not read is dropped only after its emitter's successors have waited for a reader, and every drop is
-      counted: an `EventsDropped` stands where the last one stood.
-    - A reader that asks for what came after a number has written down everything up to it.
-    - A heartbeat never waits; the time that it brings is dropped, and counted, where nobody reads.
+    - An unread event is dropped only after a later emitter has waited FULL_S for a reader. Every drop is counted: an
+      `EventsDropped` takes the place of the last dropped event.
+    - A reader that asks for events after a number has recorded all events up to that number.
+    - A heartbeat never waits. Without a reader, the spans of the oldest heartbeats are dropped and counted.
     """
 
     def __init__(self, clock: Clock, controlled: bool = False) -> None:
-        """`controlled`: a controller reads the events, also where roles are done with steps before it first asks."""
+        """Make an empty status. `controlled`: a controller will read the events, also those before its first read."""
         self._clock = clock
         self._clocks = ClockOffsets()
         self._heartbeats: dict[str, Heartbeat] = {}
         self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
         self._spent: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
-        """Beside the others: every heartbeat brings one, which pushes no other out and wakes no reader: it goes along."""
+        """`TimeSpent` events, one for each heartbeat. They are kept apart, to displace no event and wake no reader."""
         self._dropped: tuple[int, EventsDropped] | None = None
-        """Number of the last dropped event, and how many were since a reader was told."""
+        """Number of the last dropped event, and the count of drops that no reader has seen."""
         self._read, self._has_reader = 0, controlled
-        """Number of the last event that a reader has seen; whether there is one."""
+        """Number of the last event that the reader has recorded, and True if there is a reader."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
         self._changes = TimedCondition(clock)
@@ -65,7 +65,7 @@ class RunStatusService:
         self._changes.notify()
 
     def _full(self, kept: deque[tuple[int, Event]]) -> bool:
-        """Tell whether one more would push out an event that nobody has read."""
+        """Return True if one more event would displace an unread event."""
         return len(kept) == KEPT_EVENTS and kept[0][0] > self._read
 
     def _append(self, kept: deque[tuple[int, Event]], event: Event) -> None:
@@ -78,10 +78,10 @@ class RunStatusService:
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         self._has_reader = True
-        # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
+        # Compare with the newest event, not `_numbers`: commands raise that too, so the reader would return at once.
         if after > self._read:
             self._read = after
-            self._changes.notify()  # emitters may wait for room
+            self._changes.notify()  # emitters may be waiting for room
         kinds = (self._events, self._spent, [self._dropped] if self._dropped is not None else [])
         await self._changes.wait_for(lambda _: (bool(self._events) and self._events[-1][0] > after) or None, wait_s)
         return tuple(merge(*([each for each in kind if each[0] > after] for kind in kinds), key=itemgetter(0)))
@@ -103,19 +103,19 @@ class RunStatusService:
 
 
 class ClockOffsets:
-    """The difference to each role's clock, which puts its monotonic seconds on the hub's: other machines have others.
+    """The offset of each role's monotonic clock from the hub's clock, which differ between machines.
 
-    A heartbeat is made before it arrives, so the smallest difference seen is the nearest to the truth, and late by the
-    quickest transfer at most. Nothing is asked of anybody, and on one machine it changes next to nothing.
+    A heartbeat is sent before it arrives, so the smallest difference seen is the best estimate; its error is the
+    fastest transfer time. No extra messages are needed. On one machine the offset is close to zero.
     """
 
     def __init__(self) -> None:
         self._shifts: dict[tuple[str, int], float] = {}
         self._ends: dict[str, float] = {}
-        """End of each track's last span: a better difference must not let the next one overlap it."""
+        """End of each track's last span. After an improved offset, the next span must not overlap it."""
 
     def translate(self, heartbeat: Heartbeat, now: float) -> Heartbeat:
-        """Give the heartbeat in the hub's seconds; one that does not tell when it was made keeps its own."""
+        """Return the heartbeat with times on the hub's clock. Without `sent`, only the arrival time `at` is set."""
         if not heartbeat.sent:
             return replace(heartbeat, at=now)
         process = (heartbeat.role, heartbeat.pid)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child side of a local worker: serves a `Host` on the socket that its parent made, and ends with its parent.
+"""The child side of a local worker: serves a `Host` on a socket from its parent, and ends with its parent.
 
-Started as `python -m relax_core.runners.local.child FD`, or forked by `fork_server`, with its birth certificate on standard
-input. Anything the hosted code prints goes to standard error; calls come through the socket that is file descriptor FD.
+The process is started as `python -m relax_core.runners.local.child FD` or forked by `fork_server`. It reads its
+specification (the certificate) from standard input and serves calls on the socket with file descriptor FD. Output of
+hosted code goes to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from relax_core.runners.local.parent_death import end_with_parent
 
 
 def serve(channel: socket.socket) -> None:
-    """Read the certificate, build the host, serve until told or orphaned."""
+    """Read the certificate, build the host, and serve calls until the parent ends or closes standard input."""
     certificate = messages.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
     Path("/proc/self/comm").write_text(certificate["name"])  # for ps and top, which cut it to 15 characters
     os.dup2(2, 1)
@@ -42,11 +43,11 @@ def serve(channel: socket.socket) -> None:
 
 
 def _confine(certificate: dict[str, Any]) -> None:
-    """Work in the scratch folder, without the right to write to the run directory; before there is another thread."""
+    """Change to the scratch folder and give up writing to the run directory. Call it before a second thread starts."""
     os.chdir(certificate["scratch"])
-    protected = certificate.pop("protected")  # hosted code can't find the run directory's name here
+    protected = certificate.pop("protected")  # so that hosted code can't find the run directory's name here
     writable = [Path(folder) for folder in certificate.pop("writable")]
-    for folder in writable if protected else ():  # rights are given to what is there
+    for folder in writable if protected else ():  # rights can only be granted to existing folders
         folder.mkdir(parents=True, exist_ok=True)
     if not give_up_writing(Path(protected) if protected else None, writable):
         print("relax: this kernel has no Landlock: the run directory is not protected from this process", flush=True)
@@ -63,7 +64,7 @@ def _host(certificate: dict[str, Any]) -> Host:
 
 async def _serve(connection: Connection, channel: socket.socket) -> None:
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=channel)
-    await asyncio.Event().wait()  # standard input tells of the end, and then all that was started ends too
+    await asyncio.Event().wait()  # the process is killed when standard input closes
 
 
 def _read_exactly(size: int) -> bytes:

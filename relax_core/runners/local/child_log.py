@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a child process: both of its outputs, copied line by line into a file that only its owner reads.
+"""The log of a child process: both of its outputs, copied line by line into a file that only the user can read.
 
-Secrets are left out, and control characters made visible, so that reading the file is safe. A thread copies, so that a busy
-event loop keeps no child waiting.
+Secrets are removed and control characters are escaped, so the file is safe to read. A thread copies the output, so that
+a busy event loop does not block the child.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from relax_core.observe.logging import Redactor
 PIPE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 16
 IDLE_MS = 1000
-"""A line without an end is written after this long, so that it can be read when its process hangs."""
+"""Milliseconds after which an unfinished line is written, so that the log is complete when the process hangs."""
 
 
 class ChildLog:
     """A pipe that a child writes to, and the thread that copies it: `open -> the child ends -> closed`.
 
     Invariants:
-    - Everything is read until no process has the pipe any more, also when the file can't be written.
+    - The pipe is read until no process has it open, even if the file can't be written.
     """
 
     def __init__(self, path: Path, redactor: Redactor) -> None:
@@ -36,14 +36,14 @@ class ChildLog:
         os.fchmod(self._file, 0o600)  # an earlier run may have left it readable for all
         self._redactor = redactor
         self._reads, self.writes = os.pipe()
-        """`writes`: the end for the child, which the parent closes once it has started."""
+        """`writes` is the child's end; the parent closes it once the child has started."""
         with suppress(OSError):
             fcntl.fcntl(self._reads, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._thread = threading.Thread(target=self._copy, daemon=True, name=f"log of {path.stem}")
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until everything that was written is in the file."""
+        """Wait until all output is in the file."""
         self._thread.join(timeout_s)
 
     def _copy(self) -> None:
@@ -69,5 +69,5 @@ class ChildLog:
 
     def _write(self, data: bytes) -> None:
         text = printable(self._redactor.text(data.decode(errors="replace")))
-        with suppress(OSError):  # a full disk: the child must not stand still for its log
+        with suppress(OSError):  # a full disk must not block the child
             os.write(self._file, text.encode())

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fork server: a process that has imported slow modules once, and forks the children that need them.
+"""The fork server: a process that imports slow modules once and forks the children that need them.
 
-A child of its own interpreter start imports torch and transformers for seconds, at the start of a run and whenever an engine
-or a rank is replaced. `python -m relax_core.runners.local.fork_server FD` takes requests through the socket that is FD, and
-ends with the process that started it. It never runs code of authors, and its children see no GPU: CUDA does not survive a fork.
+A newly started interpreter needs seconds to import torch and transformers, at the start of a run and for each replaced
+engine or rank. `python -m relax_core.runners.local.fork_server FD` takes requests on the socket with file descriptor
+FD, and ends with the process that started it. It never runs code of authors. Its children see no GPU, since CUDA does
+not survive a fork.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from typing import BinaryIO, ClassVar, NoReturn, Self, cast
 from relax_core.rpc import messages
 
 NOT_AT_IMPORT = frozenset({"CUDA_VISIBLE_DEVICES", "MALLOC_ARENA_MAX", "PYTEST_CURRENT_TEST"})
-"""Variables that no module reads while it is imported: a child has its own values of them."""
+"""Environment variables that no module reads at import, so that each child may have its own values."""
 REQUEST_BYTES = 1 << 16
 REQUEST_S = 120.0
-"""For an answer: the first one comes when everything is imported."""
+"""Longest wait for an answer. The first answer comes after all imports."""
 M_ARENA_MAX = -8
-"""The name of malloc's number of arenas, which its variable sets only at the start of a process."""
+"""malloc's parameter for the number of arenas. MALLOC_ARENA_MAX sets it only at the start of a process."""
 UNKNOWN_STATUS = 255
-"""Of a child whose server has died: it was somebody else's to know."""
+"""Exit status reported for a child whose server has died, since the real one is lost."""
 
 
 class ForkedProcess:
-    """A child of the server, with as much of `subprocess.Popen` as the parent of a worker needs."""
+    """A child of the server, with the part of `subprocess.Popen` that a worker's parent needs."""
 
     def __init__(self, server: ForkServer, pid: int, stdin: BinaryIO) -> None:
         self._server, self.pid, self.stdin = server, pid, stdin
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Return the status of the process, which has ended, and free its number."""
+        """Return the exit status of the ended process, and release its process id."""
         if self.returncode is None:
             self.returncode = _zombie_status(self.pid, self._server.pid)
             self._server.reap(self.pid)
@@ -52,12 +53,13 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The parent's side: `started -> (asked to fork)* -> ended`, with this process or by its own death.
+    """The parent's handle on a fork server: `started -> fork* -> ended`. The server ends with this process.
 
     Invariants:
-    - There is one for each environment; its children have that environment, but for NOT_AT_IMPORT.
-    - It forks only while it has a single thread. Where it can't, or died, there is no child, and the caller starts one plainly.
-    - A child's number stays its own until `reap`.
+    - There is one server for each environment. Its children have that environment, except for NOT_AT_IMPORT.
+    - The server forks only while it has a single thread. If it can't fork or has died, `fork` returns None and the
+      caller starts a new interpreter.
+    - A child's process id is not reused until `reap`.
     """
 
     _running: ClassVar[dict[frozenset[tuple[str, str]], ForkServer]] = {}
@@ -71,12 +73,12 @@ class ForkServer:
                 start_new_session=True,
             )  # fmt: skip
         self._line.settimeout(REQUEST_S)
-        self._asking = ThreadPoolExecutor(1, "fork server")  # one request after another, beside the event loop
+        self._asking = ThreadPoolExecutor(1, "fork server")  # one request at a time, off the event loop
         self.pid = self._process.pid
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """Return the running server of this environment; start it where there is none."""
+        """Return the running server of this environment, or start one."""
         key = frozenset((name, value) for name, value in environment.items() if name not in NOT_AT_IMPORT)
         server = cls._running.get(key)
         if server is None or server._process.poll() is not None:
@@ -86,8 +88,10 @@ class ForkServer:
     async def fork(
         self, preload: Sequence[str], environment: Mapping[str, str], output: int | None, channel: int
     ) -> ForkedProcess | None:
-        """Fork a child worker that has these modules. It inherits `channel`, and writes to `output`, or where this process
-        does. None: it can't be forked."""
+        """Fork a child worker with these modules imported; return None if it can't be forked.
+
+        The child inherits the descriptor `channel`. It writes to `output`, or for None to the outputs of this process.
+        """
         own = {name: environment[name] for name in NOT_AT_IMPORT & environment.keys()}
         request = messages.encode({"preload": list(preload), "environment": own})
         reads, writes = os.pipe()
@@ -112,7 +116,7 @@ class ForkServer:
             socket.send_fds(self._line, [request], given)
             answer = self._line.recv(REQUEST_BYTES)
             return int(messages.decode(answer)) if answer else 0
-        except OSError:  # it has died, or hangs in an import
+        except OSError:  # the server has died or hangs in an import
             self._process.kill()
             self._process.wait()
             return 0
@@ -125,13 +129,13 @@ class ForkServer:
             self.reap(pid)
 
     def reap(self, pid: int) -> None:
-        """Let the server wait for a child that has ended, or is about to."""
+        """Let the server wait for a child that has ended or is about to end."""
         with contextlib.suppress(OSError):
             self._line.send(messages.encode(pid))
 
 
 def _zombie_status(pid: int, parent: int) -> int:
-    """Read the exit status of a process that has ended and was not waited for."""
+    """Read the exit status of an ended process that was not waited for; UNKNOWN_STATUS if it has no such parent."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -143,7 +147,7 @@ def _zombie_status(pid: int, parent: int) -> int:
 
 
 def main() -> None:
-    """Answer requests until the parent is gone."""
+    """Answer requests until the parent has ended."""
     line = socket.socket(fileno=int(sys.argv[1]))
     for sent in (
         signal.SIGINT,
@@ -163,7 +167,7 @@ def main() -> None:
             continue
         pid = 0
         if _imported(request["preload"]) and len(os.listdir("/proc/self/task")) == 1:
-            gc.freeze()  # what is collected never would be shared no longer
+            gc.freeze()  # garbage collection would write to the pages that parent and child share
             pid = os.fork()
             if pid == 0:
                 _become_child(line, given, request["environment"])
@@ -173,7 +177,7 @@ def main() -> None:
 
 
 def _imported(modules: Sequence[str]) -> bool:
-    """Import what is missing; False where it can't be: a child that is started plainly tells why."""
+    """Import the modules; return False on a failure, whose reason a newly started interpreter will log."""
     try:
         for name in modules:
             importlib.import_module(name)
@@ -183,7 +187,7 @@ def _imported(modules: Sequence[str]) -> bool:
 
 
 def _become_child(line: socket.socket, given: Sequence[int], environment: Mapping[str, str]) -> NoReturn:
-    """Be a child worker, as one that was started plainly: its descriptors, its session, its random numbers."""
+    """Become a child worker with descriptors, session, environment and random state of its own."""
     try:
         line.close()
         os.setsid()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Landlock: a process gives up its rights to write below a folder, and to reach processes outside of it. Linux 5.19 or later.
+"""Landlock: a process gives up its rights to write below a folder and to reach unconfined processes (Linux 5.19).
 
-No rights of root are needed, and what the process starts inherits the loss. The kernel grants rights to folders and never
-takes one from a folder within: everything beside the protected folder is granted by name, so that nothing new can be made
-directly in the folders above it. A process that gave up rights can't read the memory or the environment of one that did not,
-nor send it signals (Linux 6.12).
+No root rights are needed, and child processes inherit the restriction. Landlock can only grant rights to a folder and
+all below it, without exceptions. So every neighbour of the protected folder, and of the folders above it, is granted by
+name; nothing new can be made directly in the folders above. A confined process can't read the memory or environment of
+an unconfined process, nor send it signals (the latter from Linux 6.12).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION_FLAG, PATH_BENEATH, NO_NEW_PRIVS = 1, 1, 38
 MIN_VERSION = 2
-"""Version 1 can't allow a rename from folder to folder anywhere."""
+"""Oldest supported version: version 1 forbids every rename from one folder to another."""
 WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
 CHANGE_FOLDER = sum(1 << bit for bit in range(4, 14))
-"""Removing and making of files, folders, links and sockets, and moving them between folders."""
+"""Rights to remove and make files, folders, links and sockets, and to move them between folders."""
 SCOPES = 0b11
-"""Sockets without a file, and signals."""
+"""Scopes that forbid to reach unconfined processes: abstract sockets and signals."""
 CAPABILITIES_VERSION = 0x20080522
 READS_OTHERS = (19, 21, 38)
-"""Capabilities of root (tracing, administration, performance) with which a process could read the environment of others."""
+"""Root's capabilities (tracing, administration, performance) to read the environment of every process."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -39,8 +39,11 @@ class _PathBeneath(ctypes.Structure):
 
 
 def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bool:
-    """Let this thread and all that it starts write nothing below `protected` but in `writable`; False where the kernel has no
-    Landlock. Call it before any other thread is there: those would keep their rights."""
+    """Give up writing below `protected`, except in `writable`; return False if the kernel has no Landlock.
+
+    The restriction holds for this thread and everything that it starts. Call it before further threads start: they
+    would keep their rights.
+    """
     libc, version = ctypes.CDLL(None, use_errno=True), landlock_version()
     if version < MIN_VERSION:
         return False
@@ -52,7 +55,7 @@ def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bo
         return False
     try:
         for path in (*_beside(protected), *writable):
-            with suppress(OSError):  # it was deleted, or is no file of a kind that can be written
+            with suppress(OSError):  # the path was deleted or can't be written anyway
                 _grant(libc, rules, path, file_rights)
         _drop_capabilities(libc)
         return not (
@@ -63,12 +66,15 @@ def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bo
 
 
 def landlock_version() -> int:
-    """Tell which version of Landlock the kernel has; 0 or less: none."""
+    """Return the kernel's version of Landlock; 0 or less without Landlock."""
     return int(ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, 0, VERSION_FLAG))
 
 
 def _beside(protected: Path | None) -> Iterator[Path]:
-    """Everything but the folder, as few folders as name it. Links are left out: what they lead to has its own name."""
+    """Yield as few paths as possible that cover everything outside of the folder.
+
+    Symbolic links are left out: their targets are covered by their own paths.
+    """
     if protected is None:
         yield Path("/")
         return
@@ -81,9 +87,9 @@ def _beside(protected: Path | None) -> Iterator[Path]:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Give up what only root has; without new privileges it does not come back with another program."""
+    """Give up root's capabilities READS_OTHERS. With NO_NEW_PRIVS no program that is started regains them."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable of the first 32, then of the others
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: first for capabilities 0-31, then 32-63
     if libc.capget(header, sets) == 0:
         for capability in READS_OTHERS:
             word, bit = divmod(capability, 32)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that ends with its parent: its standard input is a pipe that the parent holds, and never writes to.
+"""A process that ends with its parent: its standard input is a pipe that the parent holds open.
 
-`python -m relax_core.runners.local.parent_death MODULE ARGUMENTS...` runs any module so, in a session of its own.
+`python -m relax_core.runners.local.parent_death MODULE ARGUMENTS...` runs any module this way. The caller must start it
+in a session of its own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import sys
 import threading
 
 PARENTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that the parent alone obeys."""
+"""Signals that only the parent obeys."""
 
 
 def end_with_parent(scratch: str = "") -> None:
-    """From now on, kill this process and whatever it forked when standard input closes, and delete its scratch folder."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
-    # A scheduler may send these to every process of a job, and the parent needs us to save. What we start decides for
-    # itself: a handler does not outlive exec, as SIG_IGN would, and after a fork it is taken back.
+    """When standard input closes, delete the scratch folder and kill this process with its process group."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
+    # A scheduler may send these signals to every process of a job, but the parent needs this process to save. Programs
+    # that this process starts are not affected: a handler ends with exec, unlike SIG_IGN, and is removed after a fork.
     for number in PARENTS:
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)
@@ -36,17 +37,17 @@ def _restore_signals() -> None:
 
 
 def _end_with_parent(scratch: str) -> None:
-    # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
+    # Don't read sys.stdin: this thread would hold its lock and abort the interpreter at exit.
     while os.read(0, 4096):
         pass
     if scratch:
         shutil.rmtree(scratch, ignore_errors=True)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # the session is ours alone: whatever we forked ends too
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # the session has only this process and its children
 
 
 def main() -> None:
-    """Run a module as its own command line would."""
+    """Run the module that the command line names, with the remaining arguments."""
     end_with_parent()
     module, *sys.argv[1:] = sys.argv[1:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local runner: role loops are tasks of this process; ranks, engines, rewards and environments are its children."""
+"""The local runner: roles are tasks of this process; ranks, engines, rewards and environments are child processes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from relax_core.weights.registry import WeightRegistry
 
 
 class RunWorkers(Workers, Protocol):
-    """The workers of a run, which end with it."""
+    """The workers of a run."""
 
     async def close(self) -> None:
         """Kill all workers."""
 
 
 class LocalRunner:
-    """Implements `runners.launch.Runner` in one process tree."""
+    """A `runners.launch.Runner` in one process tree."""
 
     bus: Bus
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -58,7 +58,7 @@ class LocalRunner:
     async def _open_bus(self, launch: Launch) -> None:
         config = self._catalogue.build(launch_component(launch, "bus"))
         if not isinstance(config, BusComponent):
-            raise TypeError(f"[bus] names {type(config).__name__}, which is no bus")
+            raise TypeError(f"[bus] names {type(config).__name__}, which is not a bus component")
         self.bus = await open_bus(config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock)
         self._open = True
 

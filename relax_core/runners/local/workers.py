@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local workers: child processes in sessions of their own, called over a pair of sockets that only they have.
+"""Local workers: child processes in sessions of their own, called over a private pair of sockets.
 
-A child dies with its parent (its standard input closes) and is killed with everything it started. Calls are
-those of `rpc.connection`: no pickle, and nothing listens.
+A child ends with its parent, when its standard input closes, and is killed with everything that it started. Calls use
+`rpc.connection`, without pickle or a listening socket.
 
-A child is awaited through its pidfd. asyncio's own subprocess transport is not used: cancelled while it connects its
-pipes, it never returns. A child sees the GPUs that the plan gives it, as this process numbers them.
+A child's end is noticed through its pidfd. asyncio's subprocess transport is not used, since it never returns if it is
+cancelled while it connects its pipes. A child sees the GPUs that the plan gives it, as this process numbers them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from relax_core.tensor_files.mapped_files import PREFIX, claim, sweep_abandoned
 
 
 class Child:
-    """One process and whatever it starts."""
+    """One child process and everything that it starts."""
 
     def __init__(self, process: subprocess.Popen[bytes] | ForkedProcess, scratch: str = "") -> None:
-        """`scratch`: its folder, deleted when it has ended."""
+        """`scratch`: the child's folder, deleted once the child has ended."""
         self._process, self.pid, self._scratch = process, process.pid, scratch
         self._ended = asyncio.Event()
         self._deleting: asyncio.Future[None] | None = None
@@ -54,7 +54,7 @@ class Child:
 
     @classmethod
     def start(cls, command: Sequence[str], env: Mapping[str, str], log: int | None, keep: int, scratch: str) -> Self:
-        """`log` takes both outputs, `keep` is a descriptor that the child inherits."""
+        """Start a command. `log` receives both outputs; the child inherits the descriptor `keep`."""
         return cls(
             subprocess.Popen(
                 list(command),
@@ -73,7 +73,7 @@ class Child:
         return self._process.returncode
 
     async def tell(self, data: bytes) -> None:
-        """Write to its standard input; one that has ended already is noticed by its silence."""
+        """Write to the child's standard input. Ignore a child that has ended: its connection fails later."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(_write, self._process.stdin.fileno(), data)
@@ -82,29 +82,28 @@ class Child:
         await self._ended.wait()
 
     def let_go(self) -> None:
-        """Close its standard input: it ends by itself."""
+        """Close the child's standard input, so that the child ends by itself."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
     async def kill(self) -> None:
-        """SIGKILL it with its children."""
+        """Kill the child with its children, and wait for its end."""
         if not self._ended.is_set():
             self._kill_session()
         await self._ended.wait()
         self.let_go()
         if self._deleting is not None:
-            await asyncio.wait({self._deleting})  # who is cancelled here leaves it to the others that wait
+            await asyncio.wait({self._deleting})  # unlike a plain await, a cancellation does not cancel the deletion
 
     def _kill_session(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)  # also before it has a session of its own
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)  # works before the child has its own session
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Kill what the ended child has started, then wait for the child: only until then is its process number surely
-        its own."""
+        """Kill everything that the ended child has started, then reap the child, which frees its process id."""
         self._kill_session()
         self._process.wait()
         asyncio.get_running_loop().remove_reader(self._descriptor)
@@ -112,7 +111,7 @@ class Child:
         if self._scratch:
             try:
                 self._deleting = asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._scratch, True)
-            except RuntimeError:  # the loop ends, and has no threads any more
+            except RuntimeError:  # the loop is closing and has no threads
                 shutil.rmtree(self._scratch, ignore_errors=True)
         self._ended.set()
 
@@ -129,10 +128,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible_devices(
     devices: Sequence[str], environment: Mapping[str, str], nodes: Path = Path("/dev")
 ) -> dict[str, str]:
-    """Return the variable that limits a process to its devices. A process that the plan puts on a CPU sees no GPU; one
-    without devices sees what this one does.
+    """Return the environment variable that limits a process to its devices.
 
-    A plan of more GPUs than there are goes round them again (its notes say so): processes share one without turns.
+    A process that the plan puts on a CPU sees no GPU. A process without devices sees the GPUs of this process. If the
+    plan has more GPUs than the machine, its GPU numbers wrap around, and processes share a GPU without taking turns.
     """
     if not devices:
         return {}
@@ -142,7 +141,7 @@ def visible_devices(
 
 
 def visible_environment(environment: Mapping[str, str], allowed: Sequence[str] | None) -> dict[str, str]:
-    """Return the variables that a process may see: all, or those that are named. A pattern names no credential."""
+    """Return the variables that a process may see: all, or those allowed. A pattern with `*` matches no credential."""
 
     def named(name: str, pattern: str) -> bool:
         words = set(re.split(r"[_.-]", name.upper()))
@@ -154,18 +153,18 @@ def visible_environment(environment: Mapping[str, str], allowed: Sequence[str] |
 
 
 def visible_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> list[str]:
-    """Return the GPUs that a process with this environment sees, by the names that CUDA takes."""
+    """Return the GPUs that a process with this environment sees, by CUDA's names."""
     if VISIBLE in environment:
         return [name.strip() for name in environment[VISIBLE].split(",") if name.strip() not in ("", "-1")]
     return [str(number) for number in range(len(list(nodes.glob("nvidia[0-9]*"))))]
 
 
 REAP_S = 2.0
-"""How long a closed connection may precede the news of its process's death."""
+"""Seconds to wait for the exit status of a process after its connection has closed."""
 
 
 class LocalWorker:
-    """A handle on one child process."""
+    """A handle on one child process: `api.role.Worker`."""
 
     def __init__(self, spec: WorkerSpec, process: Child, connection: Connection, clock: Clock) -> None:
         self.name, self.pid, self.host = spec.name, process.pid, "127.0.0.1"
@@ -227,7 +226,7 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """Starts child processes of this one; `close` ends them."""
+    """A starter of child processes: `api.role.Workers`. `close` kills them."""
 
     def __init__(
         self,
@@ -239,9 +238,10 @@ class LocalWorkers:
         protected: Path | None = None,
         redactor: Redactor | None = None,
     ) -> None:
-        """`redactor`: knows the secrets that logs must not have.
+        """Make a starter; nothing is started yet.
 
-        `protected`: the run directory, which untrusted children can't write to where the kernel has Landlock.
+        `redactor` removes secrets from logs. `protected`: the run directory, which untrusted children can't write to if
+        the kernel has Landlock.
         """
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
         self._log_dir, self._clock, self._threads = log_dir, clock or SystemClock(), threads
@@ -253,7 +253,7 @@ class LocalWorkers:
 
     @classmethod
     def of_run(cls, launch: Launch, clock: Clock) -> Self:
-        """Make those of a run: its plugins, its logs without its secrets, and its directory protected."""
+        """Make the workers of a run, with its plugins, its logs without secrets, and its directory protected."""
         return cls(
             launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", clock, protected=launch.whole_run,
             redactor=Redactor(revealed(launch.config)),
@@ -276,8 +276,10 @@ class LocalWorkers:
         self._started = []
 
     def _new_scratch(self) -> str:
-        """Make the folder of an untrusted child, marked as this process's, which deletes it. Those of processes that were
-        killed together with their children are swept before the first one."""
+        """Make the folder of an untrusted child, claimed by this process. The first call removes abandoned folders.
+
+        A folder is abandoned if its process was killed together with its children.
+        """
         if not self._swept:
             sweep_abandoned(Path(tempfile.gettempdir()))
             self._swept = True
@@ -304,7 +306,7 @@ class LocalWorkers:
                     "own_interpreter": bool(spec.python), "scratch": scratch,
                     "protected": str(self._protected or ""), "writable": spec.writable,
                 }  # fmt: skip
-                body = messages.encode({**own, **self._certificate})  # who it is, and which plugins it must have
+                body = messages.encode({**own, **self._certificate})
                 await process.tell(struct.pack("<I", len(body)) + body)
                 await connection.greet()
         except BaseException as error:

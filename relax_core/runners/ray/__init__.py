@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray runner: every role a Serve application of its own, worker groups as actors, payloads owned by storage actors.
+"""The Ray runner: each role is a Serve application, workers are actors, and storage actors own the payloads of the bus.
 
-The only package of the core that imports ray, and it settles Ray's environment first, whichever module is wanted. Nothing
-is shut down here that this run did not start.
+This is the only package of the core that imports ray. It sets Ray's environment variables first, whichever module is
+imported. It shuts down only what this run has started.
 """
 
 from relax_core.runners.ray.environment import settle

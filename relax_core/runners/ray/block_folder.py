@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks as files in one storage's folder in memory: whoever is on its machine writes and reads them in place.
+"""Blocks as files in a storage's memory-backed folder: processes on the storage's machine write and read them in place.
 
-A block is a safetensors file of row lengths and values as they lie in memory; nothing of it is ever executed. Its name is
-its block's key, so no name travels. It appears whole or not at all, and a reader keeps what it has mapped.
+A block is a safetensors file with row lengths and values; nothing in it is executed. Its file name is the block's key.
+A file appears whole or not at all, and a reader keeps its mapping even if the file is deleted.
 """
 
 from __future__ import annotations
@@ -28,28 +28,31 @@ from relax_core.tensor_files.safetensors_file import pack, parse
 LENGTHS, VALUES = "lengths:", "values:"
 """Prefixes of the two arrays of a column."""
 MAPPED_BYTES = 1 << 17
-"""Files up to this size are read at once: a mapping costs more."""
+"""Files up to this size in bytes are read at once, since a mapping costs more."""
 SUCCESSOR_S = 300.0
-"""For the next process of a storage to take its folder over, after the last change of a block: no sweep removes it before."""
+"""Seconds after the last change of a block in which a storage's next process may take its folder over. No sweep removes
+the folder in that time."""
 POPULATE = 22
-"""MADV_POPULATE_READ, for which Python has no name: all pages in one call, where each would be a fault of its own."""
+"""MADV_POPULATE_READ, which Python does not define: loads all pages in one call instead of one page fault each."""
 
 
 def new_folder_name() -> str:
-    """Make a name that nobody guesses."""
+    """Make an unguessable name."""
     return f"{PREFIX}bus-{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFolder:
-    """A folder with a random name: whoever finds it is on the machine of its storage."""
+    """A storage's folder of blocks. Its name is random, so only processes on the storage's machine find the folder."""
 
     path: str
 
     @classmethod
     def make(cls, name: str, memory: Path = MEMORY) -> Self | None:
-        """Make this process's own, or take over that of a dead process with what is in it; a later run sweeps it if this one
-        is killed. None where there is no memory-backed directory."""
+        """Make a folder, or take over a dead process's folder and blocks; return None without memory-backed storage.
+
+        If this process is killed, a later run removes the folder.
+        """
         if not memory.is_dir() or not os.access(memory, os.W_OK):
             return None
         path = memory / name
@@ -63,7 +66,7 @@ class BlockFolder:
         return os.path.isdir(self.path)
 
     def write(self, key: int, columns: Mapping[str, Ragged]) -> bool:
-        """Write a block; False where there is no room, or a column is of no plain numbers."""
+        """Write a block; return False without room, or if safetensors can't store a column's dtype."""
         arrays = {LENGTHS + name: np.asarray(column.lengths, np.int64) for name, column in columns.items()}
         arrays |= {VALUES + name: column.values for name, column in columns.items()}
         try:
@@ -81,7 +84,7 @@ class BlockFolder:
         return True
 
     def read(self, key: int, columns: Sequence[str], whole: bool = True) -> dict[str, Ragged] | None:
-        """Give columns read-only, in place; None where there is no such file. `whole`: all values are about to be read."""
+        """Return columns read-only, in place; None without such a file. `whole`: all values will be read at once."""
         try:
             memory = read_or_map(self._file(key), MAPPED_BYTES + 1)
         except FileNotFoundError:
@@ -97,7 +100,7 @@ class BlockFolder:
                 if whole and isinstance(memory, mmap.mmap) and values.nbytes:
                     at = values.ctypes.data - data.ctypes.data
                     first = at // mmap.PAGESIZE * mmap.PAGESIZE
-                    with contextlib.suppress(OSError):  # of a kernel that does not know it: pages come as they are read
+                    with contextlib.suppress(OSError):  # an older kernel loads the pages as they are read
                         memory.madvise(POPULATE, first, at + values.nbytes - first)
                 found[name] = Ragged(values, tensors[LENGTHS + name])
         except (ValueError, KeyError) as error:
@@ -105,7 +108,7 @@ class BlockFolder:
         return found
 
     def keys(self) -> list[int]:
-        """List the blocks that are whole."""
+        """List the keys of the complete blocks."""
         return [int(name) for name in os.listdir(self.path) if name.isdigit()]
 
     def has(self, key: int) -> bool:
@@ -124,6 +127,6 @@ class BlockFolder:
         return f"{self.path}/{int(key)}"
 
     def _free_bytes(self) -> int:
-        """Half of it is left to weights and to Ray."""
+        """Return the free space, of which `write` leaves half to weights and to Ray."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize

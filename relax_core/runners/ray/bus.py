@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray bus, whose payloads storage actors own (a writer may die, and its rows can still be read); and how a role in
-another process reaches any bus, through the run's hub.
+"""The Ray bus, whose payloads are owned by storage actors, and `BusClient`, a role's access to the bus through the hub.
 
-On a storage's machine a writer puts a block as a file into the storage's folder in memory and hands it over; readers
-there map it, and need no call. From elsewhere, and where there is no room, blocks travel by Ray: what comes in lies in
-Ray's shared memory under its writer's name, and a large column is put there once more under the storage's own.
+Rows stay readable when their writer dies. On a storage's machine, a writer writes a block as a file into the storage's
+memory-backed folder and hands it over; readers there map the file without a call. From a different machine, or if the
+folder has no room, blocks are sent through Ray. Ray frees a writer's objects when the writer dies, so the storage puts
+large columns into Ray's shared memory again as their owner.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from relax_core.runners.ray.connection import CALL_S, RpcActor, RpcClient, answe
 
 CLOSE_S = 5.0
 BESIDE_BYTES = 1 << 20
-"""From here on a block is written beside the event loop."""
+"""Blocks of at least this size are written in a thread, off the event loop."""
 BY_REFERENCE_BYTES = 1 << 20
-"""Smaller columns travel within the answer: a reference costs a call of its own."""
+"""Columns of at least this size are returned as Ray references. Smaller ones are sent within the answer."""
 STORAGE_RESTARTS = 20
-"""Deaths of one storage that Ray starts another process for; more of them are no accident, and the run fails."""
+"""Deaths of one storage after which Ray starts a new process. One more death fails the run."""
 
 
 class RayBusOptions(Options):
-    """Keeping of payloads."""
+    """Options of the Ray bus."""
 
     storages: PositiveInt = 1
-    """Storage actors; more of them share the reading."""
+    """Number of storage actors; several share the load of reading."""
 
 
 class RayBus(BusComponent[RayBusOptions]):
-    """Opened inside the hub; its storage actors belong to the hub, not to any role."""
+    """The bus with payloads in storage actors. The hub opens it, so the actors end with the hub and not with a role."""
 
     async def open_store(self) -> PayloadStore:
         return await RemoteStore.open(self.options.storages)
 
 
 class BusClient:
-    """`api.bus.Bus` for a role in another process: small calls to the hub, payloads straight to a store that is shared.
+    """`api.bus.Bus` for a role in a separate process: small calls go to the hub, payloads directly to a shared store.
 
-    Payloads of a store that is not shared go through the hub too, as do all calls that are not written here.
+    Payloads of a store that is not shared go through the hub, like all methods that are not defined here.
     """
 
     def __init__(self, hub: RpcClient, store: PayloadStore | None) -> None:
@@ -126,34 +126,34 @@ class BusClient:
         return found
 
     async def close(self) -> None:
-        """The hub closes the bus; a client holds nothing."""
+        """Do nothing: the hub closes the bus."""
 
 
 def _lease(claim: Claim) -> Claim:
-    """Give the claim without its rows, which the bus knows itself."""
+    """Return the claim without rows and samples, which the bus has."""
     return replace(claim, rows=(), samples={})
 
 
 @ray.remote(num_cpus=0, max_restarts=STORAGE_RESTARTS, max_task_retries=-1)
 class StorageActor(RpcActor):
-    """Blocks of columns in one process. Where it dies Ray makes it again, and repeats the calls of it that Ray carried.
+    """A process that keeps blocks of columns. If it dies, Ray restarts it and repeats its Ray calls.
 
     Invariants:
-    - Every call may be repeated: a block is put whole under a key that is used once.
-    - Its folder outlives it: the next process has every block that lies there as a file. Others are lost with the process.
+    - Every call is safe to repeat: a block is put whole, under a key that is used once.
+    - The folder outlives the process: the next process has every block that is a file there. Blocks in memory are lost.
     """
 
     def __init__(self, folder_name: str) -> None:
         self._store = MemoryStore()
         self._owned: dict[tuple[int, str], Any] = {}
-        """References to the values of large columns, by block and name."""
+        """Ray references to the values of large columns, by block key and column name."""
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._folder = BlockFolder.make(folder_name)
         self._files = set(self._folder.keys()) if self._folder is not None else set[int]()
         super().__init__()
 
     async def folder(self) -> BlockFolder | None:
-        """Return the folder that those on this machine may write to."""
+        """Return the folder that processes on this machine may write to; None without memory-backed storage."""
         return self._folder
 
     async def address(self) -> str:
@@ -161,10 +161,10 @@ class StorageActor(RpcActor):
         return self._server.address
 
     async def _serve(self, method: str, args: Sequence[Any]) -> Any:
-        """Keep a file that a writer has put into the folder; the only call."""
+        """Take over a block's file that a writer has put into the folder. This is the only call over the socket."""
         (key,) = args
         if self._folder is None or not self._folder.has(key):
-            raise InfrastructureError(f"bus storage: got block {key}, but no file of it; put it again")
+            raise InfrastructureError(f"bus storage: got block {key} without its file; put the block again")
         self._files.add(key)
 
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
@@ -174,7 +174,7 @@ class StorageActor(RpcActor):
             self._owning[key] = asyncio.create_task(self._own(key, columns, large))
 
     async def _own(self, key: int, columns: Mapping[str, Ragged], large: Mapping[str, np.ndarray]) -> None:
-        """Own large values, so that their writer's copy goes: the block holds their lengths alone."""
+        """Put large values into Ray's shared memory as their owner; the block keeps only their lengths."""
         for name, values in large.items():
             self._owned[key, name] = await asyncio.to_thread(ray.put, values)
         light = {n: Ragged(c.values[:0], c.lengths) if n in large else c for n, c in columns.items()}
@@ -182,7 +182,7 @@ class StorageActor(RpcActor):
         del self._owning[key]
 
     async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None) -> Any:
-        """Give blocks, and references to the values that they lack."""
+        """Return blocks, and Ray references to the values that they lack."""
         return await answered(self._get(keys, columns, part))
 
     async def _get(
@@ -206,7 +206,7 @@ class StorageActor(RpcActor):
         return found if part is None else cut(found, part)
 
     async def _cut(self, key: int, columns: Sequence[str], part: Cut) -> Mapping[str, Ragged]:
-        """Cut it here, so that only the part travels."""
+        """Cut a block before it is sent, so that only the part is sent."""
         whole = (await self._store.get([key], columns))[key]
         filled = {n: Ragged(await self._values(key, n, column), column.lengths) for n, column in whole.items()}
         return {name: column.cut(part) for name, column in filled.items()}
@@ -234,7 +234,7 @@ class StorageActor(RpcActor):
 
 
 class RemoteStore:
-    """`api.bus.PayloadStore` over several storage actors; a block's key says which."""
+    """`api.bus.PayloadStore` over several storage actors; a block's key determines its actor."""
 
     shared = True
 
@@ -243,7 +243,7 @@ class RemoteStore:
         self._clients = [RpcClient(actor, "bus storage") for actor in actors]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the actors alone: each process reaches them by connections of its own."""
+        """Pickle actors and folders without connections: each process opens its own connections."""
         return RemoteStore, (self._actors, self._folders)
 
     @classmethod
@@ -260,7 +260,7 @@ class RemoteStore:
             raise
 
     async def _handed_over(self, key: int) -> bool:
-        """Hand a written file over; False where the storage died meanwhile, or its next process is on another machine."""
+        """Hand a written file over to its storage; return False if the storage died or restarted on another machine."""
         try:
             await self._clients[key % len(self._actors)].call("put", (key,))
         except DeadlineExceeded:
@@ -270,7 +270,7 @@ class RemoteStore:
         return True
 
     async def _written(self, key: int, columns: Mapping[str, Ragged]) -> bool:
-        """Write a block into its storage's folder; False where that can't be."""
+        """Write a block into its storage's folder; return False if the folder is not on this machine or has no room."""
         folder = self._folder(key)
         if folder is None or not folder.here:
             return False
@@ -291,7 +291,7 @@ class RemoteStore:
         return found
 
     def _mapped(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged] | None:
-        """Map a block that lies on this machine."""
+        """Map a block whose file is on this machine; return None without such a file."""
         folder = self._folder(key)
         block = None if folder is None else folder.read(key, columns, part is None)
         return block if block is None or part is None else cut(block, part)
@@ -309,11 +309,11 @@ class RemoteStore:
         self.sweep()
 
     async def let_go(self) -> None:
-        """Close the connections of this process, which needs the storages no more."""
+        """Close this process's connections to the storages."""
         await asyncio.gather(*(client.close() for client in self._clients))
 
     def sweep(self) -> None:
-        """Remove what dead storages of this machine have left."""
+        """Remove the folders of the storages on this machine."""
         for folder in self._folders:
             if folder is not None:
                 folder.remove()
@@ -331,7 +331,7 @@ class RemoteStore:
 
 
 async def _fetched(actor: Any, keys: Sequence[int], columns: Sequence[str], part: Cut | None) -> Blocks:
-    """Fetch blocks of one storage, with what it owns in shared memory filled in."""
+    """Fetch blocks of one storage, and fill in the large columns from Ray's shared memory."""
     blocks, owned = await asked(actor.get.remote(keys, columns, part), "bus storage", "get", CALL_S)
     if not owned:
         return blocks  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray cluster of a run: joined where one is named, else of the run's own; and Serve on it."""
+"""The Ray cluster of a run, with Serve on it: the cluster that RAY_ADDRESS names, else one of the run's own."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from relax_core.runners.ray.environment import joins
 from relax_core.runners.ray.reaper import Reaper
 
 OBJECT_STORE_BYTES = 512 << 20
-"""Ray's default is a third of the machine's memory."""
+"""Size of Ray's object store. Ray's default is a third of the machine's memory."""
 LOGICAL_CPUS = 64
-"""Bookkeeping only: roles and workers ask for none, Serve's own actors for some."""
+"""CPUs that Ray may schedule. Roles and workers request none, but Serve's own actors request some."""
 START_TRIES, NODE_TIMED_OUT = 2, "timed out during startup"
-"""A raylet ends when its own agent takes 15 s to start, as it may on a busy machine."""
+"""Attempts to start a cluster, and the error to retry after: a raylet ends if its agent takes 15 s to start."""
 INIT: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
 SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
 SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
-"""While another run starts Serve on the same cluster."""
+"""Attempts to join Serve, and seconds between them, while another run starts Serve on the same cluster."""
 
 
 class Cluster:
-    """The Ray cluster of a run: joined where one is named, else started for this run alone and ended with it.
+    """The Ray cluster of a run: joined if RAY_ADDRESS names one or ray is initialized, else started for this run only.
 
-    Its calls run in one thread that lives until `close`: the daemons end with the thread that started them.
+    All Ray calls run in one thread that lives until `close`, because Ray's daemons end with the thread that started
+    them.
     """
 
     def __init__(self) -> None:
@@ -43,10 +44,10 @@ class Cluster:
         self._connecting: Future[None] | None = None
         self._end: Callable[[], None] | None = None
         self.ours = False
-        """Started by us: nobody else is on it, and it ends with us."""
+        """True if this run started the cluster, so that it has no further users and ends with the run."""
 
     def begin(self) -> Future[None]:
-        """Start connecting; `connect` waits for the end of it."""
+        """Start connecting in the thread; `connect` waits for the result."""
         if self._connecting is None:
             self._connecting = self._thread.submit(self._connect)
         return self._connecting
@@ -56,7 +57,7 @@ class Cluster:
         await asyncio.wrap_future(self.begin())
 
     async def close(self) -> None:
-        """End a cluster of our own; leave another as it was."""
+        """End the run's own cluster, or disconnect from a joined one."""
         await asyncio.wrap_future(self._thread.submit(self._disconnect))
         self._thread.shutdown(wait=False)
 
@@ -64,9 +65,9 @@ class Cluster:
 
     def _connect(self) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-        for name in ("ray", "ray.serve"):  # its messages are in its own logs, and what concerns the run, roles say
+        for name in ("ray", "ray.serve"):  # Ray has its own log files, and roles report what concerns the run
             logging.getLogger(name).setLevel(logging.ERROR)
-        ray._private.worker._worker_logs_enabled = False  # the switch of Ray's own debugger: raylet messages on stdout
+        ray._private.worker._worker_logs_enabled = False  # no raylet messages on stdout; a switch of Ray's debugger
         self.ours = not joins() and not ray.is_initialized()
         try:
             if not ray.is_initialized():
@@ -90,7 +91,7 @@ class Cluster:
 
 
 def start_cluster() -> Callable[[], None]:
-    """Start a cluster that ends with this process, also where it is killed; return what ends it."""
+    """Start a cluster that ends with this process, even if the process is killed; return the function that ends it."""
     options = INIT | {"num_cpus": LOGICAL_CPUS, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     for left in reversed(range(START_TRIES)):
         reaper = Reaper.start()
@@ -112,12 +113,12 @@ def start_cluster() -> Callable[[], None]:
 
 
 def _start_serve() -> None:
-    """Join Serve, else start it. Who starts it at the same moment on the same cluster wins; then we join theirs."""
+    """Join Serve or start it. If another run starts Serve at the same moment on the same cluster, retry to join."""
     for left in reversed(range(SERVE_TRIES)):
         try:
             serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
             return
-        except Exception as error:  # which type and words it is depends on how far the other one has come
+        except Exception as error:  # its type and text depend on how far the concurrent start has come
             if SERVE_ACTOR not in str(error) or not left:
                 raise
             time.sleep(SERVE_PAUSE_S)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of an actor: over a socket from processes on its machine, else the same messages in Ray's own calls.
 
-An actor is an `RpcActor`, which others call through an `RpcClient`. What Ray itself carries answers with a value, or with
-a failure as data: errors of ours do not survive Ray's wrapping.
+An actor is an `RpcActor` and is called through an `RpcClient`. A Ray call returns a value, or a `Failure` for an error,
+since Ray's wrapping changes the types of errors.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from relax_core.rpc.host import Failure, describe, raised
 
 NAMESPACE = "relax"
 CALL_S = 120.0
-"""Beyond any `wait_s` that a call of the hub carries: then the hub itself is in trouble."""
+"""Time limit of a call, longer than every `wait_s` of the hub's calls."""
 Packed = tuple[bytes, list[Any]]
-"""A message and the large arrays beside it."""
+"""A message and its large arrays."""
 P = TypeVar("P")
 
 
 async def answered(work: Awaitable[Any]) -> Any:
-    """Await on the called side: the value, or what was raised, described."""
+    """On the called side, return the result of `work`, or its error as a `Failure`."""
     try:
         return await work
     except Exception as error:
@@ -35,7 +35,7 @@ async def answered(work: Awaitable[Any]) -> Any:
 
 
 async def answered_by_ray(call: Call, packed: Packed) -> Packed:
-    """Answer on the called side a message that Ray has carried."""
+    """On the called side, answer a call that came through Ray as an encoded message."""
     arrays: list[Any] = []
     value = await answered(call(*messages.decode(*packed)))
     try:
@@ -45,7 +45,10 @@ async def answered_by_ray(call: Call, packed: Packed) -> Packed:
 
 
 async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) -> Any:
-    """Await on the calling side: the value, or the error raised as its own type."""
+    """On the calling side, return the value of a call, or raise its error as its own type.
+
+    Raises DeadlineExceeded after `timeout_s`, and WorkerDied if the actor can't be reached.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             value = await call
@@ -60,34 +63,34 @@ async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) ->
 
 
 class RpcActor:
-    """The base of actors that an `RpcClient` calls; a subclass opens `_server` and writes `_serve`."""
+    """The base of actors that an `RpcClient` calls. A subclass opens `_server` and overrides `_serve`."""
 
     def __init__(self) -> None:
         self._server = RpcServer(self._serve)
 
     async def address(self) -> str:
-        """Give the address of its socket; empty where it has none."""
+        """Return the address of the actor's socket; empty without a socket."""
         return self._server.address
 
     async def call(self, packed: Packed) -> Packed:
-        """Answer a process on another machine."""
+        """Answer a call from another machine, which comes through Ray."""
         return await answered_by_ray(self._serve, packed)
 
     async def _serve(self, method: str, args: Sequence[Any]) -> Any:
-        """Answer a call, whichever way it came."""
+        """Answer a call from the socket or from Ray."""
         raise NotImplementedError
 
 
 def _is_lost(opening: asyncio.Future[Connection | None]) -> bool:
-    """Tell whether a connection was there and has ended."""
+    """Return True if a connection was opened and has ended."""
     connection = opening.result() if opening.done() and not opening.cancelled() else None
     return connection is not None and connection.lost
 
 
 class RpcClient:
-    """One process's calls of one actor, by whichever way is there.
+    """The calls of one process to one actor, over its socket if possible, else through Ray.
 
-    Invariant: `close` fails the calls under way; it cancels none of the tasks that make them.
+    Invariant: `close` fails the calls in progress and does not cancel the tasks that make them.
     """
 
     def __init__(self, actor: Any, name: str) -> None:
@@ -95,17 +98,17 @@ class RpcClient:
         self._opening: asyncio.Future[Connection | None] | None = None
 
     async def call(self, method: str, args: Sequence[Any], timeout_s: float = CALL_S) -> Any:
-        """Raises DeadlineExceeded, WorkerDied, or what the method raised."""
+        """Call a method. Raises DeadlineExceeded, WorkerDied, or the method's error."""
         return await asked(self._call(method, args), self._name, method, timeout_s)
 
     async def _call(self, method: str, args: Sequence[Any]) -> Any:
-        if self._opening is None or _is_lost(self._opening):  # Ray says what became of the actor, or has made it again
+        if self._opening is None or _is_lost(self._opening):  # ask Ray, which may have restarted the actor
             self._opening = asyncio.ensure_future(self._open())
         opening = self._opening
         if not opening.done():
             await asyncio.wait({opening})
         if opening.cancelled():
-            raise ConnectionError("nobody calls it any more")
+            raise ConnectionError("the client was closed")
         connection = opening.result()
         if connection is not None and not connection.lost:
             return await connection.call(method, args)

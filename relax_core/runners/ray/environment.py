@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables that Ray must find before it is imported, since it reads them once, then. Imports no ray itself.
+"""Ray's environment variables, which must be set before ray is imported. This module does not import ray.
 
-Whatever a person has set stays as it is. The processes of a cluster of our own inherit it, with a token that only they know:
-without one, whoever reaches a port of Ray runs code.
+Variables that the user has set are kept. The processes of the run's own cluster inherit the environment and with it a
+secret token: without a token, every process that can reach one of Ray's ports could run code.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import sys
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # it kills our processes for other people's memory
+    "RAY_memory_monitor_refresh_ms": "0",  # it would kill the run's processes for memory of unrelated programs
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_ENABLE_HA_PROXY": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: beside other work on the machine a run would hardly start
+    "RAY_worker_niceness": "0",  # at the default of 15, a run would hardly start on a busy machine
     "RAY_SCHEDULER_EVENTS": "0",
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Ray's own word for a cluster of one machine: every port binds to 127.0.0.1."""
+"""Ray's setting for a cluster of one machine: every port binds to 127.0.0.1."""
 
 
 def settle() -> None:
-    """Set what Ray reads when it is imported; where it has been, nothing can be changed any more."""
+    """Set the variables that Ray reads at import. If ray is already imported, do nothing."""
     if "ray" in sys.modules:
         return
     own = {} if joins() else LOOPBACK | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -35,5 +35,5 @@ def settle() -> None:
 
 
 def joins() -> bool:
-    """Tell whether a cluster is named that others started."""
+    """Return True if RAY_ADDRESS names a running cluster to join."""
     return bool(os.environ.get("RAY_ADDRESS"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub of a run: one named actor with the bus, the run status and the weight service.
+"""The hub of a run: one named actor with the bus, run status, weight registry and device service.
 
-Roles find it by the run's name. Ray ends it with the driver, and every role that can't reach it ends itself. It watches
-the replicas that run the roles, and reports which died.
+Roles find the hub by the run's id. Ray ends it with the driver, and every role that can't reach the hub ends itself.
+The hub watches the replicas that run the roles, and reports their deaths.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from relax_core.tensor_files.mapped_files import claim, memory_directory
 from relax_core.weights.registry import WeightRegistry
 
 CONCURRENCY = 1000
-"""Calls under way at once: long waits hold a place each."""
+"""Largest number of concurrent calls of the hub; a waiting call counts, too."""
 PROBE_S = 1.0
-"""Between two looks at a replica: Ray tells of a death only who asks."""
+"""Seconds between two probes of a replica: Ray reports a death only in answer to a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubService:
-    """The services and data that a replica needs to run its role."""
+    """The data that a replica needs to run its role."""
 
     launch: Launch
     store: PayloadStore | None
-    """That of the bus, where the replica reaches it by itself."""
+    """The bus's store if replicas can reach it directly, else None."""
     gpus: GpuPlacement | None
-    """The GPUs of the run."""
+    """The GPUs of the run; None without GPUs."""
     without_s: float | None
-    """How long the role was without a replica; None for its first one."""
+    """Seconds that the role was without a replica; None for its first replica."""
 
 
 def hub_name(run_id: str) -> str:
@@ -58,12 +58,12 @@ def hub_name(run_id: str) -> str:
 
 
 def find_hub(run_id: str) -> Any:
-    """Find the hub of a run. Raises ValueError when it has none."""
+    """Return the hub of a run. Raises ValueError if the run has no hub."""
     return ray.get_actor(hub_name(run_id), namespace=NAMESPACE)
 
 
 def hub_options(run_id: str) -> dict[str, Any]:
-    """Return the options of a run's hub: it stays on the driver's node, whose disk has the ledger."""
+    """Return the actor options of a run's hub, which stays on the driver's node because the ledger is on its disk."""
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"name": hub_name(run_id), "namespace": NAMESPACE, "max_concurrency": CONCURRENCY}
     return {**options, "scheduling_strategy": node}
@@ -71,29 +71,29 @@ def hub_options(run_id: str) -> dict[str, Any]:
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Hub(RpcActor):
-    """Services of one run."""
+    """The services of one run."""
 
     def __init__(self) -> None:
         super().__init__()
         self._clock = SystemClock()
 
     async def open(self, launch: Launch, mark: str) -> Any:
-        """Open a run whose driver has written a file of this name in the run directory."""
+        """Open a run. `mark`: file name that the driver has written in the run directory, to check that both see it."""
         return await answered(self._open(launch, mark))
 
     async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
-        """Open the bus alone; what `open` does of it."""
+        """Open only the bus."""
         return await answered(self._open_bus(component, settings, directory, version))
 
     async def _open(self, launch: Launch, mark: str) -> PayloadStore | None:
         if not await asyncio.to_thread((Path(launch.run_dir) / mark).is_file):
             raise InfrastructureError(
-                f"run directory {launch.run_dir}: the hub, on {platform.node()}, sees another directory than the driver there, "
-                "and would begin a second ledger; name one on a file system that both share, with --run-dir"
+                f"run directory {launch.run_dir}: the hub on {platform.node()} sees another directory than the driver "
+                "and would begin a second ledger; set --run-dir to a directory on a file system that both share"
             )
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
-        # What roles have in memory stays while their processes are replaced.
+        # Claim the memory-backed directory of weights, so that it outlives replaced processes of roles.
         if (memory := memory_directory(launch.run_id)) is not None:
             claim(memory)
         self._gpus = GpuPlacement.request(launch.plan)
@@ -127,7 +127,7 @@ class Hub(RpcActor):
         return await answered(self._close())
 
     async def _close(self) -> None:
-        for task in getattr(self, "_tasks", ()):  # without, only the bus was opened
+        for task in getattr(self, "_tasks", ()):  # absent if only the bus was opened
             task.cancel()
         try:
             await self._bus.close()
@@ -137,10 +137,10 @@ class Hub(RpcActor):
     # -- roles --------------------------------------------------------------------------------------------------
 
     async def join(self, role: str, replica: Any, pid: int) -> HubService | None:
-        """Let a replica run its role; None where the role has ended."""
+        """Let a replica run its role; return None if the role has ended."""
         await self._lost(
             role, self._replicas.pid(role)
-        )  # a probe may not have found the replica before this one dead yet
+        )  # the probes may not have noticed yet that the last replica died
         if self._replicas.has_ended(role):
             return None
         now = self._clock.now()
@@ -156,14 +156,14 @@ class Hub(RpcActor):
             self._entered.clear()
 
     async def alive(self) -> None:
-        """Answer a shell that checks whether the run goes on."""
+        """Answer a shell that checks whether the hub is alive."""
 
     async def end_role(self, role: str, failure: Failure | None) -> None:
         if self._replicas.end(role):
             self._ends.append((role, failure))
 
     async def ends(self, after: int) -> list[tuple[str, Failure | None]]:
-        """Return the roles that ended, without the first `after` of them."""
+        """Return the ended roles and their failures, without the first `after` entries."""
         return self._ends[after:]
 
     async def _watch(self, role: str, replica: Any, pid: int) -> None:
@@ -174,7 +174,7 @@ class Hub(RpcActor):
             except ray.exceptions.ActorDiedError:
                 await self._lost(role, pid)
             except (TimeoutError, ray.exceptions.RayError):
-                pass  # busy or out of reach; whether it is stuck, Serve's health check decides
+                pass  # busy or unreachable; Serve's health check detects a stuck replica
             await asyncio.sleep(PROBE_S)
 
     async def _lost(self, role: str, pid: int) -> None:
@@ -190,14 +190,14 @@ class Hub(RpcActor):
             self._own(role, self._await_successor(role, now))
 
     async def _await_successor(self, role: str, lost_at: float) -> None:
-        """End the run where nobody takes the role over in time."""
+        """End the role with a failure if no new replica takes it over in time."""
         await self._clock.sleep(TAKEOVER_S)
         if self._replicas.absent(role, lost_at):
-            reason = f"role {role}: its process died and Serve started no other within {TAKEOVER_S:.0f} s"
+            reason = f"role {role}: its process died and Serve did not replace it within {TAKEOVER_S:.0f} s"
             await self.end_role(role, Failure(WorkerDied.__name__, reason))
 
     def _own(self, role: str, work: Coroutine[Any, Any, None]) -> None:
-        """Look after a role beside the calls; where that fails the role ends with the error, since nobody else looks."""
+        """Run a task that watches a role. If the task fails, end the role with its error, since it is unwatched."""
 
         async def attend() -> None:
             try:

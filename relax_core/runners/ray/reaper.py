@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends what Ray leaves behind when the driver is killed: its agents outlive raylet and GCS by minutes.
+"""A process that kills Ray's processes when the driver is killed: Ray's agents outlive raylet and GCS by minutes.
 
-A process beside the driver. It learns the processes that the driver starts while Ray starts, waits until its standard input
-closes, and then kills those that are still the same processes. After a clean end there are none. What the driver had
-started before is not Ray's, and is left alone.
+The reaper notes the processes that the driver starts during Ray's start. When its standard input closes, it kills those
+that are still the same processes; after a clean end none are left. Processes that the driver started before are not
+touched.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from typing import Self
 import psutil
 
 LOOK_S = 0.25
-"""Between two looks while Ray starts; afterwards its daemons stay the same."""
+"""Seconds between two looks for new processes while Ray starts. Afterwards Ray's daemons stay the same."""
 LET_S = 0.5
-"""For those that end by themselves."""
+"""Seconds for processes to end by themselves before they are killed."""
 
 
 class Reaper:
-    """The driver's end of it; one that is killed has ended too."""
+    """The driver's handle on the reaper process. A killed driver closes the reaper's standard input, too."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     @classmethod
     def start(cls) -> Self:
-        """Before Ray is started."""
+        """Start the reaper. Call it before Ray is started."""
         others = [str(child.pid) for child in psutil.Process().children()]
         command = [sys.executable, "-m", "relax_core.runners.ray.reaper", *others]
         return cls(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True))
 
     def started(self) -> None:
-        """All of Ray's daemons are there."""
+        """Tell the reaper that all of Ray's daemons have started."""
         if self._process.stdin is not None:
             self._process.stdin.write(b".")
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Ray has been shut down."""
+        """End the reaper and wait for it. Call it after Ray was shut down."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
 
 
 def main() -> None:
-    """Look while Ray starts, wait for the driver's end, then kill."""
+    """Note new processes while Ray starts, wait for the driver's end, then kill the processes that remain."""
     driver, others = psutil.Process(os.getppid()), {os.getpid(), *map(int, sys.argv[1:])}
     known: set[psutil.Process] = set()
     starting = True
@@ -67,7 +67,7 @@ def main() -> None:
     time.sleep(LET_S)
     for process in known:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()  # psutil refuses where the id belongs to another process by now
+            process.kill()  # psutil refuses if the process id was reused
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray runner: brings up a cluster, a hub and one Serve application a role, and removes what it started.
+"""The Ray runner: starts a cluster, a hub and one Serve application for each role, and removes them at the end.
 
-Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
+Applications are deployed by `serve.run_many`; Serve's declarative API would replace the applications of further runs on
+the cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ POLL_S = 0.25
 
 
 class RayRunner:
-    """Implements `runners.launch.Runner` on Ray Serve. Life cycle: `made -> started -> closed`."""
+    """A `runners.launch.Runner` on Ray Serve. Life cycle: `made -> started -> closed`."""
 
     run_status: RunStatus
     bus: Bus
@@ -51,7 +52,7 @@ class RayRunner:
         self._ended = 0
 
     def connect_early(self) -> None:
-        """Begin to connect before there is a launch; returns at once, and `start` waits for the rest."""
+        """Begin to connect before the launch is known. Return at once; `start` waits for the connection."""
         self._cluster.begin()
 
     async def start(self, launch: Launch) -> None:
@@ -77,12 +78,12 @@ class RayRunner:
             mark.unlink(missing_ok=True)
 
     def _deploy(self, run_id: str, apps: Mapping[str, str]) -> None:
-        """Deploy shells, by role, at once; Serve starts them side by side."""
+        """Deploy one shell for each role; Serve starts the shells in parallel."""
         targets = [serve.RunTarget(deployment(run_id, role), name=app, route_prefix=None) for role, app in apps.items()]
         try:
             serve.run_many(targets, wait_for_applications_running=False)
         except Exception as error:
-            raise InfrastructureError(f"ray: Serve did not take the roles: {error}; try --runner local") from error
+            raise InfrastructureError(f"ray: Serve did not deploy the roles: {error}; try --runner local") from error
 
     async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
         loop = asyncio.get_running_loop()
@@ -96,7 +97,7 @@ class RayRunner:
         return tuple(RoleEnd(role, raised(failure, role) if failure else None) for role, failure in ends)
 
     async def close(self) -> None:
-        """End a cluster of our own with all that is on it; take the run's own things away from another."""
+        """End the run's own cluster; on a joined cluster remove the run's applications, hub and storage folders."""
         hub, self._hub = self._hub, None
         apps, self._apps = self._apps, ()
         if self._client is not None:
@@ -107,7 +108,7 @@ class RayRunner:
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 await asked(hub.close.remote(), "hub", "close", CLOSE_S)
             ray.kill(hub)
-        if isinstance(self._store, RemoteStore):  # a hub that died has not
+        if isinstance(self._store, RemoteStore):  # a hub that died could not remove the folders
             await asyncio.to_thread(self._store.sweep)
         await self._cluster.close()
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Serve shell of one role: thin. The role's loop runs in a thread of its own; health is read from its heartbeat.
+"""The Serve deployment of one role. The role's event loop runs in a thread; the health check reads its heartbeat.
 
-Serve replaces a replica that was killed. The new replica joins the run through the hub and registers the role again, which
-revokes the leases of the replica before it. Where the hub is gone the run has ended, and the shell deletes its application.
+Serve replaces a replica that was killed. The new replica joins the run through the hub and registers the role again,
+which revokes the leases of the last replica. If the hub is gone, the run has ended and the shell deletes its
+application.
 """
 
 from __future__ import annotations
@@ -32,25 +33,24 @@ from relax_core.runners.ray.workers import RayWorkers
 from relax_core.tensor_files.mapped_files import sweep
 
 LIMIT_S = 60.0
-"""A loop that has not turned for this long is stuck: work that takes longer belongs into a worker or a thread."""
+"""Seconds without an iteration after which an event loop counts as stuck. Longer work belongs in a worker or thread."""
 
 
 class LoopHeartbeat:
-    """The heartbeat of a role's loop: the loop beats, others ask from another thread whether it still runs."""
+    """A sign of life of a role's event loop: the loop calls `beat`, and a different thread calls `check`."""
 
     def __init__(self, role: str, clock: Clock) -> None:
         self._role, self._clock = role, clock
         self._last = clock.now()
 
     def beat(self) -> None:
-        """Note, from within the loop, that it runs."""
         self._last = self._clock.now()
 
     def check(self) -> None:
-        """Raise InfrastructureError where the loop stands still."""
+        """Raise InfrastructureError if the last beat was longer ago than LIMIT_S."""
         still = self._clock.now() - self._last
         if still > LIMIT_S:
-            raise InfrastructureError(f"role {self._role}: its loop has not turned for {still:.0f} s")
+            raise InfrastructureError(f"role {self._role}: its event loop has been blocked for {still:.0f} s")
 
 
 HUB_SILENCE_S = 60.0
@@ -59,7 +59,7 @@ PROBE_S = 2.0
 ANSWER_S = 20.0
 STOP_S = 8.0
 HEALTH_S = 60.0
-"""For an answer: the import of torch may hold the interpreter for many seconds on a busy machine."""
+"""Time limit of a health check: on a busy machine the import of torch may hold the interpreter for many seconds."""
 
 
 def app_name(run_id: str, role: str) -> str:
@@ -69,7 +69,7 @@ def app_name(run_id: str, role: str) -> str:
 class RoleShell:
     """One role in one replica: `joins the run -> runs the role to its end -> waits for the end of the hub`.
 
-    Invariant: a role that does not end with the hub ends with its process.
+    Invariant: if the role does not end after the hub's end, its process is ended.
     """
 
     def __init__(self, run_id: str, role: str) -> None:
@@ -82,12 +82,12 @@ class RoleShell:
         self._thread.start()
 
     def check_health(self) -> None:
-        """Raise when the role's loop stands still; a role that ended is well."""
+        """Raise InfrastructureError if the role's event loop is blocked. A role that has ended is healthy."""
         if self._thread.is_alive():
             self._loop_heartbeat.check()
 
     def __del__(self) -> None:
-        """Serve ends the replica: cancel the role, so that its children end with it."""
+        """Cancel the role when Serve ends the replica, so that the role's child processes end."""
         if self._loop is not None and self._work is not None and not self._work.done():
             self._loop.call_soon_threadsafe(self._work.cancel)
             self._thread.join(STOP_S)
@@ -101,7 +101,7 @@ class RoleShell:
     async def _main(self) -> None:
         """Run the role until the hub is gone, then delete the application."""
         self._loop = asyncio.get_running_loop()
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # the hub is dead
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # these mean that the hub is dead
             hub = find_hub(self._run_id)
             joined: HubService | None = await hub.join.remote(self._role, self._replica, os.getpid())
             if joined is not None:
@@ -132,13 +132,13 @@ class RoleShell:
             await asyncio.sleep(PROBE_S)
 
     async def _run_and_tell(self, hub: Any, joined: HubService) -> None:
-        """Run the role to its end, and tell the hub."""
+        """Run the role to its end, and report the end to the hub."""
         failure = None
         try:
             await self._run(hub, joined)
         except Exception as error:
             failure = describe(error)
-        with contextlib.suppress(ray.exceptions.RayError):  # without a hub there is nobody to tell
+        with contextlib.suppress(ray.exceptions.RayError):  # the hub is dead
             await hub.end_role.remote(self._role, failure)
 
     async def _run(self, hub: Any, joined: HubService) -> None:
@@ -178,7 +178,7 @@ class RoleShell:
 
 
 def deployment(run_id: str, role: str) -> Any:
-    """Make the application of one role."""
+    """Make the Serve application of one role."""
     made: Any = serve.deployment(
         RoleShell,
         name=role,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker groups on Ray: named actors in one placement group, each hosting one component.
+"""Workers on Ray: named actors in a placement group, each hosting one component.
 
-The shell of a role starts the role's workers. Ray ends an actor with the actor that created it, so workers end with their
-shell. A worker that needs another interpreter is a child process of its actor.
+The shell of a role starts the role's workers. Ray ends an actor with the actor that created it, so workers end with
+their shell. A worker that needs another interpreter is a child process of its actor.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, RpcClient, answered, asked
 
 BUNDLE_CPUS = 0.001
-"""Ray wants a bundle to hold something; cores are shared by the operating system."""
+"""CPU share of a bundle. Ray requires a resource in each bundle; the operating system shares the cores."""
 PARTS = 10_000
-"""Of a resource: Ray counts no finer."""
+"""Ray counts resources in steps of 1 / PARTS."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPlacement:
     """The GPUs of a run: one placement group with a bundle for each set of devices that processes have.
 
-    Processes that the plan puts on one GPU are put into its bundle, each with its part of it, so that they share that one
-    and no other. The hub requests the group, which ends with the hub.
+    Processes that the plan puts on one GPU are placed in its bundle, each with a fraction of the GPU, so that they
+    share this GPU. The hub requests the group, which ends with the hub.
     """
 
     group: PlacementGroup
     bundles: tuple[tuple[str, ...], ...]
-    """Devices of each."""
+    """The devices of each bundle of the group."""
 
     @classmethod
     def request(cls, plan: Plan) -> Self | None:
-        """Ask for all GPUs of the run at once; None where the plan names none."""
+        """Request all GPUs of the run at once; return None if the plan has no GPUs."""
         sets = gpu_sets(plan)
         if not sets:
             return None
@@ -59,18 +59,20 @@ class GpuPlacement:
 
 
 def gpu_sets(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """List the sets of GPUs that processes have, in order. Raises ConfigError where processes would share only some of
-    their GPUs, or several."""
+    """List the sets of GPUs that processes have, in order.
+
+    Raises ConfigError if a process with several GPUs would share any GPU.
+    """
     found = [own for own in plan.device_sets if any(name.startswith("gpu:") for name in own)]
     for own in (ordered := sorted(found, key=lambda own: [int(name.removeprefix("gpu:")) for name in own])):
         if len(own) > 1 and plan.num_gpus(own) < len(own):
-            fix = "Ray can share a GPU only among processes that have no other: give them devices of their own, or one each"
+            fix = "Ray shares a GPU only among processes with a single GPU: give them separate devices, or one GPU each"
             raise ConfigError("placement", f"{', '.join(own)} of one process, shared with others", fix)
     return tuple(ordered)
 
 
 def ray_share(num_gpus: float) -> float:
-    """Round a share of GPUs down as Ray counts: shares of one GPU never add up to more than it."""
+    """Round a number of GPUs down to Ray's resolution, so that the shares of one GPU never add up to more than 1."""
     return math.floor(num_gpus * PARTS) / PARTS
 
 
@@ -80,18 +82,18 @@ PORT_S = 30.0
 
 @ray.remote(max_restarts=0)
 class WorkerActor(RpcActor):
-    """Hosts one component in this actor's process."""
+    """An actor that hosts one component in its process."""
 
     async def open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> Any:
         return await answered(self._open(spec, plugin_files, resolved))
 
     async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
         self._child: Worker | None = None
-        os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
+        os.environ.update(spec.run_env)  # not in Ray's runtime environment, which is logged
         if spec.python:
             (self._child,) = await LocalWorkers(plugin_files, resolved).start(
                 [replace(spec, devices=())]
-            )  # this actor sees only those
+            )  # the child inherits this actor's visible devices
             await self._server.open()
             return self._child.pid
         catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
@@ -101,7 +103,7 @@ class WorkerActor(RpcActor):
         return os.getpid()
 
     async def host(self) -> str:
-        """Give the address of this node."""
+        """Return the address of this node."""
         return str(ray.util.get_node_ip_address())
 
     async def free_port(self, address: str) -> int:
@@ -125,10 +127,10 @@ class WorkerActor(RpcActor):
 
 
 class RayWorker:
-    """`api.role.Worker` on one actor."""
+    """`api.role.Worker` as a handle on one actor."""
 
     def __init__(self, name: str, actor: Any, pid: int, host: str, group: PlacementGroup | None) -> None:
-        """`group`: placement group that is removed with the actor."""
+        """`group`: placement group to remove with the actor; None if it belongs to the run."""
         self.name, self.pid, self.host = name, pid, host
         self._actor, self._group = actor, group
         self._client = RpcClient(actor, name)
@@ -171,10 +173,10 @@ class RayWorker:
 
 
 class RayWorkers:
-    """Starts the worker actors of one role; they end with the process that starts them."""
+    """A starter of worker actors for one role: `api.role.Workers`. Actors end with the process that starts them."""
 
     def __init__(self, launch: Launch, role: str, incarnation: int, gpus: GpuPlacement | None = None) -> None:
-        """`gpus`: those of the run."""
+        """`gpus`: the GPUs of the run."""
         self._launch, self._gpus = launch, gpus
         self._prefix = f"relax-{launch.run_id}-{role}-{incarnation}"
         self._started = 0
@@ -190,7 +192,7 @@ class RayWorkers:
                 actors.append(self._actor(spec, group, gpus.bundles.index(spec.devices) if gpus else number))
             opening = [self._open(actor, spec, own, timeout_s) for actor, spec in zip(actors, specs, strict=True)]
             return tuple(await start_all(*opening))
-        except BaseException:  # nothing of them is anybody's: what they held on the cluster goes back
+        except BaseException:  # release the actors' resources on the cluster
             for actor in actors:
                 ray.kill(actor)
             if own is not None:

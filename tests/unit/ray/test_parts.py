@@ -49,7 +49,7 @@ def test_a_loop_that_stands_still_is_reported_and_one_that_turns_again_is_well()
     clock.time = LIMIT_S
     heartbeat.check()
     clock.time = LIMIT_S + 1
-    with pytest.raises(InfrastructureError, match="role rollout: its loop has not turned for 61 s"):
+    with pytest.raises(InfrastructureError, match="role rollout: its event loop has been blocked for 61 s"):
         heartbeat.check()
     heartbeat.beat()
     heartbeat.check()

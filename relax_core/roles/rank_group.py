@@ -42,7 +42,7 @@ MAX_OVERFLOWS = 32
 """Times that one update is recomputed at half the loss scale: enough to go from a scale of 2^32 to 1."""
 
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""One malloc arena for all threads. A separate one for the training thread took a seventh more memory by fragmentation."""
+"""One malloc arena for all threads. By fragmentation, a separate one for the training thread took 1/7 more memory."""
 
 SENDS = ("actor", "actor-fwd")
 """Roles with the engines' weights: `actor` publishes them, `actor-fwd` loads the published ones."""

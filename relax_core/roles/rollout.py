@@ -47,7 +47,7 @@ class Rollout(Role):
     until the bus has its rows.
 
     Invariants:
-    - The bus is told of all held attempts.
+    - All held attempts are reported to the bus.
     - An evaluation is never paused for another role's device lease.
     """
 

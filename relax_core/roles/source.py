@@ -51,7 +51,9 @@ class RowSource(Role):
         )
         for remark in self._dataset.remarks(self._train):
             await context.run_status.emit(Logged("info", self.name, remark))
-        async with opened_media_pipeline(context, self._dataset.family) as self._media:  # no process without media
+        async with opened_media_pipeline(
+            context, self._dataset.family
+        ) as self._media:  # starts no process without media
             context.doing("ready", rows=len(self._train))
             while not context.stopping:
                 await context.pause_point()

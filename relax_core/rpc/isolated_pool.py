@@ -328,7 +328,7 @@ class IsolatedProcess:
                     self.places.release()
 
     async def discard(self, worker: Worker, why: str) -> bool:
-        """Kill a broken process; return False if that was done before. Empty `why`: the process is no longer needed."""
+        """Kill a broken process; return False if that was done before. `why` is empty if the process is not broken."""
         if self.worker is not worker:
             return False
         self.worker, requests = None, self._requests

@@ -130,7 +130,7 @@ class _Encoder:
     def _encode(self, value: Any) -> Any:
         """Turn a value that msgpack does not support into one that it supports."""
         cls, large = type(value), self.large
-        if cls is tuple:  # the most frequent
+        if cls is tuple:  # the most frequent type
             if self.exact:
                 return msgpack.ExtType(_TUPLE, _encoded(list(value), large, True))
             return _table(value, large) if _alike(value) else list(value)

@@ -53,6 +53,6 @@ def test_values_within_values_beyond_any_message_are_refused() -> None:
 
 @pytest.mark.parametrize("value", [[4], [4, "token", 1], {"a": 1}, [4, 7], msgpack.ExtType(1, b"\x92\xa7Version\x90")])
 def test_a_first_frame_is_a_protocol_and_a_token_and_builds_nothing(value: object) -> None:
-    with pytest.raises(ValueError, match="not a protocol and a token"):
+    with pytest.raises(ValueError, match="must be a protocol number and a token"):
         messages.decode_hello(msgpack.packb(value))
     assert messages.decode_hello(msgpack.packb([4, "token"])) == (4, "token")

@@ -329,7 +329,7 @@ async def test_a_damaged_checkpoint_is_passed_over_with_a_line_that_names_the_fi
     assert (point.resume.step, point.resume.directory, point.undone) == (4, str(before), (last,))
     (line,) = point.notices
     assert line.startswith("checkpoint step-000006 is damaged: ") and "resuming from step 4 before it" in line
-    assert f"{name}: " in line or name in ("state.json", "files.json")
+    assert f"damaged: {name} " in line or name in ("state.json", "files.json")
 
 
 async def test_the_line_says_what_is_wrong(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ async def test_a_step_may_be_chosen_and_later_ones_are_set_aside(tmp_path: Path)
         choose(tmp_path, 6, steps_before=10)
     assert choose(tmp_path, 14, steps_before=10).resume.step == 4
     truncate(last / "ledger.db")
-    with pytest.raises(DamagedCheckpoint, match=r"ledger.db: it has 4 bytes.*these steps: 2, 4, 6"):
+    with pytest.raises(DamagedCheckpoint, match=r"ledger.db has 4 bytes.*these steps: 2, 4, 6"):
         choose(tmp_path, 6)
 
 

@@ -53,4 +53,4 @@ def test_it_stops_the_run(tmp_path: Path) -> None:
 def test_one_after_another_stops_the_run_too(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, "skip", *range(1, 7))
-    assert "5 before it had in a row" in str(caught.value.exceptions[0])
+    assert "as did the 5 updates before it" in str(caught.value.exceptions[0])

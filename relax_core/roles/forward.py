@@ -34,7 +34,8 @@ from relax_core.roles.row_leases import renewed
 POLL_S = 1.0
 MIN_TURNS = 2
 """Waits for devices, each followed by a computation, for which the time limit of one claim has room. A critic learns
-before it fills values; each of several teachers waits for its own devices."""
+before it fills values; each of several teachers waits for its own devices.
+"""
 INPUTS = ("tokens", "loss_mask")
 Filled = tuple[Mapping[str, Ragged], Version | None]
 """Columns, and the version of the weights that computed them; None for fixed weights."""
@@ -198,7 +199,8 @@ class Reference(Role):
 
 LIVE_S = 5.0
 """Longest wait for live weights. The actor hands them out only while it waits for rows; after this wait the role fills
-columns with the weights that it has."""
+columns with the weights that it has.
+"""
 
 
 class ActorForward(Role):

@@ -127,7 +127,7 @@ class HeldOutEval:
 
     @classmethod
     async def open(cls, context: RunContext) -> Self:
-        """Read the held-out sets. A run with a rollout has none: the rollout evaluates it."""
+        """Read the held-out sets. A run with a rollout has none: it evaluates sampled answers instead."""
         algorithm = context.build(context.config.algorithm.chosen, Algorithm)
         if context.plan.source is Source.ROLLOUT:
             return cls(context, algorithm, {})

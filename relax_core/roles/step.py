@@ -95,7 +95,7 @@ class TrainingStep:
         return 0 if self._closed else self._wanted - sum(len(claim.groups) for claim in self.claims)
 
     def add(self, chunk: ClaimedRows) -> list[StepPart]:
-        """Add claimed rows; return the parts to train now. Raises StaleFence if the step already has such a group."""
+        """Add claimed rows; return the parts to train now. Raises StaleFence for a group that the step already has."""
         if again := {group for claim in self.claims for group in claim.groups} & set(chunk.claim.groups):
             raise StaleFence(
                 f"group {min(again)} was claimed twice in one step: its first lease expired; restart the step"

@@ -31,7 +31,8 @@ MAX_LOST = 3
 """Times that a step is restarted after a lost row lease."""
 LAST_CALL_S = 3.0
 """Wait of the first claim past the deadline. That claim makes the bus hand any ready groups to the roles before the
-actor, which need this time to fill their columns."""
+actor, which need this time to fill their columns.
+"""
 MAX_EMPTY = 5
 """Deadlines in a row without a ready group before the step fails. After each earlier one, late groups are replaced."""
 LATE = "raise rollout.step_timeout_s: the groups that replaced late groups were too late, too"

@@ -399,7 +399,7 @@ class _PendingCall:
 
 
 class BlockedTime:
-    """Measurement of how long an event loop is blocked. If a deadline passes meanwhile, the late item is not known.
+    """Measurement of how long an event loop is blocked. A deadline that passes meanwhile does not prove its item late.
 
     Invariants:
     - A timer runs only while a `watched` block is open.

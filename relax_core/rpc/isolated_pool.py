@@ -43,7 +43,8 @@ INHERITED_ENV = (
 )  # fmt: skip
 """Environment variables that code of authors inherits: to find Python, packages and plugins, and to set language,
 threads and certificates. Further variables, credentials above all, are inherited only if the configuration names
-them."""
+them.
+"""
 MIN_SPARE = 4
 """Smallest number of spare processes for sessions that are `alone`; a larger pool has as many as it has processes."""
 
@@ -266,7 +267,7 @@ class IsolatedProcess:
     Life cycle: `starting -> ready -> busy -> killed -> starting`.
 
     Invariants:
-    - At most one process exists at a time; `worker` is set from its start until `discard`.
+    - At most one process exists at a time. `worker` is set once it is ready, until `discard`.
     - A killed process is replaced once, by the next caller of `ready`, even if several callers wait. The replacements
       of `maths` are named `maths.1`, `maths.2`.
     - A second `discard` of the same worker does nothing, so every caller that saw it break may call it.

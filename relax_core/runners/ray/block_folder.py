@@ -31,7 +31,8 @@ MAPPED_BYTES = 1 << 17
 """Files up to this size in bytes are read at once, since a mapping costs more."""
 SUCCESSOR_S = 300.0
 """Seconds after the last change of a block in which a storage's next process may take its folder over. No sweep removes
-the folder in that time."""
+the folder in that time.
+"""
 POPULATE = 22
 """MADV_POPULATE_READ, which Python does not define: loads all pages in one call instead of one page fault each."""
 

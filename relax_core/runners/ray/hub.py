@@ -197,7 +197,7 @@ class Hub(RpcActor):
             await self.end_role(role, Failure(WorkerDied.__name__, reason))
 
     def _own(self, role: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task that watches a role. If the task fails, end the role with its error, since it is unwatched."""
+        """Run a task that watches a role. If it fails, end the role with its error: nothing else watches the role."""
 
         async def attend() -> None:
             try:

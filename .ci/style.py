@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how far somebody has to look in the code, and refuse names and docstrings that hide what they mean.
+"""Measure the size of the code, and refuse names and sentences that hide their meaning.
 
-It prints files, lines and functions by room, with the two kinds of function that make a walk long: those of three lines or
-fewer, and private ones that are used once in their file. It fails for a class name that exists twice in the core, a docstring
-that begins with a word that needs what stands before it, a missing licence line, module docstring or annotation.
-How many functions a sample passes is measured by `tests/style/walk.py`. Run by `.ci/lint`; folders may be named instead.
+The script prints files, lines and functions by room, with two kinds of function that make code hard to follow: functions of at
+most three lines, and private functions that their file uses once. It fails for a class name that exists twice in the core, a
+refused word in a docstring, field description or error text, a missing licence line, module docstring or annotation.
+`tests/style/walk.py` counts the functions that a sample passes. `.ci/lint` runs this script; arguments name other folders.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
-DANGLING = re.compile(r"(What|Whose|Who|Of|To|It|They|Its|Their|Where|Which|Whether|How|That|Those)\b")
-"""First words of a docstring that say something about a thing that is not named."""
+REFUSED = re.compile(
+    r"\b(whoever|whomever|whatever|whatsoever|wherever|nobody|somebody|anybody|thereof|foretells?|owing|goes on|went on|"
+    r"such a one|(is|are|was|were) told|told (of|by)|tells? (whether|what|who|of)|says? (who|what|whether)|the one (that|who)|"
+    r"what (was|were|has|became|lies|stands|lives)|who (has|wants|asks|needs|waits|works)|is none|are none)\b"
+    r"|^(What|Whose|Who|Of|To|It|They|Its|Their|Where|Which|Whether|How|That|Those|Once|Not)\b"
+)
+"""Words that hide the subject of a sentence, and first words that refer to something not named yet."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
 
@@ -58,13 +64,29 @@ class Module:
         if self.tree.body and not ast.get_docstring(self.tree):
             yield f"{self.name}: no module docstring"
         for node in ast.walk(self.tree):
-            if isinstance(node, Documented) and DANGLING.match(ast.get_docstring(node) or ""):
-                where = f"{self.name}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', 'module')}"
-                first = (ast.get_docstring(node) or "").split()[0]
-                yield f"{where}: the docstring begins with {first!r}; begin with what it is, or what it does"
+            for line, text in sentences(node):
+                if refused := REFUSED.search(text):
+                    where = f"{self.name}:{line}: {text.splitlines()[0][:80]!r}"
+                    yield f"{where} contains {refused[0]!r}: name the thing, and say what happens"
         for function in public(self.tree):
             if missing := unannotated(function):
                 yield f"{self.name}:{function.lineno} {function.name}: no annotation of {', '.join(missing)}"
+
+
+def sentences(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of a node's docstring, of the descriptions of its fields, and of the error that it raises."""
+    if isinstance(node, Documented):
+        if text := ast.get_docstring(node):
+            yield getattr(node, "lineno", 1), text
+        for field, below in pairwise(node.body):
+            described = isinstance(field, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr)
+            if described and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                yield below.lineno, below.value.value
+    elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        for argument in node.exc.args:
+            parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+            words = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts]
+            yield node.lineno, "".join(words)
 
 
 def size(function: Function) -> int:
@@ -72,7 +94,7 @@ def size(function: Function) -> int:
 
 
 def public(tree: ast.Module | ast.ClassDef) -> Iterator[Function]:
-    """Functions and methods that others may call; not what is nested in a function."""
+    """Yield public functions and methods, without functions nested in functions."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from public(node)
@@ -89,7 +111,7 @@ def unannotated(function: Function) -> list[str]:
 
 
 def repeated_classes(modules: Sequence[Module]) -> Iterator[str]:
-    """Class names that two files of the core define: one name, one thing."""
+    """Yield the class names that two files of the core define."""
     places = defaultdict(list)
     for module in modules:
         for node in module.tree.body:
@@ -101,7 +123,7 @@ def repeated_classes(modules: Sequence[Module]) -> Iterator[str]:
 
 
 def row(name: str, modules: Sequence[Module]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     functions = [function for module in modules for function in module.functions]
     short = sum(size(function) - bool(ast.get_docstring(function)) <= 4 for function in functions)
     lines, once = sum(len(module.text.splitlines()) for module in modules), sum(module.used_once for module in modules)
@@ -109,13 +131,13 @@ def row(name: str, modules: Sequence[Module]) -> str:
 
 
 def packages() -> list[Path]:
-    """The rooms of the core, the contributed recipes, every plugin's source. Tests and templates are not measured."""
+    """Return the rooms of the core, the contributed recipes and each plugin's source; not tests and templates."""
     rooms = sorted(path for path in (ROOT / "relax_core").iterdir() if any(path.glob("*.py")))
     return [ROOT / "relax_core", *rooms, ROOT / "relax_contrib", *sorted((ROOT / "plugins").glob("*/src"))]
 
 
 def modules_of(folder: Path) -> list[Module]:
-    """All files below; of the core itself only those beside its rooms."""
+    """Read all files below a folder; for `relax_core`, only the files directly in it."""
     found = folder.glob("*.py") if folder == ROOT / "relax_core" else folder.rglob("*.py")
     return [Module.read(path) for path in sorted(found)]
 

@@ -29,11 +29,13 @@ def test_good_code_passes(tmp_path: Path) -> None:
     [
         ('"""A module."""\n', "the first line is not"),
         ("# SPDX-License-Identifier: Apache-2.0\nx = 1\n", "no module docstring"),
-        ('# SPDX-License-Identifier: Apache-2.0\n"""What it holds."""\n', "begins with 'What'"),
+        ('# SPDX-License-Identifier: Apache-2.0\n"""What it holds."""\n', "contains 'What'"),
         (HEAD + "def work(given) -> None:\n    pass\n", "no annotation of given"),
         (HEAD + "class A:\n    def work(self, *, key: int):\n        pass\n", "no annotation of the result"),
-        (HEAD + 'class A:\n    """Whose turn it is."""\n', "3 A: the docstring begins with 'Whose'"),
-        (HEAD + 'def work() -> None:\n    """To be done."""\n', "begins with 'To'"),
+        (HEAD + 'class A:\n    """Whose turn it is."""\n', "py:3: 'Whose turn it is.' contains 'Whose'"),
+        (HEAD + 'def work() -> None:\n    """To be done."""\n', "contains 'To'"),
+        (HEAD + 'WAIT_S = 1\n"""Until nobody waits."""\n', "py:4: 'Until nobody waits.' contains 'nobody'"),
+        (HEAD + 'raise ValueError(f"{1}: whatever it is")\n', "py:3: '{}: whatever it is' contains 'whatever'"),
     ],
 )
 def test_a_fault_is_named_with_its_place(tmp_path: Path, code: str, complaint: str) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of the site that are made from the code: configuration, metrics, command line, kinds, algorithms, recipes.
+"""Generate pages of the site from the code: configuration, metrics, command line, kinds, algorithms, recipes.
 
-`python docs/generate.py` writes them, `--check` says which committed page is not what the code says now.
-Only the plugins of this repository are described, whatever else is installed.
+`python docs/generate.py` writes the pages; `--check` reports pages that differ from the code. The pages describe only the
+plugins of this repository, not other installed plugins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def metrics() -> str:
 
 
 def kinds() -> str:
-    """The table of kinds, and what is in the box of each."""
+    """Return the table of kinds with the components of this repository."""
     from relax_core.api.component import KINDS
     from relax_core.registry.catalogue import Catalogue
 
@@ -58,7 +58,7 @@ def kinds() -> str:
 
 
 def algorithms() -> str:
-    """Every algorithm of the box from its own file: its equations, what it reads and its defaults; then the parts."""
+    """Return a section for each algorithm: its docstring, columns and defaults; then the parts of `relax_core.learn`."""
     from relax_core.registry.catalogue import Catalogue
 
     catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)})
@@ -84,7 +84,7 @@ def algorithms() -> str:
 
 
 def recipes() -> str:
-    """What each recipe is, and what `tests.benchmarks recipes` recorded of it."""
+    """Return a section for each recipe, with the results that `tests.benchmarks recipes` recorded."""
     from importlib import import_module
 
     from relax_core.control.prepare import known_recipes as known
@@ -111,11 +111,11 @@ def recipes() -> str:
 
 
 def _learning(names: Iterable[str]) -> Iterator[str]:
-    """What `tests.benchmarks learning` recorded, and of which algorithms it did not."""
+    """Yield the results that `tests.benchmarks learning` recorded, and the algorithms without results."""
     if not LEARNED.is_file():
         return
     found = json.loads(LEARNED.read_text(encoding="utf-8"))
-    yield from ("", "## What they learn", "", _LEARNING, "")
+    yield from ("", "## Measured learning", "", _LEARNING, "")
     yield from (
         "| name | measure | before | after, by seed | change | in standard errors | along the run | setting |",
         "|---|---|---|---|---|---|---|---|",
@@ -136,9 +136,9 @@ def _learning(names: Iterable[str]) -> Iterator[str]:
 
 
 def _gradients() -> Iterator[str]:
-    """What `tests.golden.gradients` recorded and its test holds."""
+    """Yield the results that `tests.golden.gradients` recorded."""
     found = json.loads(GRADIENTS.read_text(encoding="utf-8"))
-    yield from ("", "## Their gradients beside GRPO's", "", _BESIDE, "")
+    yield from ("", "## Gradients compared with GRPO", "", _BESIDE, "")
     yield from ("| name | cosine | difference | cosine, all ratios 1 | difference |", "|---|---|---|---|---|")
     for name, told in sorted(found.items()):
         cells = (f"{told[key][value]:.3f}" for key in ("off_policy", "on_policy") for value in ("cosine", "difference"))
@@ -146,7 +146,7 @@ def _gradients() -> Iterator[str]:
 
 
 def _algorithm(name: str, target: Any) -> Iterator[str]:
-    """Its file's own words, and the options in which it differs from the family."""
+    """Yield the docstring of the algorithm's file, and the options that differ from the family's."""
     text = (sys.modules[target.__module__].__doc__ or "").strip()
     yield from ("", f"## {name}", "", *_indented(text))
     model = target.options_model()
@@ -167,7 +167,7 @@ def _options(model: Any, chosen: set[str]) -> Iterator[str]:
 
 
 def _indented(text: str) -> Iterator[str]:
-    """Equations are set off by four spaces, which Markdown takes for code."""
+    """Yield stripped lines; equations keep their four spaces, which Markdown renders as code."""
     for line in text.splitlines():
         yield line if line.startswith("    ") else line.strip()
 
@@ -183,7 +183,7 @@ def _family() -> Iterator[str]:
 
 
 def _parts() -> Iterator[str]:
-    """What `relax_core.learn` offers to an algorithm, by the first sentence of each."""
+    """Yield the table of the functions of `relax_core.learn`."""
     from relax_core import learn
 
     yield from ("", "## Parts", "", _PARTS, "", "| part | |", "|---|---|")
@@ -196,7 +196,7 @@ def _parts() -> Iterator[str]:
 
 
 def command_line() -> str:
-    """Every verb with its arguments and options, as the parser has them."""
+    """Return every command with its arguments and options, from the parser."""
     from relax_core.cli.main import app
 
     return "\n".join(["# Command line", "", _COMMANDS, *_verbs(typer.main.get_command(app), "relax")]) + "\n"
@@ -230,80 +230,92 @@ def _default(option: Any) -> str:
 
 _NONE = object()
 _BESIDE = """\
-Of one batch in float64, each by its own defaults: the cosine between the gradient (by the log-probs of the rows' tokens) and
-GRPO's, and the length of their difference, GRPO's being 1. Groups of four have rewards of several levels, one sample two
-rows, another no verdict; the policy has moved from what sampled by about a half in each log-prob. Beside it the same with
-all ratios 1, as in a first update on-policy. There `gspo` and `sapo` have to be GRPO: they share its advantages and its mean,
-and differ in what they do with a ratio. For the same reason `dapo`, `dppo` and `m2po` are one there, a mean over tokens.
-`sft` is taught the same rows, `dpo` the best and the worst sample of a group; a `reward-model` trains another output.
-`python -m tests.golden.gradients` records it, and a test holds it."""
+The table compares gradients on one batch in float64, each algorithm with its defaults. *Cosine* is between the algorithm's
+gradient and GRPO's, with respect to the log-probs of the rows' tokens. *Difference* is the length of the difference of both
+gradients, divided by the length of GRPO's. Groups of four samples have rewards of several levels; one sample has two rows,
+and one has no reward. The policy has moved from the sampling policy by about 0.5 in each log-prob. The last two columns
+repeat the measurement with all ratios at 1, as in the first update on-policy. There, `gspo` and `sapo` must equal GRPO:
+they share its advantages and its mean, and treat only the ratio differently. `dapo`, `dppo` and `m2po` are equal to each
+other there for the same reason, as means over tokens. `sft` trains on the same rows, `dpo` on the best and the worst sample
+of a group; a `reward-model` trains another output. `python -m tests.golden.gradients` records the table, and a test checks
+it."""
 _ALGORITHMS = """\
-Figures in the text below are of a quickstart model with heads of 16; the table's are of the recipe's own, with heads of 32.
-Each is one file, most of them of `relax-plugin-policy-gradient`, to be read beside its paper; what follows is those files'
-own words.
-They share [options](#options-of-the-family); a table below shows only what an
-algorithm adds or sets otherwise. Every one is tested against plain loops over numbers and an example worked by hand
-(`tests/golden`).
+Each algorithm is one file, to be read beside its paper; most are in `relax-plugin-policy-gradient`. The sections below are
+the docstrings of these files. Figures in them come from a quickstart model with attention heads of size 16; the table's
+figures come from the recipe's model, with heads of size 32. The algorithms share [options](#options-of-the-family); the
+tables below show only options that an algorithm adds or changes. Every algorithm is tested against plain loops over numbers
+and against an example worked by hand (`tests/golden`).
 
-**Corrections.** A token may have been sampled by older weights, or by an engine that rounds otherwise. By default the ratio
-is taken to the policy that sampled (`correction = "behaviour"`), so that the clip bounds the lag too. `"truncate"` leaves the
-ratio to the policy that starts the step and weighs a token by `min(w, 2)`, w that policy over the one that sampled (truncated
-importance sampling within the decoupled objective); without lag w is 1 apart from rounding. `"mask"` drops what lies outside
-a band (IcePop with 0.5 and 5), `"reject"` does so and weighs nothing, and `"none"` does nothing. Algorithms without a ratio
-truncate by default. With `top_p` below 1 an engine's log-probs are of the
-distribution it drew from, so w corrects for that as well, as far as a token could be drawn at all. The metrics
-`policy/importance_weight`, `..._max` and `policy/importance_clipped` show what it does; [benchmarks](benchmarks.md) have what
+**Corrections.** Older weights may have sampled a token, or an engine that rounds differently. `correction` chooses how the
+loss treats this mismatch; w is the probability of a token under the policy that starts the step, divided by its probability
+under the sampling policy.
+
+| `correction` | what it does |
+|---|---|
+| `"behaviour"` | default: takes the ratio to the sampling policy, so that the clip also bounds the lag |
+| `"truncate"` | takes the ratio to the policy that starts the step, and weighs a token by `min(w, 2)`: truncated importance \
+sampling in the decoupled objective; without lag, w is 1 apart from rounding |
+| `"mask"` | removes tokens whose w is outside a band (IcePop with 0.5 and 5) |
+| `"reject"` | removes the same tokens, and does not weigh the others |
+| `"none"` | no correction |
+
+Algorithms without a ratio truncate by default. With `top_p` below 1, an engine's log-probs belong to the truncated
+distribution, so that w corrects for this too, for tokens that could be drawn. The metrics `policy/importance_weight`,
+`policy/importance_weight_max` and `policy/importance_clipped` show the effect; the [benchmarks](benchmarks.md) measure what
 it is worth.
 
-**A critic.** `ppo` trains a second model on the rows of the first (`[critic]`, `[placement.critic]`);
-`critic.warmup_steps` lets it learn alone first. With `model.lora` it trains adapters as the policy does. On the quickstart's
+**A critic.** `ppo` trains a second model on the rows of the policy (`[critic]`, `[placement.critic]`).
+`critic.warmup_steps` trains the critic alone first. With `model.lora`, the critic trains adapters too. On the quickstart's
 task, `relax train quickstart algorithm=ppo run.runner=local steps=150` raised the held-out reward from 0.285 to 0.621 (512
-answers, one seed), the critic starting from the policy's weights with a head of zeros.
+answers, one seed). The critic started from the policy's weights with a head of zeros.
 
-**A greedy answer.** `remax` has one more sample of each task drawn at temperature 0, beside the `rollout.group_size`
-others; it is judged and counted, and never trained. `reward/greedy` is its mean reward.
+**A greedy answer.** `remax` draws one more sample of each task at temperature 0, in addition to `rollout.group_size`
+samples. Relax judges and counts this sample, and never trains on it. `reward/greedy` is its mean reward.
 
-**A teacher.** `distillation` learns from another model (`[[teachers]]`, `[placement.teacher]`) what it thinks of the
-policy's own samples. Of a sampled token it is credit in a policy gradient (`mode = "advantage"`); over the likeliest tokens
-of either model it is the loss (`mode = "loss"`). Rewards are not needed; `reward_coef` mixes them in. Several teachers have
-disjoint tasks, `only = "domain=maths"`, and every task exactly one: others are refused at start with their line, as is a
-teacher whose vocabulary or tokenizer is not the policy's. A teacher is a folder that a trainer runs forward, or, for the
-sampled tokens alone, [a pool of engines](engines.md#pools-beside-the-policys) (`engine = "POOL"`), on devices of its own. All
-log-probs are of logits / `rollout.temperature`. `distill/kl` and `distill/agreement` show how near they are. On the
-quickstart's task, whose recipe trains a teacher to 80 % of right answers,
-`relax train quickstart algorithm=distillation run.runner=local steps=100` brought `distill/kl` from 0.63 (mean of the first ten
-steps) to 0.15 (of the last ten), the agreement from 0.79 to 0.91 and the held-out reward, which it never saw, from 0.285 to
-0.551 (512 answers, one seed, placement `async` with staleness 0).
+**A teacher.** `distillation` trains the policy towards another model (`[[teachers]]`, `[placement.teacher]`) on the
+policy's own samples. With `mode = "advantage"`, the teacher's log-prob of a sampled token is credit in a policy gradient.
+With `mode = "loss"`, the loss compares the likeliest tokens of either model. Rewards are optional; `reward_coef` adds them.
+Several teachers need disjoint tasks, `only = "domain=maths"`, and every task needs exactly one teacher: tasks with none or
+several are refused at start with their line, as is a teacher with another vocabulary or tokenizer than the policy. A
+teacher is a model folder that a trainer runs forward. For sampled tokens alone it can also be [a pool of
+engines](engines.md#pools-beside-the-policys) (`engine = "POOL"`) on its own devices. All log-probs are of logits /
+`rollout.temperature`. `distill/kl` and `distill/agreement` measure the distance to the teacher. On the quickstart's task,
+whose recipe trains a teacher to 80 % right answers, `relax train quickstart algorithm=distillation run.runner=local
+steps=100` reduced `distill/kl` from 0.63 (mean of the first ten steps) to 0.15 (mean of the last ten). The agreement rose
+from 0.79 to 0.91, and the held-out reward, which is not part of the loss, from 0.285 to 0.551 (512 answers, one seed,
+placement `async` with staleness 0).
 
-**Given answers.** `sft`, `dpo` and `reward-model` (`relax-plugin-supervised`) learn from [rows that somebody wrote](data.md):
-no rollout, no credit. On the quickstart's task, whose recipe writes completions and pairs beside its answers, 15 steps at
-`optimizer.lr=1e-3` took the held-out loss of `sft` from 0.363 to 0.294, the held-out margin of `dpo` from 0 to 0.68 (98 %
-of 512 pairs in order) and that of `reward-model` from 0 to 0.65 (93 %), on one seed. DPO's losses and IPO's are TRL's on the
-same tensors, as are SFT's and the reward model's; IPO takes means over completions, as there. TRL's `sigmoid` knows no
-label smoothing, ours is the conservative one of the DPO authors.
+**Given answers.** `sft`, `dpo` and `reward-model` (`relax-plugin-supervised`) learn from [written rows](data.md), without
+rollout and credit. The quickstart's recipe also writes completions and pairs. On one seed, 15 steps at `optimizer.lr=1e-3`
+reduced the held-out loss of `sft` from 0.363 to 0.294. They raised the held-out margin of `dpo` from 0 to 0.68 (98 % of 512
+pairs in order) and that of `reward-model` from 0 to 0.65 (93 %). The losses of SFT, DPO, IPO and the reward model equal
+TRL's on the same tensors; IPO takes means over completions, as TRL does. TRL's `sigmoid` has no label smoothing; ours is
+the conservative loss of the DPO authors.
 
-**A look at the whole step.** `m2po` chooses the tokens that it trusts from all rows of a step before the first update
-(`Algorithm.prepare`), so a step waits for all of its rows and for their log-probs at its start."""
+**The whole step.** `m2po` selects the tokens to train on from all rows of a step before the first update
+(`Algorithm.prepare`). Its steps therefore wait for all rows and for their log-probs at the start of the step."""
 _LEARNING = """\
-The quickstart's task, 100 steps of 16 x 8 samples (of 16 rows or pairs, where somebody wrote them) by each algorithm's own
-defaults and the recipe's learning rate, over three seeds, each with a model, tasks and held-out tasks of its own; `setting`
-says what else was set. Reward: the right answers on 512 held-out tasks, 4 samples each. KL to the recipe's teacher: of the
-policy's own samples, means of the first and the last ten steps. Changes are means over the seeds, and by their standard errors,
-positive where it got better: more than 3 counts as learnt. Along the run: the reward in training, the lowest mark 0 and the
-highest 1; else the loss, the KL or the margin, the highest mark the highest of the run. It does not say which is best: the task
-is tiny, and on-policy with one update a step the ratio is 1, so that GRPO and GSPO have one gradient.
-`python -m tests.benchmarks learning NAMES` makes it."""
+Each algorithm trained on the quickstart's task for 100 steps of 16 x 8 samples (16 rows or pairs for written data), with
+its default options and the recipe's learning rate, over three seeds. Each seed has its own model, tasks and held-out tasks;
+`setting` lists other settings. *Reward*: share of right answers on 512 held-out tasks, 4 samples each. *KL* to the recipe's
+teacher: on the policy's own samples, means of the first and the last ten steps. Changes are means over the seeds, given
+also in standard errors; positive is better, and more than 3 counts as learnt. *Along the run* shows the reward in training,
+from 0 to 1; for other measures the highest mark is the highest value of the run. The table does not rank the algorithms:
+the task is tiny, and on-policy with one update per step the ratio is 1, so that GRPO and GSPO have the same gradient.
+`python -m tests.benchmarks learning NAMES` records the table."""
 _RECIPES = """\
-A recipe makes its own model and data from a seed, and trains on them: `relax train NAME` starts it, overrides follow as for any
-file. Those that see and hear need `pip install relax-plugin-omni`, `calculator`, `search` and `reasoning` their plugins
-(`relax-plugin-mcp`, `relax-plugin-search`, `relax-plugin-reasoning-gym`), `code` and `repair` a [sandbox](security.md), and
-`repair` `relax-plugin-agents`. Their first stage is a supervised warm start that ends where most is still to be learnt, the
-second is reinforcement; the table and the curves are of reinforcement alone, over three seeds, each with a model, tasks and
-held-out tasks of its own: 256, of `code` and `repair` 128, one sample each at temperature 1; `signalling` has no other meanings
-than the eight that it is trained on, 32 samples of each. Changes are means over the seeds, and by their standard errors.
-`python -m tests.benchmarks recipes NAMES` makes it; how long each took is
-in [the benchmarks](benchmarks.md#recipes)."""
-_OWN_ADVANTAGES = """A function in place of an algorithm's credit is a file beside the configuration that names it:
+A recipe makes its model and data from a seed and trains on them. `relax train NAME` starts a recipe; overrides follow as
+for any file. The recipes with images, video or audio need `pip install relax-plugin-omni`. `calculator`, `search` and
+`reasoning` need the plugins `relax-plugin-mcp`, `relax-plugin-search` and `relax-plugin-reasoning-gym`. `code` and `repair`
+need a [sandbox](security.md), and `repair` also `relax-plugin-agents`.
+
+Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second stage is
+reinforcement learning. The table and the curves show the second stage over three seeds. Each seed has its own model, tasks
+and held-out tasks: 256 (`code` and `repair`: 128), one sample each at temperature 1. `signalling` is evaluated on its eight
+training meanings, 32 samples each. Changes are means over the seeds, given also in standard errors. `python -m
+tests.benchmarks recipes NAMES` records the table; [the benchmarks](benchmarks.md#recipes) give the duration of each
+recipe."""
+_OWN_ADVANTAGES = """A function in a file beside the configuration can replace an algorithm's advantages:
 
     # mine.py                        algorithm = { name = "grpo", advantages = "mine.py:by_turn" }
     from relax_core import learn
@@ -312,21 +324,22 @@ _OWN_ADVANTAGES = """A function in place of an algorithm's credit is a file besi
         earned = groups.step_rewards - groups.step_rewards.nanmean(dim=(1, 2), keepdim=True)
         return learn.of_turns(earned, groups)
 
-It is given one or several whole groups, and must credit each by itself: how many come together is the run's matter. A sample
-that is not valid gets nothing, whatever the function says. `ppo` and `reinforce-plus-plus` are their way to credit, and take
-none. The loss stays the algorithm's; one with a loss of its own is a component, `relax new algorithm`."""
+The function gets one or more whole groups and must compute each group's advantages independently of the others, because the
+number of groups per call varies. Invalid samples get no advantage, whichever value the function returns. `ppo` and
+`reinforce-plus-plus` are defined by their advantages and accept no function. The loss stays the algorithm's; write a
+component for another loss: `relax new algorithm`."""
 _PARTS = """\
-`from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:
-an algorithm adds `credit` and `surrogate`."""
+`from relax_core import learn` offers the parts of the algorithms for your own. `learn.PolicyGradient` is the base class of
+the family: an algorithm adds `credit` and `surrogate`."""
 _KINDS = """\
-What can vary. A plugin offers components of these kinds through the hook; a configuration chooses one by its name in the
-table. The kinds are one table in `relax_core/api/component.py`; this page, `relax plugins`, `relax new` and the schema are made
-from it."""
+Kinds of components. A plugin registers components of these kinds through the kind's hook, and a configuration chooses a
+component by name in the kind's table. `relax_core/api/component.py` defines the kinds; this page, `relax plugins`, `relax
+new` and the schema are generated from it."""
 _COMMANDS = """\
-Results go to stdout, progress and logs to stderr; with `--json` exactly one JSON document is on stdout, also of a
-verb that fails: `{"error": ..., "type": ..., "exit_code": ...}`, and `field`, `got`, `fix` where the configuration
-is wrong. A run that is named may be a directory, a name under the runs folder, or the
-start of one. [Exit codes](runs.md#exit-codes)."""
+Commands print results to stdout, progress and logs to stderr. With `--json`, stdout has exactly one JSON document. A
+command that fails prints `{"error": ..., "type": ..., "exit_code": ...}`, and also `field`, `got` and `fix` for a wrong
+configuration. A run is given as a directory, a name below the runs folder, or the beginning of such a name. See [exit
+codes](runs.md#exit-codes)."""
 PAGES = {
     "configuration.md": configuration,
     "metrics.md": metrics,
@@ -338,14 +351,14 @@ PAGES = {
 
 
 def main(check: bool) -> int:
-    """Write all pages, or name those that differ; the number of these."""
+    """Write all pages, or with `check` print the differing ones; return their number."""
     stale = 0
     for name, make in PAGES.items():
         page, path = MADE + make(), DOCS / name
         have = path.read_text(encoding="utf-8") if path.is_file() else ""
         if check and have != page:
             stale += 1
-            print(f"docs/{name} is not what the code says; run: python docs/generate.py")
+            print(f"docs/{name} differs from the code; run: python docs/generate.py")
             print(
                 *difflib.unified_diff(have.splitlines(), page.splitlines(), name, "the code", n=0, lineterm=""),
                 sep="\n",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `chat` family: any model with a `tokenizer.json` and a chat template.
 
-Text is tokenized once. `start` tokenizes the first prompt; `delta` tokenizes only what the template puts between
-the policy's last sampled token and its next turn, so ids that were sampled are never made from text again.
-A bare string gets the beginning-of-sequence token that the model's tokenizer would put there, and no other.
+Text is tokenized once. `start` tokenizes the first prompt. `delta` tokenizes only the template's text between the
+policy's last sampled token and its next turn. Sampled ids are therefore never decoded and tokenized again. A bare
+string gets the beginning-of-sequence token that the model's tokenizer would add, and no further special token.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from relax_core.data.tool_calls import FIELD, FORMATS, CallFormat, call_format
 
 HALF = re.compile("[\ud800-\udfff]")
 PROMPT_END = 16
-"""Tokens in which a prompt's last words are looked for: the beginning of a thought, and white space behind it."""
+"""Tokens at the end of a prompt that are searched for the mark that opens a thought."""
 
 
 class ChatFamily(ModelFamily[Options]):
-    """Chat rendering from the model folder's own files."""
+    """A model family that renders chats with the files of the model folder."""
 
     model_types: ClassVar[tuple[str, ...]] = ()
 
     def open(self, model: Mapping[str, Any]) -> None:
-        """Read the folder. The date that a template may ask for is taken here, once a process."""
+        """Read the model folder. Templates that show the date get the date of this call."""
         files = ChatFiles.read(model)
         self._tokenizer = files.tokenizer
         self._specials = {
@@ -71,7 +71,7 @@ class ChatFamily(ModelFamily[Options]):
 
     def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
         if tools:
-            self._call_format()  # before a turn is sampled that nobody could read
+            self._call_format()  # raise now, before a turn is sampled whose calls can't be read
         if isinstance(prompt, str):
             ids = self.encode(prompt)
             opened = ids[: len(self._opening)] == self._opening
@@ -79,13 +79,13 @@ class ChatFamily(ModelFamily[Options]):
         return Rendered(self.encode(self._template(tools).render(prompt, tools)), _media(prompt))
 
     def text(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """The first prompt as text, for people."""
+        """Return the first prompt as text, for display."""
         return prompt if isinstance(prompt, str) else self._template(tools).render(prompt, tools)
 
     def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
         ids = self._after_anchor(self._template().after_turn(before, appended))
         if last_token is None or last_token in self._stop:
-            # Drop the end-of-turn token that the policy sampled itself, with the white space a template puts before.
+            # The policy sampled the end-of-turn token itself: drop it here, with the white space before it.
             at = self._first_special(ids)
             if at is not None and (ids[at] == last_token or ids[at] in self._turn_ends):
                 ids = ids[at + 1 :]
@@ -100,7 +100,10 @@ class ChatFamily(ModelFamily[Options]):
         return PARTS.get(model_type(Path(str(model.get("path") or ""))), {})
 
     def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
-        """As the template writes it behind `before`, so that it is what the policy would have sampled."""
+        """Return an assistant's message as the policy would have sampled it: as the template writes it after `before`.
+
+        If `before` is a string or the template rewrites earlier turns, return the message's plain text instead.
+        """
         said = None if isinstance(before, str) else self._template().turn(before, message)
         if said is None:
             return super().turn(before, message)
@@ -114,15 +117,17 @@ class ChatFamily(ModelFamily[Options]):
     def encode(self, text: str) -> tuple[int, ...]:
         try:
             encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        except TypeError:  # halves of characters, which the JSON of an agent or the bytes of a tool may have left
+        except TypeError:  # unpaired surrogates, from the JSON of an agent or the bytes of a tool
             encoded = self._tokenizer.encode(HALF.sub(UNFINISHED, text), add_special_tokens=False)
         return tuple(encoded.ids)
 
     def parse(
         self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()
     ) -> tuple[str, tuple[ToolCall, ...], str]:
-        """In the format that `[model] tool_calls` names, else the template's. Its marks are read where they are special tokens;
-        the text has none of them."""
+        """Read a turn in the format that `[model] tool_calls` names, or in the template's.
+
+        Marks of the format that are special tokens are read, and left out of the returned text.
+        """
         if not tools and not self._has_headers:
             return self.decode(tokens), (), ""
         calls_of = self._call_format()
@@ -140,7 +145,7 @@ class ChatFamily(ModelFamily[Options]):
         calls_of = self._call_format()
         special, read = self._marked(calls_of, self._without_stop(tokens))
         thinking = self._thinking(calls_of, before)
-        # A special token may stand between the bytes of a character.
+        # Stop at the first incomplete character, wherever it is: a special token may separate its bytes.
         sure = calls_of.beginning(read.partition(UNFINISHED)[0], thinking)
         return calls_of.words(sure, special, thinking).rstrip()
 
@@ -152,11 +157,11 @@ class ChatFamily(ModelFamily[Options]):
         return tokens[:-1] if tokens and tokens[-1] in self._stop else tokens
 
     def _thinking(self, calls_of: CallFormat, before: Sequence[int]) -> bool:
-        """Tell whether the prompt has begun a thought."""
+        """Return True if the prompt ends with the mark that opens a thought."""
         return self.decode(before[-PROMPT_END:], skip_special=False).rstrip().endswith(calls_of.thought[0])
 
     def _marked(self, calls_of: CallFormat, tokens: Sequence[int]) -> tuple[tuple[str, ...], str]:
-        """The marks of calls that are special tokens here, and the text of a turn with no other special tokens."""
+        """Return the format's marks that are special tokens, and the turn's text without special tokens but these."""
         numbers = {mark: self._tokenizer.token_to_id(mark) for mark in calls_of.all_marks}
         special = {number: mark for mark, number in numbers.items() if number in self._specials}
         read = [number for number in tokens if number not in self._specials or number in special]
@@ -168,32 +173,35 @@ class ChatFamily(ModelFamily[Options]):
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the tokenizer knows; a model's embedding is often padded beyond it."""
+        """The tokenizer's highest id plus one. A model's embedding is often padded to more rows."""
         return self._vocab_size
 
     def _template(self, tools: Sequence[Tool] = ()) -> ChatTemplate:
         chosen = self._templates.get("tool_use") if tools else None
         template = chosen or self._templates.get("default")
         if template is None:
-            fix = "name a file or a template there, or write prompts as plain strings"
+            fix = "set it to a template or a template's file, or write prompts as plain strings"
             raise ConfigError("model.chat_template", "a conversation for a model without a chat template", fix)
         return template
 
     def _call_format(self) -> CallFormat:
         if self._format is None:
-            got = f"auto, and there are tools, but {self._source} shows no way of calling them that is known"
+            got = f"auto for prompts with tools, but {self._source} shows no known format of tool calls"
             raise ConfigError(
                 FIELD, got, f"name the format in which the policy writes calls: {', '.join(sorted(FORMATS))}"
             )
         return self._format
 
     def _first_special(self, ids: tuple[int, ...]) -> int | None:
-        """Position of a special token with nothing but white space before it."""
+        """Return the position of the first special token, or None if more than white space precedes it."""
         at = next((place for place, number in enumerate(ids) if number in self._specials), None)
         return None if at is None or self.decode(ids[:at]).strip() else at
 
     def _after_anchor(self, text: str) -> tuple[int, ...]:
-        """Ids of text that goes on from a turn: behind a special token, so that none is taken for a text's beginning."""
+        """Return the ids of text that follows a turn.
+
+        The text is encoded after a special token, so that the tokenizer does not treat it as the start of a text.
+        """
         if self._anchor is None:
             return self.encode(text)
         number, anchor = self._anchor
@@ -201,24 +209,27 @@ class ChatFamily(ModelFamily[Options]):
         return ids[1:] if ids[:1] == (number,) else self.encode(text)
 
     def _find_end_of_turn(self, files: ChatFiles) -> int | None:
-        """The special token that the template puts after an assistant's words, whoever speaks next."""
+        """Return the special token that the template puts after every assistant's turn, or None."""
         if "default" not in self._templates:
             return None
         template, asked = self._templates["default"], (Message("user", "x"),)
         try:
             closing, going_on = template.after_turn(asked, (), speak=False), template.after_turn(asked, ())
-        except ConfigError:  # a template that refuses so short a chat; `delta` tells where it refuses the real one
+        except ConfigError:  # the template refuses so short a chat; `delta` raises if it refuses the real chat too
             return None
         ids = self.encode(closing)
         at = self._first_special(ids)
-        # A template that asks for the next turn in any case shows a turn's beginning here, not its end.
+        # If the template always opens the next turn, this token may be that turn's start, not the last one's end.
         if at is None or (closing == going_on and ids[at] not in files.end_ids):
             return None
         return ids[at]
 
 
 def _opening(files: ChatFiles) -> tuple[int, ...]:
-    """The ids put before a bare string: `add_bos_token` where the tokenizer says so, else what its post-processor does."""
+    """Return the ids to put before a bare string: the beginning-of-sequence token, or none.
+
+    The setting `add_bos_token` decides; if it is missing, the tokenizer's post-processor does.
+    """
     wanted = files.settings.get("add_bos_token")
     bos = files.tokenizer.token_to_id(files.special.get("bos_token", ""))
     if bos is None or wanted is False:

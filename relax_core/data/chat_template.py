@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chat template: messages to text, as `transformers` renders them, and the text that follows a policy's turn.
+"""Chat templates: render messages to text as `transformers` does, and find the text that follows a policy's turn.
 
-It knows no tokens. Below it stand the JSON schema of tools, as templates show them, and the files of a model folder that say
-how its text is made, read without transformers or torch.
+Templates work on text, not on tokens. This module also makes the JSON schemas of tools that templates show, and reads
+the tokenizer and template files of a model folder without importing transformers or torch.
 """
 
 from __future__ import annotations
@@ -33,29 +33,32 @@ FIELD = "model.chat_template"
 MARK = "RELAXTURN"
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 MAX_IDS = 1 << 31
-"""Beyond the ids of any vocabulary."""
-# What template code raises by itself: jinja's errors, and Python's own for wrong types inside an expression.
+"""Upper bound of token ids (exclusive), above every real vocabulary."""
+# Errors that template code raises: jinja's own, and Python's for wrong types inside an expression.
 RENDER_ERRORS = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
 )  # fmt: skip
 MAX_BITS = 1 << 12
 MAX_REPEATED = 1 << 20
-"""Sizes of numbers and of repeated text that a template may make: it comes with a model, and is often a stranger's."""
+"""Limits on the bits of powers and the length of repetitions in a template: model folders may come from strangers."""
 
 
 class ChatTemplate:
-    """One compiled template with the variables it sees.
+    """A compiled chat template with its variables.
 
-    Text that follows a turn is found by rendering the conversation with a mark in the turn's place: text before the mark is
-    never used, so a template may strip or rewrite earlier turns as it likes.
+    To find the text that follows a turn, the conversation is rendered with a mark in place of the turn. Only the text
+    after the mark is used, so a template may strip or rewrite earlier turns.
     """
 
     def __init__(
         self, text: str, name: str, variables: Mapping[str, Any], now: datetime,
         call_id: Callable[[ToolCall, int], str] = lambda call, number: call.id, thinking: bool = False,
     ) -> None:  # fmt: skip
-        """`call_id` gives a call, the number-th of the conversation, an id that the template takes. `thinking`: the template
-        takes the thought of a turn as a field of that name, apart from its words."""
+        """Compile a template. Raises ConfigError for a syntax error.
+
+        `call_id(call, number)` returns an id that the template accepts; `number` is the call's index in the
+        conversation. `thinking`: the template takes a turn's thought in the field `thinking`, apart from its words.
+        """
         self.name, self._call_id, self._thinking = name, call_id, thinking
         self._variables = dict(variables)
         environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -67,15 +70,15 @@ class ChatTemplate:
             raise ConfigError(FIELD, f"{name} line {error.lineno}: {error.message}", "correct the template") from error
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), speak: bool = True) -> str:
-        """Render the conversation; `speak` ends it where the policy's turn begins."""
+        """Render the conversation; with `speak`, also open the policy's next turn."""
         return self._render(self._fields(messages), tools, speak)
 
     def after_turn(self, before: Sequence[Message], appended: Sequence[Message], speak: bool = True) -> str:
-        """Text from the end of the policy's turn (the last of `before`) to where it speaks next."""
+        """Return the text after the policy's turn (the last of `before`); with `speak`, also open its next turn."""
         spoken = len(before) - 1 if before and before[-1].role == "assistant" else len(before)
         fields = self._fields((*before, *appended))
         earlier, later = fields[:spoken], fields[len(before) :]
-        for message in earlier:  # some templates take no more than one call a turn, and refuse the whole conversation
+        for message in earlier:  # some templates refuse a conversation in which a turn has several calls
             if "tool_calls" in message:
                 message["tool_calls"] = message["tool_calls"][:1]
         mark = MARK
@@ -96,20 +99,24 @@ class ChatTemplate:
         self, earlier: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall], answers: str, mark: str,
         later: Sequence[Mapping[str, Any]], speak: bool,
     ) -> str:  # fmt: skip
-        """As `after_turn`, of a template that refuses answers of tools behind a turn without a call: the mark stands in the
-        arguments of the call that is answered first."""
+        """Return the text of `after_turn` for a template that refuses a tool's answer after a turn without a call.
+
+        The mark is put into the arguments of the call that is answered first.
+        """
         called = next((call for call in calls if call.name == answers), calls[0])
         marked = message_fields(Message("assistant", "", (replace(called, arguments={mark: mark}),)), self._call_style)
         text = self._render([*earlier, marked, *later], speak=speak)
         _, is_shown, rest = text.rpartition(mark)
         if not is_shown or not rest.startswith('"}'):
-            got = f"{self.name}, which refuses answers of tools behind words, and writes calls otherwise than as JSON"
-            raise ConfigError(FIELD, got, "name a template that takes answers of tools behind words")
+            got = f"{self.name}, which refuses a tool's answer after a turn without calls and writes no JSON calls"
+            raise ConfigError(FIELD, got, "name a template that accepts a tool's answer after a turn without calls")
         return rest.removeprefix('"}')
 
     def turn(self, before: Sequence[Message], message: Message) -> str | None:
-        """The text that the policy says where the conversation goes on with `message`; None where the template rewrites what
-        came before it."""
+        """Return the text of `message` as the policy's turn after `before`.
+
+        Return None if adding the message changes the text of `before`. Raises ConfigError if a tool call is left out.
+        """
         opened, closed = self.render(before), self.render((*before, message), speak=False)
         if not closed.startswith(opened):
             return None
@@ -130,12 +137,14 @@ class ChatTemplate:
             )
         except RENDER_ERRORS as error:
             roles = ", ".join(message["role"] for message in fields)
-            fix = "change the messages or name a template that takes them"
-            raise ConfigError(FIELD, f"{self.name}, which refused messages of {roles} ({error})", fix) from error
+            fix = "change the messages or name a template that accepts them"
+            raise ConfigError(FIELD, f"{self.name}, which refused the roles {roles} ({error})", fix) from error
 
     def _fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Messages as templates know them. An answer of a tool has the id of the call that it answers: the first unanswered one
-        of the turn before it, by its name where it has one."""
+        """Return the messages as dicts for the template.
+
+        A tool's answer gets the id of the first unanswered call of the same name, or else of the first unanswered call.
+        """
         found: list[dict[str, Any]] = []
         unanswered: list[ToolCall] = []
         number = 0
@@ -147,7 +156,7 @@ class ChatTemplate:
                 message, unanswered, number = replace(message, tool_calls=tuple(calls)), calls, number + len(calls)
             fields = message_fields(message, self._call_style if message.tool_calls else None)
             thought = THOUGHT.fullmatch(message.text) if self._thinking and message.role == "assistant" else None
-            # Beside words and a call gpt-oss's template takes no thought, and shows the words as one.
+            # In a turn with words and a call, gpt-oss's template takes no thought, and shows the words as the thought.
             if thought and not (message.tool_calls and thought[2].strip()):
                 fields |= {"thinking": thought[1], "content": thought[2].strip()}
             if message.role == "tool":
@@ -159,8 +168,10 @@ class ChatTemplate:
 
     @cached_property
     def _call_style(self) -> CallStyle:
-        """The way in which the template takes calls, found by trying: most take the first, some join text to text, and some
-        show calls only beside no words at all."""
+        """The form in which the template accepts tool calls, found by trying each form.
+
+        Most templates accept the first. Some need arguments as text. Some show calls only if the content is None.
+        """
         asked = message_fields(Message("user", "x"))
         call = ToolCall("name", {MARK: MARK})
         call = replace(call, id=self._call_id(call, 0))
@@ -169,23 +180,23 @@ class ChatTemplate:
                 said = self._render([asked, message_fields(Message("assistant", "", (call,)), style)], speak=False)
             except ConfigError:
                 continue
-            if MARK in said and repr(MARK) not in said:  # Python's quotation marks are no JSON
+            if MARK in said and repr(MARK) not in said:  # single quotes are Python's repr, not JSON
                 return style
         return CallStyle()
 
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """The way in which a template takes tool calls."""
+    """The form in which a template accepts tool calls."""
 
     arguments_are_text: bool = False
-    """Arguments are JSON text, and no object."""
+    """Arguments are JSON text instead of an object."""
     no_words: str | None = ""
-    """Content of a turn that only calls."""
+    """Content of a turn that has calls and no words."""
 
 
 def message_fields(message: Message, style: CallStyle | None = None) -> dict[str, Any]:
-    """A message as templates know it; empty fields are left out because templates test for their presence."""
+    """Return a message as a dict for templates, without empty fields, because templates test for their presence."""
     style = style or CallStyle()
     content: Any = message.text
     if not isinstance(message.content, str) and any(part.media for part in message.content):
@@ -207,7 +218,7 @@ def message_fields(message: Message, style: CallStyle | None = None) -> dict[str
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox of jinja, in which powers and repetitions that would take all time or memory are errors too."""
+    """Jinja's sandbox, which also refuses powers and repetitions that would take too much time or memory."""
 
     intercepted_binops = frozenset({"**", "*"})
 
@@ -223,7 +234,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for other trainers; here its body is all there is to it."""
+    """The tag `{% generation %}`, which marks the assistant's words for some trainers. Only its body is rendered."""
 
     tags = {"generation"}
 
@@ -248,14 +259,17 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 def tool_schema(tool: Tool) -> dict[str, Any]:
-    """The function schema that chat templates expect. Parameters whose `type` is the text `object` are a whole JSON schema, for
-    no parameter's type is a text; all others are parameters by name, those that are named `type` or `properties` too."""
+    """Return the function schema that chat templates expect. Raises TypeError for parameters that are not a schema.
+
+    Parameters whose `type` is the text `object` are a whole JSON schema, because a parameter's type is never given as
+    text. Otherwise the mapping holds parameters by name, even if one is named `type` or `properties`.
+    """
     parameters = dict(tool.parameters)
     if parameters.get("type") == "object":
         parameters = {"properties": {}, **parameters}
         if not all(map(_is_json, parameters.values())):
-            fix = 'its parameters stand in `properties`; one that is named `type` has a type or a schema, {"type": str}'
-            raise TypeError(f"tool {tool.name}: got {tool.parameters}, which is no JSON schema; {fix}")
+            fix = 'list parameters in `properties`; give a parameter named `type` a type or a schema, {"type": str}'
+            raise TypeError(f"tool {tool.name}: got {tool.parameters}, which is not a JSON schema; {fix}")
     else:
         properties = {name: type_schema(kind) for name, kind in tool.parameters.items()}
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
@@ -268,7 +282,7 @@ def _is_json(value: Any) -> bool:
 
 
 def type_schema(kind: Any) -> dict[str, Any]:
-    """JSON schema of a parameter given as a type; a mapping is a schema already."""
+    """Return the JSON schema of a parameter's type; a mapping is already a schema. Raises TypeError."""
     if isinstance(kind, Mapping):
         return dict(kind)
     if isinstance(kind, Hashable) and kind in _NAMES:
@@ -283,8 +297,8 @@ def type_schema(kind: Any) -> dict[str, Any]:
     if origin is dict:
         return {"type": "object"}
     raise TypeError(
-        f"tool parameter type {kind!r} has no JSON schema; name str, int, float, bool, list, dict or a schema, "
-        'and write a whole schema with "type": "object"'
+        f"tool parameter type {kind!r} has no JSON schema; use str, int, float, bool, list, dict or a schema, "
+        'or write a whole schema with "type": "object"'
     )
 
 
@@ -293,27 +307,27 @@ def type_schema(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatFiles:
-    """Files of a model folder that say how its text is made."""
+    """The tokenizer, chat templates and configuration of a model folder."""
 
     tokenizer: Tokenizer
     settings: Mapping[str, Any]
-    """`tokenizer_config.json`."""
+    """Content of `tokenizer_config.json`; empty without the file."""
     special: Mapping[str, str]
     """Special tokens by the names that templates use: `bos_token`, `eos_token`, ..."""
     templates: Mapping[str, str]
-    """Chat templates by name: `default`, and `tool_use` where the model has its own."""
+    """Chat templates by name: `default`, and `tool_use` if the model has a separate one for prompts with tools."""
     template_source: str
-    """The file or key that the templates came from, for messages to people."""
+    """File or configuration key that the templates came from, for error messages."""
     end_ids: tuple[int, ...]
     """End-of-sequence ids of `generation_config.json`, else of `config.json`."""
     config: Mapping[str, Any]
-    """`config.json`."""
+    """Content of `config.json`; empty without the file."""
     placeholders: Mapping[str, int]
-    """By kind of medium, the id that `config.json` names for it."""
+    """Ids of placeholder tokens by kind of medium, from `config.json`."""
 
     @classmethod
     def read(cls, model: Mapping[str, Any]) -> ChatFiles:
-        """Raises ConfigError naming the key of `[model]` whose folder or file is missing or broken."""
+        """Read the files of a `[model]` table. Raises ConfigError naming the key whose file is missing or broken."""
         folder = _folder("model.path", str(model.get("path") or ""))
         texts = _folder("model.tokenizer", str(model["tokenizer"])) if model.get("tokenizer") else folder
         settings, config = _json(texts / "tokenizer_config.json"), _json(folder / "config.json")
@@ -353,7 +367,7 @@ def _tokenizer(file: Path) -> Tokenizer:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """A JSON object, empty where the folder lacks the file."""
+    """Return the JSON object of a file; return an empty one without the file."""
     if not file.is_file():
         return {}
     try:
@@ -363,12 +377,12 @@ def _json(file: Path) -> dict[str, Any]:
             "model.path", f"{file}, which can't be read: {error}", "restore it from the model's source"
         ) from error
     if not isinstance(value, dict):
-        raise ConfigError("model.path", f"{file}: no JSON object", "restore the file from the model's source")
+        raise ConfigError("model.path", f"{file}, which is not a JSON object", "restore it from the model's source")
     return value
 
 
 def _special(settings: Mapping[str, Any]) -> dict[str, str]:
-    """`*_token` entries, which are strings or objects with `content`."""
+    """Return the `*_token` entries as strings; each is a string or an object with `content`."""
     found = {}
     for name, value in settings.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -378,7 +392,7 @@ def _special(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[dict[str, str], str]:
-    """Templates and where they are from: the configuration, then `chat_template.jinja`, then the tokenizer's."""
+    """Return templates by name and their source: the configuration, else `chat_template.jinja`, else `settings`."""
     if "{" in chosen or "\n" in chosen:
         return {"default": chosen}, "[model] chat_template"
     if chosen:
@@ -398,7 +412,7 @@ def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[
     if isinstance(known, list):
         if not all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in known):
             raise ConfigError(
-                FIELD, f"{source}, whose list has other things than name and template", "restore the file"
+                FIELD, f"{source}, whose list of templates has an entry without name and template", "restore the file"
             )
         return {str(entry["name"]): str(entry["template"]) for entry in known}, source
     return ({"default": known} if isinstance(known, str) else {}), source

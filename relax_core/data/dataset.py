@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised data: the rows of a task source as examples, laid out token by token, and as rows of the bus.
+"""Supervised data: rows of a task source as examples, laid out token by token, and as rows of the bus.
 
-Turns of the policy are joined by the same `start` and `delta` of the model family as in a rollout, so a warm start trains
-what generation will see.
+The policy's turns are joined with the model family's `start` and `delta`, as in a rollout. A warm start therefore
+trains on the token sequences that generation will see.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ Text = str | tuple[Message, ...]
 TrainOn = Literal["completion", "all"]
 SPEAKER = "assistant"
 Hold = Callable[[Rendered, Sequence[Message]], Rendered]
-"""A function that puts as many tokens as the messages' media take where a rendering has one for each."""
+"""A function that expands each medium's single placeholder in a rendering to as many tokens as the medium takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row laid out token by token, as if the policy had sampled it; both columns are [tokens]."""
+    """A row laid out token by token, as if the policy had sampled it; `tokens` and `mask` are [tokens]."""
 
     tokens: tuple[int, ...]
     mask: tuple[int, ...]
-    """1 where a token is trained; never the first one, which no token precedes."""
+    """1 for a trained token, else 0. The first token is never trained, because no token precedes it."""
     media: tuple[str, ...] = ()
-    """Names of the media that it shows, in order: keys where they are held, else references."""
+    """Media of the row, in order: store keys if the placeholders are expanded, else references."""
 
     @property
     def num_trained(self) -> int:
         return sum(self.mask)
 
     def cut(self, limit: int) -> Example:
-        """Keep the first tokens; no medium is cut off or in two."""
+        """Return the first `limit` tokens; return an example with media whole, because media can't be cut."""
         return self if self.media else Example(self.tokens[:limit], self.mask[:limit])
 
 
 class _Run(NamedTuple):
-    """Tokens of one kind, and the messages that they render."""
+    """Consecutive tokens that are all trained or all untrained, with the messages that they render."""
 
     rendered: Rendered
     shows: Sequence[Message] = ()
@@ -71,11 +71,11 @@ def example(
 ) -> Example:
     """Lay out a prompt with its completion, or a conversation alone, whose assistant turns are trained.
 
-    Without `hold`, each medium has one token. Raises ConfigError (field `data.train`) where there is nothing to learn from it.
+    Without `hold`, each medium has one token. Raises ConfigError (field `data.train`) without text to train.
     """
     if isinstance(prompt, str):
         if not isinstance(completion, str):
-            what = "nothing to answer" if completion is None else "messages behind"
+            what = "no completion for" if completion is None else "messages after"
             fix = "give the completion as text, or write the prompt as messages"
             raise ConfigError("data.train", f"{what} a prompt of plain text", fix)
         said = Rendered(family.turn(prompt, Message(SPEAKER, completion)))
@@ -102,7 +102,7 @@ def example(
 
 
 def said_in(prompt: Text, completion: Text | None) -> tuple[Message, ...]:
-    """Join all messages of a row, in order; those of plain text show nothing."""
+    """Return all messages of a row, in order; return none for a plain-text prompt, which has no media."""
     return () if isinstance(prompt, str) else (*prompt, *_messages(completion))
 
 
@@ -111,11 +111,11 @@ def _messages(completion: Text | None) -> tuple[Message, ...]:
 
 
 def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) -> list[_Run]:
-    """Render a conversation; messages after the policy's last turn are left out."""
+    """Render a conversation up to its last assistant turn. Assistant turns from message `given` on are trained."""
     turns = [at for at, message in enumerate(messages) if at >= given and message.role == SPEAKER]
     if not turns:
         raise ConfigError(
-            "data.train", "a conversation without a turn of the assistant", "add one, or give a completion"
+            "data.train", "a conversation without a turn of the assistant", "add such a turn, or a completion"
         )
     runs = [_Run(family.start(messages[: turns[0]]), messages[: turns[0]])]
     for at, following in zip(turns, [*turns[1:], None], strict=True):
@@ -128,42 +128,45 @@ def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) 
 
 
 COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")}
-"""Columns that are trained, by what the algorithm learns from; a dataset's row may be a conversation instead."""
+"""Columns of trained text by what the algorithm learns from. A dataset's row may be a conversation instead."""
 
 MARGIN = "margin"
 
 
 class Dataset(RowSet):
-    """Rows that are trained on as they stand, each an example, or two of a pair; a row is tokenized when it is asked for.
+    """Rows of supervised training: each is one example, or two examples of a pair, tokenized on request.
 
     Rows that are too long are skipped, cut at their end, or refused.
     """
 
     limit_key, skipped = "data.max_row_tokens", "rows are skipped: they are too long"
-    emptied = "leaves nothing to train of any row", "raise it, or shorten the rows"
+    emptied = "leaves no trained token in any row", "raise it, or shorten the rows"
 
     def __init__(
         self, source: TaskSource, family: ModelFamily, form: Source, *, system_prompt: str = "",
         max_row_tokens: int | None = None, too_long: str = "skip", train_on: TrainOn = "completion",
         media: Sequence[str] = (), check: bool = True, access: SourceAccess | None = None,
     ) -> None:  # fmt: skip
-        """Raises ConfigError at the first row that can't be used, unless not `check`."""
+        """Check every row if `check` is set; raise ConfigError at the first unusable row."""
         super().__init__(source, family, system_prompt, max_row_tokens, too_long, media, access or SourceAccess())
         self._form, self._train_on = form, train_on
         if check:
             self._check()
 
     def examples(self, index: int, hold: Hold | None = None) -> tuple[Example, ...]:
-        """Lay out a row: one example, or the chosen and the rejected one of a pair. Raises MediaRefused where `hold` does."""
+        """Lay out a row as one example, or as the chosen and the rejected example of a pair.
+
+        Raises MediaRefused if `hold` does.
+        """
         return tuple(self._cut(found) for found in self._examples(self._kept[index], hold))
 
     def messages(self, index: int) -> tuple[Message, ...]:
-        """All messages of a row."""
+        """Return all messages of a row."""
         row = self._kept[index]
         return self._messages(self._task(row), row)
 
     def margin(self, index: int) -> float:
-        """The number by which a pair's chosen completion should be ahead."""
+        """Return the margin by which a pair's chosen completion should score above the rejected one."""
         value = self[index].column(MARGIN)
         if isinstance(value, bool) or not isinstance(value, int | float):
             got = f"{self.where(index)} without a number in {MARGIN!r}"
@@ -171,7 +174,7 @@ class Dataset(RowSet):
         return float(value)
 
     def prompt(self, index: int) -> Rendered:
-        """The tokens of the first example, for people."""
+        """Return the tokens of a row's first example, for display."""
         return Rendered(self.examples(index)[0].tokens)
 
     def examine(self, row: int) -> Rendered | None:
@@ -181,13 +184,13 @@ class Dataset(RowSet):
         return Rendered(longest.tokens)
 
     def _texts(self, task: Task, row: int) -> tuple[Text | None, ...]:
-        """The completions of a row; one of None is a conversation that holds its own."""
+        """Return a row's completion texts; None stands for a conversation that contains its assistant turns."""
         found: list[Text | None] = []
         for name in COLUMNS[self._form]:
             value: Any = task.column(name)
             if value is None and (self._form is not Source.DATASET or isinstance(task.prompt, str)):
-                others = ", ".join(sorted(task.metadata)) or "none beside the prompt"
-                fix = f"write it, or point to another column: columns = {{{name} = ...}} (there are {others})"
+                others = ", ".join(sorted(task.metadata)) or "only the prompt"
+                fix = f"write it, or name another column: columns = {{{name} = ...}} (the row has {others})"
                 raise ConfigError("data.train", f"{self._source.where(row)} without {name!r}", fix)
             try:
                 found.append(None if value is None else text_or_messages(value, name, MediaOrigin(Path())))
@@ -220,7 +223,7 @@ class Dataset(RowSet):
         return longest <= self._limit
 
     def _text_fits(self, prompt: Text, text: Text | None, row: int) -> bool:
-        """Tell whether the characters of a row alone say that it fits; the template is measured once for each form."""
+        """Return True if a row's number of characters proves that it fits; measure the template once per form."""
         parts = (prompt, text)
         messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part or ())]
         form = tuple("text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in parts)
@@ -244,14 +247,14 @@ Build = Callable[[Chosen], Any]
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Rows of one evaluation set."""
+    """The rows of one evaluation set."""
 
     name: str
     dataset: Dataset
     indices: Sequence[int]
 
     def rows(self, margins: bool = False, hold: Hold | None = None) -> RowBatch:
-        """Lay all of them out, a group each."""
+        """Lay out all rows, each as a group of its own."""
         examples = {AttemptId(group, member, 0): found for group, index in enumerate(self.indices)
                     for member, found in enumerate(self.dataset.examples(index, hold))}  # fmt: skip
         given = [self.dataset.margin(self.indices[attempt.group]) for attempt in examples] if margins else None
@@ -259,7 +262,7 @@ class HeldOut:
 
 
 def open_training(run: Any, build: Build, form: Source) -> tuple[Dataset, Sequence[int]]:
-    """Open the rows to train on; also give the numbers of those that may be issued."""
+    """Open the training rows; return them with the indices of the rows that are not held out for evaluation."""
     dataset = _open(run, build, form, "data.train", str(run.data.train), run.data.columns)
     if not run.eval.every or run.eval.sets:
         return dataset, range(len(dataset))
@@ -267,7 +270,7 @@ def open_training(run: Any, build: Build, form: Source) -> tuple[Dataset, Sequen
 
 
 def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
-    """Open the evaluation sets: those that are named, else a seeded part of the training file."""
+    """Open the sets of `[[eval.sets]]`, or else a seeded part of the training file; open none without `eval.every`."""
     if not run.eval.every:
         return []
     if not run.eval.sets:
@@ -283,7 +286,7 @@ def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
 def row_batch(
     examples: Mapping[AttemptId, Example], margins: Sequence[float] | None = None, media: bool = False
 ) -> RowBatch:
-    """Make rows of the bus, one a sample. They have no versions: nobody sampled them."""
+    """Return rows of the bus, one per sample. They have no versions, because no policy sampled them."""
     rows = list(examples.values())
     lengths = np.array([len(row.tokens) for row in rows], np.int64)
 

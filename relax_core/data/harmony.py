@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns in harmony, the format of gpt-oss: messages with headers, which say a channel and maybe to whom a message goes.
+"""Turns in harmony, the format of gpt-oss: messages with headers that name a channel and, for calls, a recipient.
 
-A turn goes on behind `<|start|>assistant`, so its first header may begin with ` to=functions.NAME` or with `<|channel|>`:
+A turn continues `<|start|>assistant`, so its first header may begin with ` to=functions.NAME` or with `<|channel|>`:
 
     <|channel|>analysis<|message|>a thought<|end|><|start|>assistant<|channel|>commentary<|message|>a preamble<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
     <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>the answer<|return|>
 
-Every function reads its text once, from left to right. Text that is in no message counts as words.
+Every function reads its text once, from left to right. Text outside of messages counts as words.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 CALL, END, RETURN = ENDS = "<|call|>", "<|end|>", "<|return|>"
 MARKS = (CHANNEL, START, MESSAGE, CONSTRAIN, *ENDS)
 THOUGHT = "analysis"
-"""Channel of thoughts."""
+"""Name of the channel for thoughts."""
 THINK, THINK_END = "<think>", "</think>"
-"""Marks of a thought among the words of a turn: those by which rewards and environments tell thoughts of other families."""
+"""Marks put around thoughts in a turn's words, because rewards and environments look for these marks."""
 
 
 def _any(*marks: str) -> re.Pattern[str]:
@@ -36,12 +36,12 @@ _MARK, _BEGINS, _HEADER_END, _BODY_END = (
 )  # fmt: skip
 _RECIPIENT, _CHANNEL = re.compile(r"(?:\A|[\s>])to=([^\s<]*)"), re.compile(r"<\|channel\|>\s*([^\s<]*)")
 _FIRST, _FIRST_SO_FAR = re.compile(r"\s*(?:to=[^\s<]+\s*)?"), re.compile(r"\s*(?:t|to|to=[^\s<]*\s*)?")
-"""What may stand before the first mark of a turn's first header; and what may become that."""
+"""Text allowed before the first mark of a turn's first header, and unfinished text that may become such text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of one message, from `start` to where its body begins."""
+    """The header of one message, `text[start:body]`; the message's body begins at `body`."""
 
     start: int
     body: int
@@ -49,7 +49,7 @@ class Header:
     recipient: str
     has_body: bool
     is_cut: bool
-    """The text ends within it."""
+    """The text ends before the header does."""
 
     @property
     def is_call(self) -> bool:
@@ -61,7 +61,7 @@ class Header:
 
 
 def next_header(text: str, at: int) -> Header | None:
-    """Find the next message behind `at`, where no message is under way."""
+    """Return the next header from `at` on, or None. No message may be open at `at`."""
     begins = _BEGINS.search(text, at)
     if begins is None:
         return None
@@ -77,7 +77,10 @@ def next_header(text: str, at: int) -> Header | None:
 
 
 def body_end(text: str, at: int) -> tuple[int, int]:
-    """Give where the body that goes on at `at` ends, and where the mark behind it does. Marks of headers end none."""
+    """Return the end of the body that is open at `at`, and the position at which to read on.
+
+    A body ends before `<|start|>`, which is left unread, or before an end mark, which is skipped.
+    """
     ends = _BODY_END.search(text, at)
     if ends is None:
         return len(text), len(text)
@@ -85,14 +88,15 @@ def body_end(text: str, at: int) -> tuple[int, int]:
 
 
 def read_call(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`, its header from `start` to `at`.
+    """Read a call, `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
 
-    The mark behind it may be missing at the end of a turn, which it ends."""
+    Its header is `text[start:at]`. The mark after the arguments may be missing at the end of a turn. Raises CallError.
+    """
     recipient = _RECIPIENT.search(text[start:at])
     written = recipient[1] if recipient else ""
     name = written.removeprefix("functions.")
     if not text.startswith(MESSAGE, at - len(MESSAGE)):
-        raise CallError(f"the call of {name} must go on with {MESSAGE}")
+        raise CallError(f"the call of {name} must continue with {MESSAGE}")
     if name == written and name not in parameters:
         raise CallError(f"a call must go to=functions.NAME, got to={written[:40]}")
     arguments, at = read_json(text, at)
@@ -104,9 +108,10 @@ def read_call(text: str, start: int, at: int, parameters: Parameters) -> tuple[l
 
 
 def words(text: str, thinking: bool = False) -> str:
-    """The words of a turn: bodies of its messages without headers and marks, thoughts between `<think>` and `</think>`.
+    """Return the words of a turn: bodies without headers and marks, with thoughts between `<think>` and `</think>`.
 
-    `thinking`: the prompt has begun a thought. The words of a `beginning` are a beginning of the words."""
+    `thinking`: the prompt has opened a thought. The words of a turn's `beginning` are a prefix of the turn's words.
+    """
     at, pieces = 0, list[str]()
     if thinking:
         end, at = body_end(text, 0)
@@ -133,7 +138,7 @@ def _words_outside(text: str) -> str:
 
 
 def beginning(text: str, thinking: bool = False) -> str:
-    """The part of a turn that is still being written which stands before all that may be a call or become one, or a header."""
+    """Return the part of an unfinished turn before the first text that is, or may become, a call or a header."""
     text = _without_half_mark(text)
     if not thinking and _FIRST_SO_FAR.fullmatch(text):
         return ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A modality processor in its killable process: a source is read, processed and put into the media store.
+"""A modality processor in its own killable process: it reads a source, processes it and puts it into the media store.
 
-Only keys and counts go back. The same bytes from two sources are processed once.
+Tensors are never sent back to the caller. The same bytes from two sources are processed once.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from relax_core.media.store import MediaStore, write_media_file
 from relax_core.rpc.host import IsolatedHost
 
 MAX_KNOWN = 65536
-"""Contents whose keys are remembered."""
+"""Contents whose keys are cached; the cache is cleared when it is full."""
 PREVIEWS = "previews"
 FIRST_BYTES = 8 << 20
-"""Size of the first copies of each kind, which stay."""
+"""Bytes of a run's first previews of each kind, which are never deleted."""
 NEWEST_BYTES = 24 << 20
+"""Bytes of a run's newest previews of each kind; older ones are deleted."""
 
 
 class MediaHost(IsolatedHost):
-    """Holds one processor. An item is a method's name (budget, process, examine) and a medium; ValueError is for what can't be
-    read."""
+    """The host of one modality processor.
+
+    An item is the name of a method (`budget`, `process`, `examine`) and a medium. Raises ValueError for unreadable
+    media.
+    """
 
     def open(
         self, directory: str, model: Mapping[str, Any], max_bytes: int, preview_bytes: int, access: Sequence[Any] = ()
     ) -> str:
-        """Build the processor; return the kind of medium that it reads. `preview_bytes`: size of copies for people; 0: none.
-        `access`: fields of `SourceAccess`, for all that it reads."""
+        """Build the processor; return the kind of medium that it reads.
+
+        `max_bytes` limits one source, `preview_bytes` one preview (0: no previews). `access`: fields of `SourceAccess`.
+        """
         built = self.build(self.component)
         if not isinstance(built, ModalityProcessor) or not built.medium:
-            raise ConfigError("media", self.component.name, "it is no processor of a kind of medium")
+            raise ConfigError("media", self.component.name, "name a modality processor that sets `medium`")
         self._processor, self._store = built, MediaStore(directory)
         self._model, self._max_bytes, self._access = dict(model), max_bytes, SourceAccess(*access)
         self._previews, self._preview_bytes = Previews(Path(directory) / PREVIEWS, built.medium), preview_bytes
@@ -53,11 +59,11 @@ class MediaHost(IsolatedHost):
             return getattr(self, method)(media)
 
     def budget(self, media: Media) -> int:
-        """Count the tokens that it will take."""
+        """Return the number of tokens that a medium will take."""
         return self._processor.budget(media, self._model)
 
     def process(self, media: Media) -> tuple[str, list[tuple[Any, ...]]]:
-        """Process a medium into the store; return its key there, and how its features lie (values of `PlaceholderSpan`)."""
+        """Process a medium into the store; return its key and its layout, as fields of `PlaceholderSpan`."""
         data = read_source(media.source, self._max_bytes)
         content = (hashlib.blake2b(data, digest_size=16).digest(), media.view)
         if content not in self._known or self._known[content][0] not in self._store:
@@ -70,7 +76,7 @@ class MediaHost(IsolatedHost):
         return self._known[content]
 
     def examine(self, media: Media) -> dict[str, Any]:
-        """Describe a medium for people; decoded and processed, and not kept."""
+        """Decode and process a medium without storing it; return facts about it for display."""
         data = read_source(media.source, self._max_bytes)
         facts = {"size_bytes": len(data), **self._processor.facts(media, data)}
         done = self._processed(media, data)
@@ -83,7 +89,7 @@ class MediaHost(IsolatedHost):
         try:
             preview = self._processor.preview(media, data, self._preview_bytes)
         except ValueError:
-            return  # it was read for the model; people see its name
+            return  # the model can read it; the display shows its name only
         if preview:
             self._previews.put(key, preview)
 
@@ -97,9 +103,9 @@ class MediaHost(IsolatedHost):
 
 
 class Previews:
-    """Copies of one kind of medium for people, by its key, in the run directory: the first ones of a run and the newest ones.
+    """Previews of one kind of medium for display, by key, in the run directory: the first and the newest of a run.
 
-    A page of transcripts shows a run's beginning and its end; nothing of a run reads them.
+    The page of transcripts shows the start and the end of a run. Training never reads previews.
     """
 
     def __init__(self, directory: Path, kind: str) -> None:
@@ -114,7 +120,7 @@ class Previews:
         return self._path(key).is_file()
 
     def put(self, key: str, data: bytes) -> None:
-        """Write it whole or not at all; InfrastructureError where it can't be written."""
+        """Write a preview whole or not at all. Raises InfrastructureError if it can't be written."""
         path = self._path(key)
         write_media_file(path, [data])
         self._count(path, len(data))

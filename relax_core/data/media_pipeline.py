@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The media of a rollout: each is processed once, in a killable process, for all samples that see it.
+"""Media of a rollout: each medium is processed once, in a killable process, for all samples that show it.
 
-Media that can't be read, take too long or kill their process raise `MediaRefused` for whoever asked. Results, and refusals
-that the content proves, are remembered by source; other failures are tried again, since a source may come back and a process
-may have been killed by somebody else. Where a budget is given, media that nobody needs are deleted from the store and
-processed again on demand. A file of the store that is found damaged is made again from its source.
+`MediaRefused` is raised for media that can't be read, take too long or crash their process. Results are cached by
+source, as are refusals that the content proves. Further failures are retried: a source may come back, and a process may
+have been killed for another reason. With a size limit, media that no owner needs are deleted from the store and
+processed again on demand. A stored file that is found damaged is made again from its source.
 """
 
 from __future__ import annotations
@@ -39,36 +39,37 @@ from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout, R
 from relax_core.rpc.waiting import start_all
 
 REMEMBERED = 1 << 16
-"""Sources whose media are known."""
+"""Number of sources whose results are cached."""
 LONG = 256
-"""Characters of a source; a longer one is remembered by its hash."""
+"""Characters of a source above which the cache uses its hash."""
 MAX_KEPT_SOURCE = 1 << 12
-"""Characters of a source that is kept by its medium's key."""
+"""Characters of the longest source that is kept to make a damaged file again."""
 TRIES = 4
-"""Attempts at a medium that is deleted while it is being asked for."""
+"""Attempts at a medium that is deleted from the store before its caller has it."""
 ATTEMPTS = 3
-"""Attempts at a medium whose failure its content does not prove, before whoever asked is refused."""
+"""Attempts at a medium whose content is not at fault, before the caller gets the error."""
 BACKOFF_S = 0.5
-"""Pause behind the first failed attempt; it doubles with each."""
+"""Seconds of pause after the first failed attempt; they double with each attempt."""
 HOLD_OFF_S = 30.0
-"""Time during which a source whose attempts all failed is not tried again; it doubles each time that happens in a row."""
+"""Seconds before a source is tried again after all attempts failed; they double with each such failure in a row."""
 MAX_HOLD_OFF_S = 600.0
 RESTORE_POLL_S = 0.25
-"""Interval at which damaged files of the store are looked for."""
+"""Seconds between two looks for damaged files in the store."""
 
 
 class MediaPipeline:
-    """Processors by kind of medium, and what is known of sources.
+    """The processors of a run by kind of medium, and the cache of results by source.
 
-    A medium: `unknown -> processing -> stored | refused | unavailable`; a stored one is `deleted`, and unknown again, when the
-    store is over its limit and nobody needs it, or its file is damaged; an unavailable one is unknown again after a while.
+    Life cycle of a medium: `unknown -> processing -> stored | refused | unavailable`. A stored medium is `deleted`, and
+    unknown again, if its file is damaged, or if the store is over its limit and no owner needs the medium. An
+    unavailable medium is unknown again after its hold-off.
 
     Invariants:
-    - A source is processed once, however many ask for it at once, and whoever of them is cancelled meanwhile.
-    - One that was refused for its content is not tried again; after any other failure it is, `ATTEMPTS` times at once and
-      again when its hold-off is over.
-    - A medium in the store stays there as long as some owner needs it.
-    - One processor reads one medium at a time, so that what breaks its process is that medium.
+    - A source is processed once, no matter how many callers ask for it at once, and how many of them are cancelled.
+    - A source that was refused for its content is not tried again. After any other failure there are `ATTEMPTS`
+      attempts at once, and further attempts after the hold-off.
+    - A medium stays in the store as long as an owner needs it.
+    - A processor reads one medium at a time, so that this medium is the cause if the process crashes.
     """
 
     def __init__(
@@ -76,7 +77,10 @@ class MediaPipeline:
         limit_bytes: int | None = None, clock: Clock | None = None, access: SourceAccess | None = None,
         replaced: Replaced = no_report,
     ) -> None:  # fmt: skip
-        """`limit_bytes`: of the store; None: nothing is ever deleted. `access`: bounds of sources; None: no URL, any file."""
+        """Create the pipeline; `start` starts the processors.
+
+        `limit_bytes` limits the store; None deletes nothing. `access` limits sources; None allows any file and no URL.
+        """
         self._clock = clock or SystemClock()
         self._family, self._store, self._limit = family, MediaStore(directory), limit_bytes
         self._processors = [
@@ -86,15 +90,15 @@ class MediaPipeline:
         self._known: OrderedDict[Any, asyncio.Future[PlaceholderTokens | str]] = OrderedDict()
         self._sizes: OrderedDict[Any, int | str] = OrderedDict()
         self._names: dict[str, set[Any]] = {}
-        """Sources by the key of their medium."""
+        """Cache names of sources by the key of their medium."""
         self._sources: OrderedDict[str, Media] = OrderedDict()
-        """Media by key, from which damaged files are made again; long sources are not kept."""
+        """Media by key, to make damaged files again; media with long sources are not kept."""
         self._outages: OrderedDict[Any, _Outage] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._budget: MediaBudget | None = None
 
     async def start(self, known_groups: int = 0) -> None:
-        """`known_groups`: groups below this number were issued before, and may need what is in the store."""
+        """Start the processors. Groups below `known_groups` were issued before and may need any medium in the store."""
         if self._limit is not None:
             self._budget = MediaBudget(self._limit, self._store.found(), known_groups)
         await start_all(*(processor.pool.start() for processor in self._processors))
@@ -112,8 +116,10 @@ class MediaPipeline:
     # -- before and for generation ------------------------------------------------------------------------------
 
     async def num_features(self, messages: Iterable[Message]) -> int:
-        """Count the features that these messages' media will have, from their headers; of views, which only decoding tells,
-        those that are known. Raises MediaRefused."""
+        """Return the number of features of the messages' media, from their headers. Raises MediaRefused.
+
+        The size of a view is known only after processing, so a view that is not processed yet counts as 0.
+        """
         total = 0
         for media in media_of(messages):
             name = _name(media)
@@ -139,7 +145,7 @@ class MediaPipeline:
         return total
 
     async def prepare(self, messages: Iterable[Message], owner: Hashable = None) -> None:
-        """Process whatever these messages show and keep it for its owner. Raises MediaRefused with source and reason."""
+        """Process all media of the messages and keep them for `owner`. Raises MediaRefused naming source and reason."""
         for media in media_of(messages):
             name = _name(media)
             for _ in range(TRIES):
@@ -150,26 +156,26 @@ class MediaPipeline:
                 if self._known.get(name) is known:
                     del self._known[name]
             else:
-                raise _refusal(media, "it vanishes from the media store as soon as it is there")
+                raise _refusal(media, "the media store lost its file each time before it could be used")
 
     def fill_placeholders(self, rendered: Rendered, messages: Iterable[Message]) -> Rendered:
-        """Give a rendering of prepared messages the tokens that their media take. Raises MediaRefused."""
+        """Expand the placeholders in a rendering of messages that `prepare` has processed. Raises MediaRefused."""
         return expand_placeholders(rendered, [self._result(media) for media in media_of(messages)], self._family)
 
     def release(self, owner: Hashable) -> None:
-        """Drop an owner's need of its media."""
+        """Release the media of an owner, which may then be deleted."""
         if self._budget is not None:
             self._budget.release(owner)
             self._evict()
 
     def release_below(self, group: int) -> None:
-        """Drop the needs of all groups below this number."""
+        """Release the media of all groups below this number."""
         if self._budget is not None:
             self._budget.release_below(group)
             self._evict()
 
     async def examine(self, media: Media) -> dict[str, Any]:
-        """Describe a medium for people; decoded and processed, and not kept. Raises MediaRefused."""
+        """Decode and process a medium without storing it; return facts about it for display. Raises MediaRefused."""
         facts: dict[str, Any] = await self._processor(media).ask("examine", media)
         return facts
 
@@ -177,11 +183,11 @@ class MediaPipeline:
 
     def _processor(self, media: Media) -> _Processor:
         if media.kind not in self._by_kind:
-            raise MediaRefused(f'nothing here reads such media: write media = ["{media.kind}"]')
+            raise MediaRefused(f'no processor reads media of this kind: set media = ["{media.kind}"]')
         return self._by_kind[media.kind]
 
     def _result(self, media: Media, known: asyncio.Future[PlaceholderTokens | str] | None = None) -> PlaceholderTokens:
-        """Give what is known of a processed medium. Raises MediaRefused."""
+        """Return the result of a processed medium. Raises MediaRefused."""
         known = known or self._known.get(_name(media))
         result = known.result() if known is not None and known.done() else "it was not processed"
         if isinstance(result, str):
@@ -189,10 +195,10 @@ class MediaPipeline:
         return result
 
     def _begin(self, name: Any, media: Media) -> asyncio.Future[PlaceholderTokens | str]:
-        """Process a medium that nobody has asked for yet; those who ask meanwhile wait for the same future."""
+        """Start to process a medium; return the future on which all callers wait."""
         known = self._known[name] = asyncio.get_running_loop().create_future()
         self._spawn(self._process(name, media, known))
-        while len(self._known) > REMEMBERED:  # the medium may stay, and is found by its content
+        while len(self._known) > REMEMBERED:  # the medium may stay stored; its content leads to it
             oldest, forgotten = self._known.popitem(last=False)
             found = forgotten.result() if forgotten.done() and not forgotten.cancelled() else ""
             if isinstance(found, PlaceholderTokens) and found.key in self._names:
@@ -200,7 +206,7 @@ class MediaPipeline:
         return known
 
     async def _process(self, name: Any, media: Media, known: asyncio.Future[PlaceholderTokens | str]) -> None:
-        """Settle what is known of a medium; anything but a result and a refusal for its content is forgotten at once."""
+        """Process a medium and settle its future; cache only a result or a refusal for its content."""
         try:
             key, layout = await self._ask(name, media, "process")
             if len(media.source) <= MAX_KEPT_SOURCE:
@@ -215,20 +221,20 @@ class MediaPipeline:
             known.set_result(str(refused))
             return
         except asyncio.CancelledError:
-            known.set_exception(RelaxError(f"{shown(media.source)}: the processors of media were stopped"))
+            known.set_exception(RelaxError(f"{shown(media.source)}: the media processors were stopped"))
             known.exception()
             raise
-        except Exception as error:  # a full disk and the like: of this run, and not of the medium
+        except Exception as error:  # a fault of the run, such as a full disk, not of the medium
             known.set_exception(error)
-            known.exception()  # all who asked may have been cancelled
+            known.exception()  # mark it as retrieved: all callers may have been cancelled
         if self._known.get(name) is known:
             del self._known[name]
 
     async def _ask(self, name: Any, media: Media, method: str) -> Any:
-        """Call a method of `MediaHost`, again where the content does not prove the failure. Raises MediaRefused."""
+        """Call a method of `MediaHost`; retry after failures that the content does not prove. Raises MediaRefused."""
         outage = self._outages.get(name)
         if outage is not None and (left := outage.until - self._clock.now()) > 0:
-            raise MediaUnavailable(f"{outage.reason}; it is tried again in {left:.0f} s")
+            raise MediaUnavailable(f"{outage.reason}; the source is tried again in {left:.0f} s")
         pause_s = BACKOFF_S
         while True:
             try:
@@ -255,7 +261,7 @@ class MediaPipeline:
     # -- the store ----------------------------------------------------------------------------------------------
 
     def _keep(self, key: str, name: Any, owner: Hashable) -> bool:
-        """Keep a medium in the store for its owner from now on; False where it is not there any more, or was cut off."""
+        """Keep a stored medium for its owner; return False if its file is missing or its size has changed."""
         size = self._store.size_of(key)
         if size is None:
             return False
@@ -281,13 +287,13 @@ class MediaPipeline:
                 self._known.pop(name, None)
 
     async def _restore_damaged(self) -> None:
-        """Make media again whose files readers found damaged, as long as the pipeline lives."""
+        """Process media again whose files readers found damaged, until the pipeline stops."""
         while True:
             for key in await asyncio.to_thread(self._store.damaged):
                 if (media := self._sources.get(key)) is not None:
                     if (known := self._known.get(_name(media))) is not None and known.done():
                         del self._known[_name(media)]
-                    with suppress(MediaRefused, RelaxError):  # who needs it gives up at its own deadline, and says so
+                    with suppress(MediaRefused, RelaxError):  # readers raise at their own deadline
                         await self.prepare([Message("", (Part(media=media),))])
                 self._store.clear_damaged(key)
             await self._clock.sleep(RESTORE_POLL_S)
@@ -295,7 +301,7 @@ class MediaPipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Outage:
-    """A source whose attempts all failed."""
+    """The failure of all attempts at a source, and the time before which it is not tried again."""
 
     reason: str
     until: float
@@ -303,7 +309,7 @@ class _Outage:
 
 
 class _Processor:
-    """One modality processor in a killable process of its own."""
+    """A modality processor in its own killable process."""
 
     def __init__(
         self, choice: Any, workers: Workers, directory: str, model: Mapping[str, Any], access: SourceAccess,
@@ -311,7 +317,7 @@ class _Processor:
     ) -> None:  # fmt: skip
         self._choice = choice
         self.kind = ""
-        """Kind of medium that it reads, known once it has started."""
+        """Kind of medium that the processor reads; empty until it has started."""
         self.pool = IsolatedPool(
             [f"media-{choice.name}"], choice.chosen, "relax_core.data.media_host:MediaHost", workers,
             timeout_s=choice.timeout_s, memory_mb=choice.memory_mb, tries=1, max_batch=1, opened=self._opened,
@@ -321,7 +327,10 @@ class _Processor:
         )  # fmt: skip
 
     async def ask(self, method: str, media: Media) -> Any:
-        """Call a method of `MediaHost` for one medium. Raises MediaRefused: MediaUnavailable unless the content is at fault."""
+        """Call a method of `MediaHost` for one medium.
+
+        Raises MediaRefused if the content is at fault, else its subclass MediaUnavailable.
+        """
         try:
             return await self.pool.submit((method, media))
         except (SourceUnavailable, PluginError) as error:
@@ -329,10 +338,10 @@ class _Processor:
         except ValueError as error:
             raise MediaRefused(str(error)) from error
         except ItemTimeout as error:
-            raise MediaUnavailable(f"it takes longer than {self._choice.timeout_s:g} s") from error
+            raise MediaUnavailable(f"processing takes longer than {self._choice.timeout_s:g} s") from error
         except ItemCrash as error:
             limit = f" (limit: {self._choice.memory_mb} MB)" if self._choice.memory_mb else ""
-            raise MediaUnavailable(f"it broke the process that read it{limit}") from error
+            raise MediaUnavailable(f"reading it broke the process{limit}") from error
 
     def _opened(self, kind: str) -> dict[str, Any]:
         self.kind = kind
@@ -340,17 +349,21 @@ class _Processor:
 
 
 class MediaBudget:
-    """Media in the store by key, the least recently used first; without IO: the caller deletes what `evicted` says, at once.
+    """Sizes and owners of the media in the store, least recently used first.
 
-    Owners are groups by number, and whoever else names himself and releases.
+    This class does no I/O: its caller must delete the media that `evicted` returns at once. An owner is a group number,
+    or any value that the caller later gives to `release`.
 
     Invariants:
-    - A medium that some owner needs is never evicted, even where all are over the limit.
-    - A group below `release_below` needs nothing, whoever asks for it later.
+    - A medium that an owner needs is never evicted, even if the store stays over its limit.
+    - After `release_below`, a group below its number needs nothing, even if `retain` is called for it later.
     """
 
     def __init__(self, limit_bytes: int, found: Mapping[str, int], known_groups: int = 0) -> None:
-        """`found`: sizes of what is there, oldest first. Groups below `known_groups` may need any of it."""
+        """Count the media of a store: `found` has their sizes, oldest first.
+
+        Groups below `known_groups` may need any medium in it.
+        """
         self._limit = limit_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict(found)
         self._total = sum(found.values())
@@ -368,21 +381,21 @@ class MediaBudget:
         return key in self._sizes
 
     def size_of(self, key: str) -> int | None:
-        """Return the size that was counted for a medium; None where it is not there."""
+        """Return the counted size of a medium; None if it is not counted."""
         return self._sizes.get(key)
 
     def forget(self, key: str) -> None:
-        """Count a medium no more, whoever needs it: its file is gone, and its owners still hold it when it is there again."""
+        """Stop counting a medium whose file is gone. Its owners still need it when it is stored again."""
         self._total -= self._sizes.pop(key, 0)
 
     def add(self, key: str, size_bytes: int) -> None:
-        """Count a medium that is there now."""
+        """Count a medium that was stored."""
         self._total += size_bytes - self._sizes.get(key, 0)
         self._sizes[key] = size_bytes
         self._sizes.move_to_end(key)
 
     def retain(self, owner: Hashable, key: str) -> None:
-        """Keep a medium for this owner."""
+        """Keep a medium until the owner releases it."""
         if key in self._sizes:
             self._sizes.move_to_end(key)
         if isinstance(owner, int) and owner < self._oldest:
@@ -398,7 +411,7 @@ class MediaBudget:
                 del self._holders[key]
 
     def release_below(self, group: int) -> None:
-        """Drop the needs of all groups below this number."""
+        """Release the media of all groups below this number."""
         self._oldest = max(self._oldest, group)
         for owner in [owner for owner in self._held if isinstance(owner, int) and owner < self._oldest]:
             self.release(owner)
@@ -407,7 +420,7 @@ class MediaBudget:
         return key in self._holders
 
     def evicted(self) -> list[str]:
-        """Forget media until the rest is within the limit; return them, to be deleted now."""
+        """Stop counting unneeded media until the rest is within the limit; return their keys, to be deleted at once."""
         gone: list[str] = []
         for key in [key for key in self._sizes if key not in self._holders]:
             if self._total <= self._limit:
@@ -422,7 +435,7 @@ def _refusal(media: Media, why: str) -> MediaRefused:
 
 
 def _name(media: Media) -> Any:
-    """Name a source as it is now: a file that was changed is another one."""
+    """Return the cache name of a source. It contains a file's size and time, so a changed file is processed again."""
     if is_path(media.source):
         try:
             stat = Path(media.source).stat()
@@ -430,18 +443,18 @@ def _name(media: Media) -> Any:
         except OSError:
             pass
     source: Any = media.source
-    if len(source) > LONG:  # a data-URI may be large, and many are remembered
+    if len(source) > LONG:  # data-URIs may be large, and many are cached
         source = hashlib.blake2b(source.encode(), digest_size=16).digest()
     return media.kind, source, media.view
 
 
 def media_store(context: RunContext) -> str:
-    """The directory of the run's processed media."""
+    """Return the directory of the run's processed media."""
     return str(Path(context.run_dir).absolute() / "media")
 
 
 def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | None = None) -> MediaPipeline:
-    """The processors of the run's media, and where what they make is kept, within a limit of bytes where one is given."""
+    """Create the media pipeline of a run; `limit` is the store's size limit in bytes, None for no limit."""
     run = context.config
     return MediaPipeline(
         run.media,
@@ -458,7 +471,7 @@ def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | N
 
 @asynccontextmanager
 async def opened_media_pipeline(context: RunContext, family: ModelFamily) -> AsyncIterator[MediaPipeline]:
-    """A pipeline for rows that nobody samples."""
+    """Start a media pipeline without a size limit, for rows of a dataset, and stop it at the end."""
     pipeline = make_media_pipeline(context, family)
     try:
         await pipeline.start()

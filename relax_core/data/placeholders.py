@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens that hold the place of media: one a medium as a template writes them, as many as it takes for a model.
+"""Placeholder tokens of media: a template writes one per medium, and a model reads as many as the medium takes.
 
-A rendered prompt names its media in order. Each must have its one token, no more and no other, so that text which looks like
-a placeholder never reaches a model. A model type that is not named here has nothing but placeholders.
+A rendered prompt names its media in order. Each medium must have exactly one placeholder of its kind, so that text
+which looks like a placeholder never reaches a model. Media of a model type not named here expand to placeholders only.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from relax_core.api.task import Media, Message
 
 
 class MediaRefused(Exception):
-    """A medium can't be read, or a prompt and its media don't fit together: an outcome of the samples that need it."""
+    """A medium that can't be read, or that does not match its prompt. Samples that need it end with a media error."""
 
 
 class MediaUnavailable(MediaRefused):
-    """A medium can't be read at present, for reasons that its content does not prove: it may be there when asked for again."""
+    """A medium that can't be read now, although its content may be fine; a later attempt may succeed."""
 
 
 class PromptTooLong(MediaRefused):
-    """A prompt has with its media more tokens than it may."""
+    """A prompt that exceeds its token limit once its media are expanded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderTokens:
-    """A medium in the store, and the pieces of its placeholders."""
+    """A medium in the store, with the layout of its placeholders."""
 
     kind: str
     key: str
@@ -38,13 +38,13 @@ class PlaceholderTokens:
 
 
 def media_of(messages: Iterable[Message]) -> list[Media]:
-    """List all media that messages show, in order."""
+    """Return all media of the messages, in order."""
     parts = (part for message in messages if not isinstance(message.content, str) for part in message.content)
     return [part.media for part in parts if part.media is not None]
 
 
 def expand_placeholders(rendered: Rendered, media: Sequence[PlaceholderTokens], family: ModelFamily[Any]) -> Rendered:
-    """Expand a rendering to the tokens that each medium takes, and put keys for names. Raises MediaRefused."""
+    """Expand each placeholder to the tokens of its medium, and name media by store keys. Raises MediaRefused."""
     fault = misplaced(rendered.tokens, [medium.kind for medium in media], family.placeholders)
     if fault:
         raise MediaRefused(fault)
@@ -58,7 +58,7 @@ def expand_placeholders(rendered: Rendered, media: Sequence[PlaceholderTokens], 
 
 
 def misplaced(tokens: Sequence[int], kinds: Sequence[str], ids: Mapping[str, int]) -> str:
-    """Say why these tokens, as a template wrote them, don't hold place for such media in this order; empty: they do."""
+    """Return why a template's tokens lack placeholders for media of these kinds in this order; empty if they match."""
     unknown = [kind for kind in kinds if kind not in ids]
     if unknown:
         return f"a medium of kind {unknown[0]}; the model's config.json names no {unknown[0]}_token_id"
@@ -66,7 +66,7 @@ def misplaced(tokens: Sequence[int], kinds: Sequence[str], ids: Mapping[str, int
     found = [kind_of[token] for token in tokens if token in kind_of]
     if found == list(kinds):
         return ""
-    fix = "a template writes one for each medium, and texts must not hold any"
+    fix = "the template must write one placeholder per medium, and texts must not contain any"
     return f"placeholders of {_listed(found)} for media of {_listed(kinds)}; {fix}"
 
 
@@ -76,9 +76,9 @@ def _listed(kinds: Sequence[str]) -> str:
 
 
 _TIMED_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""Models that read a video as pictures with the time before each."""
+"""Model types that read a video as frames, with the time in text before each."""
 _SOUND_MODELS = ("qwen3_omni_moe_thinker",)
-"""A video that comes with its sound stands between marks of sound too."""
+"""Model types that read a video with sound between audio marks."""
 _VISION = {"vision": ("visual.patch_embed", "visual.pos_embed", "visual.blocks")}
 _LANGUAGE = {"language": ("language_model", "lm_head")}
 _AUDIO = {"audio": ("audio_tower.conv*", "audio_tower.layers", "audio_tower.ln_post")}
@@ -92,11 +92,11 @@ _PARTS: tuple[tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]], ...] = (
     }),
 )  # fmt: skip
 PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {name: parts for names, parts in _PARTS for name in names}
-"""By `model_type`, name of a part -> patterns of modules. A projector is what leads from a tower to the language model."""
+"""Module patterns by `model_type` and part name. A projector connects a tower to the language model."""
 
 
 class TimedVideo:
-    """Videos as `<0.3 seconds>` and the frames of that time between marks, again and again."""
+    """Expansion of a video to pairs of a time, `<0.3 seconds>`, and that time's frames between vision marks."""
 
     def __init__(self, video: int, marks: tuple[int, int], encode: Callable[[str], tuple[int, ...]]) -> None:
         self._video, self._marks, self._encode = video, marks, encode
@@ -104,7 +104,7 @@ class TimedVideo:
     def expand(
         self, tokens: Sequence[int], layouts: Sequence[Sequence[PlaceholderSpan]], holds: Mapping[str, int]
     ) -> tuple[int, ...]:
-        """ValueError for a video that tells no times."""
+        """Expand each placeholder to the tokens of its medium. Raises ValueError for a video without times."""
         ids, left, out = frozenset(holds.values()), iter(layouts), list[int]()
         at = 0
         while at < len(tokens):
@@ -114,7 +114,7 @@ class TimedVideo:
             elif token != self._video:
                 out += [holds[span.kind] for span in next(left) for _ in range(span.size)]
             else:
-                # A template's marks around the one placeholder give way to those around each time.
+                # Drop the marks that the template put around the placeholder: each time's frames get their own.
                 if (*out[-1:], *tokens[at + 1 : at + 2]) == self._marks:
                     del out[-1]
                     at += 1
@@ -132,7 +132,7 @@ class TimedVideo:
 
 
 class VideoWithSound:
-    """Videos that come with their sound between marks of sound."""
+    """Expansion of a video with sound to placeholders between audio marks."""
 
     def __init__(self, marks: tuple[int, int]) -> None:
         self._marks = marks
@@ -155,7 +155,7 @@ class VideoWithSound:
 def reader(
     config: Mapping[str, Any], holds: Mapping[str, int], encode: Callable[[str], tuple[int, ...]]
 ) -> TimedVideo | VideoWithSound | None:
-    """The reader of the model's media; None: placeholders are all there is."""
+    """Return the expansion that the model's videos need; None if media expand to placeholders only."""
     kind = config.get("model_type")
     mark = "vision" if kind in _TIMED_MODELS else "audio" if kind in _SOUND_MODELS else ""
     start, end = (config.get(f"{mark}_{side}_token_id") for side in ("start", "end"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task sources: `jsonl` (JSON lines, or one JSON list), `table` (Parquet and Arrow files, or a folder of them) and `files`.
+"""Task sources: `jsonl` (JSON lines or a JSON list), `table` (Parquet and Arrow files or folders) and `files` (all).
 
-Every row is read once at `open` and checked; after that only its number is kept, so a resumed run goes on at the same task.
-A row becomes a `Task` in `task_row`. To read another format, derive from `TaskFile` and name it in `TaskFiles.files`.
+`open` reads and checks every row once. Tasks are then read by number, so a resumed run continues at the same task.
+`task_row` turns a row into a `Task`. For a new format, derive from `TaskFile` and `TaskFiles`.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from relax_core.media.source import SAMPLES, arrow_batches
 FIELD = "data"
 SUFFIXES = (".parquet", ".arrow")
 CACHED_BYTES = 64 << 20
-"""Size of the blocks of a table that are kept, the last ones that were read; one is kept however large it is."""
+"""Bytes of the table blocks that are cached. The last block that was read is cached, however large."""
 AT_ONCE = 256
-"""Rows that are Python objects at a time while a table is checked."""
+"""Rows that are converted to Python objects at a time while a table is checked."""
 _SHARD = re.compile(r"^(.*?)-\d+(?:-of-\d+)?(?:-[0-9a-f]+)?$")
 _STEPS = ("list", "element", "item", "array_element")
-"""Parquet's names for the way into a list."""
+"""Path steps that Parquet writers insert for the elements of a list."""
 
 
 class TaskFiles(TaskSource[OptionsT]):
     """Tasks of one or more files.
 
     Invariants:
-    - A row was usable when the files were opened, or is never issued; what is wrong with the others is told by `problems`.
-    - Ids are unique, unless the configuration names their column.
+    - Only rows that were usable when the files were opened are issued; `problems` lists every unusable row.
+    - Task ids are unique, unless the configuration names the column of ids.
     """
 
     @abstractmethod
     def files(self, path: Path) -> Sequence[TaskFile]:
-        """Open the files at a path, in order. Raises ConfigError where there are none, or one is unreadable."""
+        """Open the files at a path, in order. Raises ConfigError for a missing or unreadable file."""
 
     def open(self, path: str, columns: Mapping[str, str]) -> None:
-        """Raises ConfigError at the first unusable row; the usable ones can be read all the same."""
+        """Read and check every row. Raises ConfigError naming the first unusable row; usable rows can still be read."""
         self._columns, self._bad, ids = dict(columns), list[BadRow](), set[str]()
         self._file, self._number = array("i"), array("q")
         self._files = self.files(Path(path))
@@ -98,10 +98,10 @@ class TaskFiles(TaskSource[OptionsT]):
 
 
 class TableOptions(Options):
-    """`source = { name = "table", split = "train" }`."""
+    """Options of a table source: `source = { name = "table", split = "train" }`."""
 
     split: str = ""
-    """The split to read of a folder that holds several."""
+    """Split to read from a folder with several splits; empty reads the only split."""
 
 
 class Files(TaskFiles[TableOptions]):
@@ -115,7 +115,10 @@ class Files(TaskFiles[TableOptions]):
 
 
 class JsonLines(TaskFiles[Options]):
-    """Tasks of a `.jsonl` or `.json` file: an object a line, `{"prompt": text or messages, "answer": ...}`, or one list."""
+    """Tasks of a `.jsonl` file, one object per line, or of a `.json` file with one list of objects.
+
+    An object is `{"prompt": text or messages, "answer": ...}`.
+    """
 
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json")
 
@@ -124,7 +127,7 @@ class JsonLines(TaskFiles[Options]):
 
 
 class TableSource(TaskFiles[TableOptions]):
-    """Tasks of Parquet files, and of dataset folders as `datasets` saves them (`save_to_disk`, or Parquet files)."""
+    """Tasks of Parquet or Arrow files, and of folders that `datasets` saved (`save_to_disk`, or Parquet files)."""
 
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
@@ -136,34 +139,35 @@ class TableSource(TaskFiles[TableOptions]):
 
 
 class TaskFile(ABC):
-    """One file of tasks. Its rows have numbers, by which people and media find them."""
+    """A file of tasks. Messages and references to media name its rows by number."""
 
     example: ClassVar[str] = '{"prompt": ..., "answer": ...}'
-    """Rows to write into one that has none."""
+    """Description of rows, for the error that a file is empty."""
     label: ClassVar[str] = "{path}:{number}"
+    """Format of a row's place in messages."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.absolute = path, str(path.absolute())
 
     @abstractmethod
     def rows(self) -> Iterator[tuple[int, Any]]:
-        """Read every row once, with its number; a `RowError` stands for one that can't be read."""
+        """Yield every row with its number; yield a `RowError` for a row that can't be read."""
 
     @abstractmethod
     def row(self, number: int) -> Any:
-        """Read one row again. Raises ConfigError where the file was changed meanwhile."""
+        """Read one row again. Raises ConfigError if the file was changed since."""
 
     def where(self, number: int) -> str:
-        """Name a row for people."""
+        """Return the place of a row, for messages."""
         return self.label.format(path=self.path, number=number)
 
     @abstractmethod
     def origin(self, number: int) -> MediaOrigin:
-        """Name a row for the media that it holds."""
+        """Return the place of a row, for references to its media."""
 
 
 class LinesFile(TaskFile):
-    """An object a line. Only the places of lines are kept."""
+    """A file with one JSON object per line. Only the byte offsets of the lines are kept in memory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -179,7 +183,7 @@ class LinesFile(TaskFile):
         start, end = self._starts[number - 1 : number + 1]
         row = _parsed(os.pread(self._open.fileno(), end - start, start))
         if isinstance(row, RowError):
-            raise ConfigError(FIELD, f"{self.where(number)}, changed since it was opened", "start again") from row
+            raise ConfigError(FIELD, f"{self.where(number)}, changed since the start", "start the run again") from row
         return row
 
     def origin(self, number: int) -> MediaOrigin:
@@ -187,7 +191,7 @@ class LinesFile(TaskFile):
 
 
 class ListFile(TaskFile):
-    """One JSON list, which can't be read in part: its rows are kept, and carry their media."""
+    """A file with one JSON list. It can't be read in part, so all rows stay in memory, and tasks carry media bytes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -204,7 +208,7 @@ class ListFile(TaskFile):
             self._data = b""
         if not isinstance(rows, list):
             self._line = 1
-            yield 0, RowError("a .json file holds one list; name objects a line .jsonl")
+            yield 0, RowError("a .json file holds one list; rename a file with one object per line to .jsonl")
             return
         self._rows = rows
         yield from enumerate(rows, 1)
@@ -220,16 +224,16 @@ class ListFile(TaskFile):
 
 
 def _read_rows(file: TaskFile) -> Iterator[tuple[int, Any]]:
-    """Read every row. Raises ConfigError where the file is damaged behind its header; pyarrow tells that in many types."""
+    """Yield every row. Raises ConfigError for a damaged file, which pyarrow reports by errors of many types."""
     try:
         yield from file.rows()
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, MemoryError) as error:
-        got = f"{file.path}: it can't be read ({type(error).__name__}: {error})"
-        raise ConfigError(FIELD, got, "write the file again: it is damaged") from error
+        got = f"{file.path}, which can't be read ({type(error).__name__}: {error})"
+        raise ConfigError(FIELD, got, "the file is damaged: write it again") from error
 
 
 def json_file(path: Path) -> TaskFile:
-    """Open a `.json` file as a list, any other as lines. Raises ConfigError where it can't be read."""
+    """Open a file as a list if it is named `.json`, else as lines. Raises ConfigError if it can't be read."""
     try:
         return ListFile(path) if path.suffix == ".json" else LinesFile(path)
     except OSError as error:
@@ -249,7 +253,7 @@ def _parsed(line: bytes) -> Any:
 
 
 class BlockCache:
-    """Blocks of tables that were read last, within `CACHED_BYTES`; one is kept however large it is."""
+    """The table blocks that were read last, within `CACHED_BYTES`. At least one block is cached, however large."""
 
     def __init__(self) -> None:
         self.blocks: OrderedDict[tuple[Path, int], Any] = OrderedDict()
@@ -268,9 +272,9 @@ class BlockCache:
 
 
 class TableFile(TaskFile):
-    """One file of a table, read block by block (row groups, record batches) through a cache that the files share.
+    """A file of a table, read block by block (row group or record batch) through a cache that the table's files share.
 
-    Columns of bytes (media) are not read: `EMBEDDED` stands in their place.
+    Columns of bytes (media) are not read: rows have `EMBEDDED` in their place.
     """
 
     example, label = "with the columns prompt and answer", "{path} row {number}"
@@ -278,15 +282,15 @@ class TableFile(TaskFile):
     def __init__(self, path: Path, cache: BlockCache, sizes: Sequence[int]) -> None:
         super().__init__(path)
         self.cache, self._starts = cache, [0, *accumulate(sizes)]
-        """First rows of the blocks [blocks + 1], and behind the last the number of rows."""
+        """Index of each block's first row, and last the number of rows: [blocks + 1]."""
 
     @abstractmethod
     def block(self, number: int) -> Any:
-        """Read a block, which the cache keeps while others are read."""
+        """Read a block from the file, without the cache."""
 
     @abstractmethod
     def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
-        """Give rows of a block as plain Python."""
+        """Return `count` rows of a block, from row `start` on, as plain Python."""
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         for number, (start, end) in enumerate(pairwise(self._starts)):
@@ -304,7 +308,7 @@ class TableFile(TaskFile):
 
 
 class ParquetTable(TableFile):
-    """A Parquet file, read by row groups without leaves of bytes."""
+    """A Parquet file, read by row groups, without columns of bytes or sound samples."""
 
     def __init__(self, path: Path, cache: BlockCache) -> None:
         from pyarrow import parquet
@@ -334,14 +338,14 @@ class ParquetTable(TableFile):
 
 
 class ArrowTable(TableFile):
-    """An Arrow file, mapped whole; its record batches are read when they are looked at."""
+    """An Arrow file, memory-mapped whole. Record batches are read from the disk on access."""
 
     def __init__(self, path: Path, cache: BlockCache) -> None:
         self._batches = arrow_batches(str(path))
         super().__init__(path, cache, [batch.num_rows for batch in self._batches])
 
     def block(self, number: int) -> Any:
-        self._batches[number].validate(full=True)  # reading through a wrong offset would end this process
+        self._batches[number].validate(full=True)  # reading at a wrong offset would crash this process
         return self._batches[number]
 
     def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
@@ -353,7 +357,7 @@ class ArrowTable(TableFile):
 
 
 def table_files(path: Path, split: str) -> list[TableFile]:
-    """The files at a path, in order. Raises ConfigError where there are none, or of several splits."""
+    """Open the tables at a path, in order. Raises ConfigError for a path without tables or with several splits."""
     cache = BlockCache()
     try:
         return [
@@ -361,17 +365,17 @@ def table_files(path: Path, split: str) -> list[TableFile]:
             for file in _found(path, split)
         ]
     except ImportError as error:
-        raise ConfigError(FIELD, f"{path}, and no pyarrow", "pip install relax-core[tables]") from error
+        raise ConfigError(FIELD, f"{path}, but pyarrow is not installed", "pip install relax-core[tables]") from error
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, MemoryError) as error:
-        raise ConfigError(FIELD, f"{path}: it can't be read ({error})", "name a Parquet or Arrow file") from error
+        raise ConfigError(FIELD, f"{path}, which can't be read ({error})", "name a Parquet or Arrow file") from error
 
 
 def source_access(data: DataTable, paths: Iterable[Path]) -> SourceAccess:
-    """Bound the sources that rows of these task files may name: `[data.media]`, and the folder of each file."""
+    """Return the limits on media sources in these task files: `[data.media]`, plus the folder of each file."""
     folders = [str(folder) for folder in data.media.allowed_folders]
     for path in paths:
         folders += [str(path), str(path.parent)] if not path.is_dir() else [str(path)]
-        # A table that is a link to elsewhere, as caches of hubs keep them, is itself named.
+        # A table may be a link out of its folder, as in the caches of hubs: allow the link's target.
         folders += [str(file) for file in _tables(path) if file.is_symlink()] if path.is_dir() else []
     return SourceAccess(data.media.allowed_hosts, folders, data.media.fetch_timeout_s)
 
@@ -384,7 +388,7 @@ def _found(path: Path, split: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ConfigError(FIELD, f"{path}: there is no such file or folder", "name a table, or a folder of them")
+        raise ConfigError(FIELD, f"{path}, which does not exist", "name a table file, or a folder of table files")
     by_split: dict[str, list[Path]] = {}
     for file in _tables(path):
         if file.name.startswith(("cache-", ".")):
@@ -397,7 +401,7 @@ def _found(path: Path, split: str) -> list[Path]:
     known = ", ".join(sorted(by_split)) or "none"
     if split:
         if split not in by_split:
-            raise ConfigError("source.split", split, f"{path} has {known}")
+            raise ConfigError("source.split", split, f"choose a split of {path}: {known}")
         return by_split[split]
     if len(by_split) != 1:
         fix = 'choose one: source = { name = "files", split = ... }' if by_split else "name a folder with tables"
@@ -406,14 +410,14 @@ def _found(path: Path, split: str) -> list[Path]:
 
 
 def _heavy(leaf: Any) -> bool:
-    """Tell whether a leaf holds bytes or samples of sound."""
+    """Return True if a Parquet leaf holds bytes or sound samples."""
     if leaf.physical_type == "BYTE_ARRAY":
         return str(leaf.logical_type.type) in ("NONE", "UNKNOWN")
     return leaf.physical_type in ("FLOAT", "DOUBLE") and f".{SAMPLES}." in leaf.path
 
 
 def _has_sibling(path: str, kept: Sequence[str]) -> bool:
-    """Tell whether something else of the same struct is read, which tells how many there are."""
+    """Return True if a further field of the leaf's struct is read, which gives the number of structs in a list."""
     around = path.split(f".{SAMPLES}.")[0] if f".{SAMPLES}." in path else path.rpartition(".")[0]
     return any(other.startswith(f"{around}.") for other in kept)
 
@@ -431,7 +435,7 @@ def _mark(value: Any, path: Sequence[str]) -> None:
 
 
 def _light(scalar: Any) -> Any:
-    """A scalar of Arrow as Python, its bytes and samples left where they are."""
+    """Return an Arrow scalar as Python, with `EMBEDDED` in place of bytes and sound samples."""
     import pyarrow.types as kinds
 
     if not scalar.is_valid:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One row of a task file to a `Task`: its prompt, its columns, and the media that its parts, columns and placeholders name.
+"""Conversion of one row of a task file to a `Task`: its prompt, its columns and its media.
 
-Faults are `RowError`, one sentence about one column. Nothing is read here: bytes that stand in the row itself are named by
-their cell, so that a task never carries them.
+Media are named by message parts, by columns, and by marks such as `<image>` in texts. A fault raises `RowError`, one
+sentence about one column. No media are read: bytes in a row are referenced by their cell if possible.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 COLUMNS: Mapping[MediaKind, tuple[str, str]] = {
     "image": ("images", "image"), "video": ("videos", "video"), "audio": ("audios", "audio"),
 }  # fmt: skip
-"""Columns that hold media for the placeholders of a row: the first of each that a row has."""
+"""Names of the columns with a row's media, by kind. The first of the two names that the row has is used."""
 Prompt = str | tuple[Message, ...]
 INLINE = 1 << 12
-"""Characters of a data-URI that a task may carry; a longer one stays in its row."""
+"""Characters of a data-URI above which a task references its cell in the file instead."""
 FIELDS = ("prompt", "answer", "id", "environment")
 CONVERSATION = "messages"
-"""The name that datasets give to a prompt that goes on to the assistant's own turns."""
+"""Column used as the prompt if the prompt's column is missing: a conversation with the assistant's turns."""
 URLS = {f"{kind}_url": kind for kind in MEDIA_KINDS}
-"""Types of parts as some APIs write them."""
+"""Kinds of media by the type that some APIs give to parts, such as `image_url`."""
 
 
 class RowError(ValueError):
-    """A fault of a row in one sentence."""
+    """A fault of a row, described in one sentence."""
 
 
 class Embedded:
-    """Stand-in for bytes or samples of a row that were not read."""
+    """A stand-in for bytes or sound samples of a row that were not read."""
 
 
 EMBEDDED = Embedded()
@@ -45,17 +45,18 @@ EMBEDDED = Embedded()
 
 @dataclass(frozen=True, slots=True)
 class MediaOrigin:
-    """The place of a row."""
+    """The place of a row, from which references to its media are made."""
 
     folder: Path
-    """Relative paths of the row start here."""
+    """Folder to which paths in the row are relative."""
     file: str = ""
-    """Empty: its cells can't be read alone, so that a task carries their bytes."""
+    """Absolute path of the task file; empty if its cells can't be read alone, so that tasks carry the bytes."""
     row: int = 0
+    """Index of the row in a table, or byte offset of its line."""
 
 
 def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: MediaOrigin) -> Task:
-    """Read a row; `columns` maps our names to the file's, `origin` is the place of the row. Raises RowError."""
+    """Return the task of a row; `columns` maps names of the core to columns of the file. Raises RowError."""
     if not isinstance(row, dict):
         raise RowError(f"the row is {_kind(row)}, not an object")
     values: dict[str, Any] = row
@@ -63,7 +64,7 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: M
     if known["prompt"] not in row and CONVERSATION in row:
         known["prompt"] = CONVERSATION
     if known["prompt"] not in row:
-        raise RowError(f"no column {known['prompt']!r} for the prompt; it has {', '.join(map(repr, row)) or 'none'}")
+        raise RowError(f"no prompt column {known['prompt']!r}; the row has {', '.join(map(repr, row)) or 'no columns'}")
     given = {source: name for name, source in columns.items() if name not in FIELDS}
     showing: dict[MediaKind, str] = {}
     media: dict[MediaKind, list[Media]] = {}
@@ -93,7 +94,7 @@ def _text(value: object, column: str, default: str) -> str:
 
 
 def _without_bytes(value: Any) -> Any:
-    """Drop bytes that were left in the file."""
+    """Return a value with None in place of bytes that were not read."""
     if isinstance(value, dict):
         return {key: _without_bytes(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -102,7 +103,7 @@ def _without_bytes(value: Any) -> Any:
 
 
 def text_or_messages(value: object, column: str, origin: MediaOrigin) -> str | tuple[Message, ...]:
-    """The words of a column that may hold either. Raises RowError."""
+    """Return the value of a column as text or messages. Raises RowError."""
     if isinstance(value, str):
         if not value:
             raise RowError(f"{column!r} is empty")
@@ -134,14 +135,15 @@ def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> M
 
 
 def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOrigin) -> Part:
-    """`{"type": "text", "text": ...}` or `{"type": "image", "image": path, URL or media dict, "view": [start_s, end_s]}`.
+    """Read a part of a message. Raises RowError.
 
-    A medium that names none is the next one of its column.
+    It is `{"type": "text", "text": ...}` or `{"type": "image", "image": path, URL or media dict, "view": [start_s,
+    end_s]}`. A part without path, URL or bytes shows the next medium of its kind's column.
     """
     written: Any = value.get("type") if isinstance(value, dict) else None
     kind: Any = URLS.get(written, written) if isinstance(written, str) else None
     if not isinstance(value, dict) or (kind != "text" and kind not in MEDIA_KINDS):
-        raise RowError(f"a part of {where} has no type of text, {', '.join(MEDIA_KINDS)}")
+        raise RowError(f"a part of {where} has no known type; use text, {', '.join(MEDIA_KINDS)}")
     if kind == "text":
         if not isinstance(value.get("text"), str):
             raise RowError(f"a part of {where} has no 'text' with its words")
@@ -172,7 +174,7 @@ def _kind(value: object) -> str:
 
 
 def _medium(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> Media:
-    """Read a medium in whatever form a row gives it. Raises RowError."""
+    """Read a medium given as path, URL, bytes or media dict. Raises RowError."""
     view = _view_of(value.get("view"), "a medium") if isinstance(value, Mapping) else None
     return Media(kind, _source(kind, value, at, origin), view=view)
 
@@ -200,7 +202,7 @@ def _source(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: M
 
 
 def _view_of(value: object, where: str) -> tuple[float, float] | None:
-    """A part of a medium in seconds."""
+    """Read a view of a medium: (start, end) in seconds. Raises RowError."""
     if value is None:
         return None
     if isinstance(value, list) and len(value) == 2 and all(isinstance(bound, int | float) for bound in value):
@@ -209,9 +211,9 @@ def _view_of(value: object, where: str) -> tuple[float, float] | None:
 
 
 def _placed(prompt: Prompt, media: Mapping[MediaKind, Sequence[Media]], columns: Mapping[MediaKind, str]) -> Prompt:
-    """The prompt with media of columns where `<image>` and its like stand in texts, and where parts name none.
+    """Return the prompt with the columns' media in place of marks such as `<image>`, and in parts that name no medium.
 
-    A prompt of plain text becomes a message of the user where it shows media. Raises RowError where the two differ in number.
+    A plain-text prompt that shows media becomes a user message. Raises RowError if places or media are left over.
     """
     waiting = {kind: iter(found) for kind, found in media.items()}
     counts = dict.fromkeys(media, 0)
@@ -249,7 +251,7 @@ def _pieces(part: Part, waiting: Mapping[MediaKind, Iterator[Media]], counts: di
 
 
 def _next(kind: MediaKind, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]) -> Media:
-    """Give the next medium of its column; one too many is counted, and told once all are."""
+    """Return the next medium of a kind's column; after the last, an empty one, for which `_placed` raises RowError."""
     if kind not in waiting:
         raise RowError(f"a part of type {kind} without path or URL, in a row without a column {COLUMNS[kind][0]!r}")
     counts[kind] += 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of a run: a source's rows with the system prompt put before them, checked once, tokenized once.
+"""The tasks of a run: rows of a task source with the system prompt, checked once and tokenized once.
 
-It decides what may be issued; in which order is the sampler's, and what a row means is the source's.
+This module decides which rows may be issued. The sampler decides their order, and the task source how a row is read.
 """
 
 from __future__ import annotations
@@ -34,45 +34,49 @@ from relax_core.media.access import SourceAccess
 from relax_core.media.source import check_source, is_path, shown
 
 HOLD_OUT = "held-out"
+"""Name of the evaluation set that is held out of the training tasks."""
 OTHERWISE = "otherwise"
-"""The name of the evaluation set that is held out of the training tasks."""
+"""Value of a reward's `only` for the tasks that no reward with a filter selects."""
 TOO_LONG = ("skip", "truncate", "error")
-CACHED_PROMPTS = 4096  # a group's samples and the groups in flight share a prompt; a whole epoch need not stay
-PROBE_SLACK = 8  # tokens by which a tokenizer may differ at the seams between template and words
+CACHED_PROMPTS = 4096  # enough for the groups in flight, whose samples share a prompt; an epoch need not fit
+PROBE_SLACK = 8  # tokens by which tokenization may differ where template and words meet
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnNeed:
-    """Columns that one component reads of the tasks that it sees."""
+    """The columns that a component reads from tasks."""
 
     component: str
     columns: tuple[str, ...]
     applies: Callable[[Task], bool] = lambda task: True
-    """Tells whether the component sees a task at all: a reward may judge only some."""
+    """Returns True for tasks that the component handles; a reward may judge only some tasks."""
 
 
 class RowSet(ABC):
-    """Rows of a task source that may be issued, by number; the sampler decides in which order.
+    """The rows of a task source that may be issued, by index. The sampler decides their order.
 
     Invariants:
-    - every row is read once when the set is opened, and was usable then; `num_skipped` counts those that are too long;
-    - a row stands for itself: its text is made when it is asked for.
+    - with checks on, only rows that were usable when the set was opened are kept; `num_skipped` counts long rows;
+    - only row numbers are kept: a row is read and rendered on request.
     """
 
     limit_key: ClassVar[str]
-    """The key of the bound of tokens."""
+    """Configuration key of the token limit."""
     a_row: ClassVar[str] = ""
-    """Words before the place of a row that is too long."""
+    """Text before the place of a row that is too long, in its error."""
     skipped: ClassVar[str]
-    """Words for rows that are skipped, with the reason."""
+    """Text after the number of skipped rows: the noun for rows first, then the reason."""
     emptied: ClassVar[tuple[str, str]]
-    """Why nothing may be left within that bound, and the way out."""
+    """Consequence and fix of a token limit that leaves no row."""
 
     def __init__(
         self, source: TaskSource, family: ModelFamily, system_prompt: str, limit: int | None, too_long: str,
         media: Sequence[str], access: SourceAccess,
     ) -> None:  # fmt: skip
-        """`source` and `family` are open; `media`: kinds that the run has processors for; `access`: what they may name."""
+        """Take all rows of an open source; `family` is open as well.
+
+        `media`: kinds of media that the run has processors for. `access`: limits on the sources of media.
+        """
         if too_long not in TOO_LONG:
             raise ConfigError("data.too_long", repr(too_long), f"choose {', '.join(TOO_LONG)}")
         self.family = family
@@ -89,11 +93,11 @@ class RowSet(ABC):
         return self._task(self._kept[index])
 
     def where(self, index: int) -> str:
-        """`file:line` of a row."""
+        """Return the place of a row, such as `file:line`."""
         return self._source.where(self._kept[index])
 
     def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Draw `size` rows: (train, eval) numbers, each in order; the same for the same seed and rows."""
+        """Draw `size` rows for evaluation; return sorted (train, eval) indices. Equal seeds draw equal rows."""
         count = len(self)
         if not 0 < size < count:
             raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
@@ -101,23 +105,25 @@ class RowSet(ABC):
         return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
 
     def remarks(self, train: Sequence[int]) -> list[str]:
-        """Say how the rows are used, for people; `train`: those that are issued."""
+        """Return sentences for the log about skipped and held-out rows; `train`: indices of the issued rows."""
         said = [f"{self.num_skipped} {self.skipped}"] if self.num_skipped else []
         if held := len(self) - len(train):
             rows = self.skipped.split()[0]
-            said.append(f"{held} of {len(self)} {rows} are held out for evaluation; name [[eval.sets]] to use others")
+            said.append(
+                f"{held} of {len(self)} {rows} are held out for evaluation; set [[eval.sets]] to use a separate set"
+            )
         return said
 
     @abstractmethod
     def examine(self, row: int) -> Rendered | None:
-        """Check and render a row of the source; None where it is skipped. Raises ConfigError for a bad one."""
+        """Check and render a row of the source; return None for a skipped row. Raises ConfigError for a bad row."""
 
     @abstractmethod
     def _usable(self, row: int) -> bool:
-        """False where it is skipped; raises where it must not be."""
+        """Return False for a row to skip. Raises ConfigError for a bad row."""
 
     def _check(self) -> None:
-        """Read every row once, and keep those that are usable."""
+        """Read every row once and keep the usable rows. Raises ConfigError if no row is left."""
         kept = array("q", (row for row in range(len(self._source)) if self._usable(row)))
         self.num_skipped = len(self._kept) - len(kept)
         self._kept = kept
@@ -125,7 +131,7 @@ class RowSet(ABC):
             raise ConfigError(self.limit_key, f"{self._limit}, which {self.emptied[0]}", self.emptied[1])
 
     def _task(self, row: int) -> Task:
-        """Read a row, with the system prompt before its own messages; a row's own system message stays instead."""
+        """Read a row and put the system prompt before its messages, unless the row has a system message."""
         return self._with_system_prompt(self._source[row], row)
 
     def _with_system_prompt(self, task: Task, row: int) -> Task:
@@ -140,12 +146,11 @@ class RowSet(ABC):
         return replace(task, prompt=(Message("system", self._system_prompt), *task.prompt))
 
     def _check_media(self, messages: Sequence[Message], row: int) -> None:
-        """Raise ConfigError unless the media of a row are of kinds that the run reads, allowed, and, where they are files,
-        there."""
+        """Raise ConfigError unless the run can read a row's media: kinds, sources, and the existence of local files."""
         for media in media_of(messages):
             where = f"{media.kind} {shown(media.source)} at {self._source.where(row)}"
             if media.kind not in self._media:
-                fix = f'no processor here reads it: write media = ["{media.kind}"], or leave such rows out'
+                fix = f'no processor reads this kind: set media = ["{media.kind}"], or leave such rows out'
                 raise ConfigError("media", where, fix)
             if media.kind not in self.family.placeholders:
                 raise ConfigError("model.path", where, f"the model's config.json has no {media.kind}_token_id")
@@ -158,9 +163,10 @@ class RowSet(ABC):
                 raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
     def _surely_fits(self, messages: Sequence[Message], form: Hashable, probe: Callable[[], int]) -> bool:
-        """Tell whether characters alone say that a text fits, which spares most tokenizing: a token of ASCII has one or more.
+        """Return True if the number of characters proves that a text fits, which avoids most tokenizing.
 
-        `probe` counts the tokens of the template around words of this form; it is called once for each.
+        It is a bound for ASCII, whose tokens have one character or more. `probe` counts the tokens that the template
+        adds to messages of this form; it is called once per form.
         """
         if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
             return False
@@ -174,7 +180,7 @@ class RowSet(ABC):
 
     @contextmanager
     def _named(self, row: int) -> Iterator[None]:
-        """Name the row in errors of its rendering."""
+        """Add a row's place to errors of its rendering."""
         try:
             yield
         except ConfigError as error:
@@ -185,9 +191,9 @@ class TaskSet(RowSet):
     """Tasks for a rollout, each with its rendered prompt.
 
     Invariants:
-    - a prompt that is too long is skipped, cut at its beginning (the policy speaks at its end), or refused, never issued;
+    - a prompt that is too long is skipped, cut at its start (the policy continues its end), or refused;
     - a task with media is never cut;
-    - the ids of a prompt are made once while they are among the last `CACHED_PROMPTS`.
+    - the last `CACHED_PROMPTS` prompts stay tokenized.
     """
 
     limit_key, a_row = "data.max_prompt_tokens", "the prompt at "
@@ -200,8 +206,10 @@ class TaskSet(RowSet):
         tools_of: Mapping[str, Sequence[Tool]] | None = None, media: Sequence[str] = (), check: bool = True,
         access: SourceAccess | None = None,
     ) -> None:  # fmt: skip
-        """`tools_of`: of tasks that name an environment. Raises ConfigError at the first task that can't be used, unless not
-        `check`."""
+        """Check the tasks if `check` is set; raise ConfigError at the first unusable task.
+
+        `tools_of`: tools by the environment that a task names. Tasks of environments that it lacks get `tools`.
+        """
         super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
         self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
         self._needs = tuple(need for need in needs if need.columns)
@@ -210,11 +218,11 @@ class TaskSet(RowSet):
             self._check()
 
     def prompt(self, index: int) -> Rendered:
-        """The prompt's ids, tokenized once."""
+        """Return the rendered prompt of a task, tokenized once."""
         return self.rendered(index)[1]
 
     def rendered(self, index: int) -> tuple[Task, Rendered]:
-        """A task and its prompt's ids; the task is read once for both."""
+        """Return a task and its rendered prompt; the row is read once for both."""
         row = self._kept[index]
         task = self._task(row)
         if index in self._rendered:
@@ -249,12 +257,12 @@ class TaskSet(RowSet):
             try:
                 words = "x" if roles == ("",) else tuple(Message(role, "x") for role in roles)
                 return len(self.family.start(words, tools).tokens)
-            except ConfigError:  # rendering the real one decides, and names the row
+            except ConfigError:  # render the real prompt, whose error names the row
                 return sys.maxsize
 
         if self._surely_fits(messages, (*roles, *(tool.name for tool in tools)), probe):
             return True
-        if self._too_long == "truncate" and not media_of(messages):  # of media there is no half
+        if self._too_long == "truncate" and not media_of(messages):  # media can't be cut
             return True
         length = len(self._render(task, row, None).tokens)
         if length > self._limit and self._too_long == "error":
@@ -262,7 +270,7 @@ class TaskSet(RowSet):
         return length <= self._limit
 
     def _render(self, task: Task, row: int, limit: int | None) -> Rendered:
-        """Make the ids of a prompt, at most `limit` of them."""
+        """Render the prompt of a task, cut to `limit` tokens. Raises ConfigError if it must not be cut."""
         with self._named(row):
             rendered = self.family.start(task.prompt, self._tools_of.get(task.environment, self._tools))
             check_placeholders(self.family, rendered, () if isinstance(task.prompt, str) else task.prompt)
@@ -274,7 +282,7 @@ class TaskSet(RowSet):
 
 
 def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequence[Message]) -> None:
-    """Raise ConfigError unless each medium of the messages has its one placeholder in their rendering."""
+    """Raise ConfigError unless the rendering has exactly one placeholder for each medium of the messages."""
     kinds = [media.kind for media in media_of(messages)]
     if family.placeholders and (fault := misplaced(rendered.tokens, kinds, family.placeholders)):
         raise ConfigError("data.train", fault.partition("; ")[0], fault.partition("; ")[2])
@@ -283,9 +291,10 @@ def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequen
 def task_set(
     context: RunContext, family: ModelFamily, key: str, path: str, columns: Any, found: Mapping[str, Sequence[Tool]]
 ) -> TaskSet:
-    """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read.
+    """Open the task file of a configuration key and check the columns that rewards and environments read.
 
-    `found`: tools of the environments that find them, by name."""
+    `found`: by environment name, the tools of environments that discover their tools at the start of the run.
+    """
     run = context.config
     needs = [
         ColumnNeed(
@@ -313,7 +322,7 @@ def task_set(
         media=[type(context.build(each.chosen, ModalityProcessor)).medium for each in run.media],
         access=source_access(run.data, [Path(path)]),
     )  # fmt: skip
-    for index in range(len(tasks)) if run.environments else ():  # a run of one environment plays all
+    for index in range(len(tasks)) if run.environments else ():  # a single environment plays every task
         if (name := tasks[index].environment) and name not in environments:
             names = ", ".join(environments)
             fix = f"this run has {names}: add it as [[environments]], or leave such tasks out of data.train"
@@ -324,19 +333,22 @@ def task_set(
             task = tasks[index]
             played = environments.get(task.environment, environments[run.environment.known_as])
             if not played.gives_reward and not any(applies(only, task) for only in some):
-                fix = f'add one with only = "{OTHERWISE}", or leave such tasks out of the file'
-                raise ConfigError("rewards", f"{tasks.where(index)}, which none of them judges", fix)
+                fix = f'add a reward with only = "{OTHERWISE}", or leave such tasks out of the file'
+                raise ConfigError("rewards", f"{tasks.where(index)}, which no reward judges", fix)
     return tasks
 
 
 def _is_played(run: Any, environment: str, task: Task) -> bool:
-    """Tell whether an environment plays a task; where a run has one alone, it plays those of all names."""
+    """Return True if an environment plays a task; the only environment of a run plays every task."""
     return not run.environments or (task.environment or run.environment.known_as) == environment
 
 
 def applies(only: str, task: Task, others: Sequence[str] = ()) -> bool:
-    """Tell whether a reward's `only` selects a task: a dotted path into its columns, `=`, the value as text; or `otherwise`,
-    which selects those that none of `others` names."""
+    """Return True if `only`, a reward's or teacher's filter, selects a task.
+
+    The filter is empty (every task), `PATH=VALUE` with a dotted path into the task's columns and the value as text, or
+    `otherwise`, which selects the tasks that no filter in `others` selects.
+    """
     if not only:
         return True
     if only == OTHERWISE:
@@ -350,19 +362,19 @@ def applies(only: str, task: Task, others: Sequence[str] = ()) -> bool:
 
 
 def teachers_of(task: Task, teachers: Sequence[TeacherTable]) -> list[int]:
-    """Numbers of the teachers that teach a task."""
+    """Return the indices of the teachers that teach a task."""
     return [number for number, teacher in enumerate(teachers) if applies(teacher.only, task)]
 
 
 def check_taught(tasks: TaskSet, train: Sequence[int], teachers: Sequence[TeacherTable]) -> None:
-    """Raises ConfigError for the first task that no teacher teaches, or more than one does."""
+    """Raise ConfigError for the first training task that does not have exactly one teacher."""
     if not any(teacher.only for teacher in teachers):
         return
     for index in train:
         found = teachers_of(tasks[index], teachers)
         if not found:
-            fix = "give one of them its kind as well, or leave such tasks out of data.train"
-            raise ConfigError("teachers", f"{tasks.where(index)}, which none of them teaches", fix)
+            fix = "widen the filter `only` of a teacher, or leave such tasks out of data.train"
+            raise ConfigError("teachers", f"{tasks.where(index)}, which no teacher teaches", fix)
         if len(found) > 1:
             which = " and ".join(f"teachers.{number} ({teachers[number].only})" for number in found)
-            raise ConfigError("teachers", f"{tasks.where(index)}, which {which} teach", "give them disjoint tasks")
+            raise ConfigError("teachers", f"{tasks.where(index)}, which {which} teach", "make their filters disjoint")

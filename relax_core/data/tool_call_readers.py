@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of tool calls, one for each way in which families of models write them.
+"""Readers of tool calls, one for each format in which families of models write them.
 
-A reader is given a text, where a mark begins in it and where it ends (the same place where calls began without one), and the
-parameters of each tool. It gives the calls that follow and where they end, or raises CallError with words for the policy.
-Each reads its text once, from left to right: what a policy writes may be long and adversarial.
+A reader takes a text, the start and the end of an opening mark (equal if calls began without a mark), and the
+parameters of each tool. It returns the calls and the position of their end, or raises CallError with a message for the
+policy. Each reader reads its text once, from left to right, because a policy may write long and adversarial text.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 Parameters = Mapping[str, Mapping[str, Any]]
-"""JSON schema of the parameters of each tool, by its name."""
+"""JSON schemas of parameters by tool name."""
 MAX_DEPTH = 64
-"""Values within values of a call's arguments; more is an error, before it is one of whoever handles them."""
+"""Levels of nesting in a call's arguments; deeper calls are refused before they break the code that handles them."""
 
 
 class CallError(ValueError):
-    """A call that can't be read; the message is for the policy."""
+    """A tool call that can't be read; its message is shown to the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call as it was written; nothing of it is checked."""
+    """A tool call as the policy wrote it, unchecked."""
 
     name: Any
     arguments: Any
@@ -39,7 +39,7 @@ Reader = Callable[[str, int, int, Parameters], tuple[list[WrittenCall], int]]
 
 
 def hermes(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
     if text.find("</tool_call>", at) < 0:
         raise CallError("<tool_call> was not closed with </tool_call>")
     call, at = read_json(text, at)
@@ -50,7 +50,10 @@ _PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
 
 
 def qwen3_coder(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`; models leave the outer mark out."""
+    """Read `<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`.
+
+    Models may leave the outer marks out.
+    """
     wrapped = text.startswith("<tool_call>", start)
     at = passed(text, at if wrapped else start, "<function=")
     name, at = until(text, at, ">")
@@ -71,7 +74,7 @@ _VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
 
 
 def glm(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`<tool_call>NAME<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`."""
+    """Read `<tool_call>NAME<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`."""
     name, at = until(text, at, "<")
     name, arguments = name.strip(), dict[str, Any]()
     while text.startswith("<arg_key>", at):
@@ -86,8 +89,10 @@ def glm(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[Wr
 
 
 def llama(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`{"name": ..., "parameters": {...}}` or `NAME.call(key=value)` behind `<|python_tag|>`; objects also at the beginning of
-    a turn. Several are separated by `;`."""
+    """Read `{"name": ..., "parameters": {...}}` or `NAME.call(key=value)` after `<|python_tag|>`.
+
+    Objects may also begin a turn without the mark. Several objects may be separated by `;`.
+    """
     bare, at = start == at, skip_space(text, at)
     if not bare and not text.startswith("{", at):
         called, end = _python_calls(text, at, text.find("(", at))
@@ -98,7 +103,7 @@ def llama(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[
             call, end = read_json(text, at)
         except CallError:
             if bare and not calls and not _begins_call(text, at, parameters):
-                return [], start  # an answer that begins with a brace
+                return [], start  # an ordinary answer that begins with a brace
             raise
         inner = call["function"] if isinstance(call, dict) and isinstance(call.get("function"), dict) else call
         if bare and not (isinstance(inner, dict) and "name" in inner and inner.keys() & {"parameters", "arguments"}):
@@ -122,13 +127,13 @@ _AFTER_NAME = re.compile(r"[\[{]")
 
 
 def mistral(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`, or `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`."""
+    """Read `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]` or `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`."""
     at = skip_space(text, at)
     if text.startswith("[", at):
         return object_list(text, at)
     begins = _AFTER_NAME.search(text, at)
     if begins is None:
-        raise CallError("the call was cut off: [TOOL_CALLS] must go on with a list of calls, or with NAME[ARGS]{...}")
+        raise CallError("the call was cut off: [TOOL_CALLS] must continue with a list of calls or NAME[ARGS]{...}")
     name, at, number = text[at : begins.start()].strip(), begins.start(), ""
     if text.startswith("[CALL_ID]", at):
         number, at = until(text, at + len("[CALL_ID]"), "[ARGS]")
@@ -145,7 +150,10 @@ SECTION, SECTION_END, CALL, CALL_SEP, CALL_END = (
 
 
 def deepseek(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """Calls of a section: name, separator and arguments (V3.1), or `function`, separator, name and JSON in a fence (V3, R1)."""
+    """Read a section of calls.
+
+    A call is name, separator and arguments (V3.1), or `function`, separator, name and JSON in a fence (V3, R1).
+    """
     calls = []
     while text.startswith(CALL, at := skip_space(text, at)):
         name, at = until(text, at + len(CALL), CALL_SEP)
@@ -165,7 +173,7 @@ KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_a
 
 
 def kimi(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """Calls of a section, each `functions.NAME:number`, which is its id, and its arguments."""
+    """Read a section of calls, each an id, `functions.NAME:number`, and arguments."""
     calls = []
     while text.startswith(KIMI_CALL, at := skip_space(text, at)):
         number, at = until(text, at + len(KIMI_CALL), KIMI_ARGUMENTS)
@@ -179,13 +187,13 @@ def kimi(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[W
 
 
 def _section_end(text: str, at: int, calls: list[WrittenCall], mark: str, other: str) -> int:
-    """Give where a section of calls ends: models may leave its mark out at the end of a turn, as some of their templates do."""
+    """Return the end of a section of calls. Its mark may be missing at the end of a turn, as in some templates."""
     at = skip_space(text, at)
     return at if calls and at == len(text) else passed(text, at, mark, other)
 
 
 def phi(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`functools[{...}, ...]` or `<|tool_call|>[{...}, ...]<|/tool_call|>`."""
+    """Read `functools[{...}, ...]` or `<|tool_call|>[{...}, ...]<|/tool_call|>`."""
     if text.startswith("functools", start):
         return object_list(text, start + len("functools"))
     calls, at = object_list(text, at)
@@ -196,7 +204,7 @@ _PYTHONIC = re.compile(r"\[\s*([\w.]+)\s*\(")
 
 
 def pythonic(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """`[NAME(key=value), ...]` at the beginning of a turn, or between `<|python_start|>` and `<|python_end|>`."""
+    """Read `[NAME(key=value), ...]` at the beginning of a turn, or between `<|python_start|>` and `<|python_end|>`."""
     bare, at = start == at, skip_space(text, at)
     begins = _PYTHONIC.match(text, at)
     if begins is None:
@@ -208,15 +216,15 @@ def pythonic(text: str, start: int, at: int, parameters: Parameters) -> tuple[li
         calls, at = _python_calls(text, at, at)
     except CallError:
         if bare and begins[1] not in parameters:
-            return [], start  # an answer that begins with a bracket
+            return [], start  # an ordinary answer that begins with a bracket
         raise
     return calls, at if bare else passed(text, at, "<|python_end|>")
 
 
 _PYTHON = re.compile(
     r"""
-    "[^"\\]*(?:\\.[^"\\]*)*" | '[^'\\]*(?:\\.[^'\\]*)*'  # a text
-    | ["']  # one that does not end
+    "[^"\\]*(?:\\.[^"\\]*)*" | '[^'\\]*(?:\\.[^'\\]*)*'  # a string
+    | ["']  # the quote of an unfinished string
     | [\[({\])}]
     """,
     re.DOTALL | re.VERBOSE,
@@ -224,7 +232,7 @@ _PYTHON = re.compile(
 
 
 def _python_calls(text: str, start: int, opened: int) -> tuple[list[WrittenCall], int]:
-    """Read one call, or a list of them, of which the first bracket stands at `opened`: as syntax, never run."""
+    """Parse a Python call or a list of calls without running it; `opened` is the position of its first bracket."""
     if opened < 0:
         raise CallError("a call must be NAME(key=value), or it was cut off")
     depth, end = 0, -1
@@ -241,7 +249,7 @@ def _python_calls(text: str, start: int, opened: int) -> tuple[list[WrittenCall]
         raise CallError("a call was not closed: it was cut off, or a bracket or quotation mark is missing")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about backslashes in the policy's strings
+            warnings.simplefilter("ignore")  # about invalid escapes in the policy's strings
             tree = _JsonNames().visit(ast.parse(text[start:end], mode="eval")).body
         calls = tree.elts if isinstance(tree, ast.List) else [tree]
         return [_python_call(call) for call in calls], end
@@ -261,14 +269,14 @@ def _python_call(call: ast.expr) -> WrittenCall:
         arguments[keyword.arg] = ast.literal_eval(keyword.value)
     if call.args:
         raise CallError(f"an argument of tool call {name} has no name; write key=value")
-    return WrittenCall(name, json.loads(json.dumps(arguments)))  # tuples are lists to a tool
+    return WrittenCall(name, json.loads(json.dumps(arguments)))  # turns tuples into lists
 
 
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 class _JsonNames(ast.NodeTransformer):
-    """Takes JSON's words for Python's, which models mix."""
+    """A transformer that accepts `true`, `false` and `null` in Python, because models mix Python and JSON."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
@@ -285,7 +293,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def until(text: str, at: int, mark: str) -> tuple[str, int]:
-    """Give the text up to a mark, and where the mark stands."""
+    """Return the text up to a mark, and the position of the mark. Raises CallError without the mark."""
     end = text.find(mark, at)
     if end < 0:
         raise CallError(f"the call was cut off: {mark!r} is missing")
@@ -293,13 +301,16 @@ def until(text: str, at: int, mark: str) -> tuple[str, int]:
 
 
 def passed(text: str, at: int, mark: str, *others: str) -> int:
-    """Give where a mark ends that must stand here, behind white space or none; `others` might have stood here too."""
+    """Return the end of a mark that must follow at `at`, after optional white space. Raises CallError if it does not.
+
+    `others`: further marks that are allowed here, for the message.
+    """
     at = skip_space(text, at)
     if text.startswith(mark, at):
         return at + len(mark)
     if any(one.startswith(text[at:]) for one in (mark, *others)):
         raise CallError(f"the call was cut off: it was not closed with {mark}")
-    raise CallError(f"the call must go on with {' or '.join((mark, *others))}, got {text[at : at + 20]!r}")
+    raise CallError(f"the call must continue with {' or '.join((mark, *others))}, got {text[at : at + 20]!r}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -312,7 +323,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise CallError(f"tool call is not JSON: {word} is no number of it")
+    raise CallError(f"tool call is not JSON: {word} is not a number in JSON")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
@@ -321,15 +332,16 @@ _JSON_PIECES = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """Read the JSON value that stands here, behind white space or none, and give where it ends.
+    """Read the JSON value at `at`, after optional white space; return it and the position of its end. Raises CallError.
 
-    Its depth is counted before it is read: how deep Python's own reader may go is a setting of the whole process, which
-    libraries raise, and beyond the stack it would end the process."""
+    Nesting is counted before the value is decoded. Python's recursion limit is a setting of the whole process; if a
+    library raised it, a deep value would overflow the stack and crash the process.
+    """
     at = skip_space(text, at)
     depth = 0
     for piece in _JSON_PIECES.finditer(text, at):
         depth += (piece[0] in "[{") - (piece[0] in "]}")
-        if depth > 2 * MAX_DEPTH:  # what the arguments stand in counts here too
+        if depth > 2 * MAX_DEPTH:  # includes the levels around the arguments
             raise CallError(f"tool call is nested more than {MAX_DEPTH} deep")
         if depth <= 0:
             break
@@ -339,7 +351,7 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
         rest = text[error.pos :].strip()
         if error.msg.startswith("Unterminated") or any(word.startswith(rest) for word in ("true", "false", "null")):
             raise CallError("tool call was cut off: its JSON does not end") from error
-        raise CallError(f"tool call is not JSON: {error.msg} at character {error.pos - at} of it") from error
+        raise CallError(f"tool call is not JSON: {error.msg} at character {error.pos - at}") from error
     except CallError:
         raise
     except ValueError as error:
@@ -347,15 +359,18 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
 
 
 def read_all_json(text: str) -> Any:
-    """Read a text that is one JSON value."""
+    """Read a text that is one JSON value. Raises CallError."""
     value, end = read_json(text, 0)
     if text[end:].strip():
-        raise CallError(f"tool call is not JSON: {text[end : end + 20]!r} stands behind it")
+        raise CallError(f"tool call is not JSON: {text[end : end + 20]!r} follows the value")
     return value
 
 
 def object_call(call: Any) -> WrittenCall:
-    """A call that is an object; some models write `parameters` where others write `arguments`, or put both below `function`."""
+    """Return the call that a JSON object describes. Raises CallError.
+
+    Some models write `parameters` instead of `arguments`, or put name and arguments below `function`.
+    """
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
         call = {"id": call.get("id")} | call["function"]
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -366,7 +381,7 @@ def object_call(call: Any) -> WrittenCall:
 
 
 def object_list(text: str, at: int) -> tuple[list[WrittenCall], int]:
-    """Calls that are a list of objects."""
+    """Read a list of call objects; return the calls and the position of the list's end. Raises CallError."""
     calls, at = read_json(text, at)
     if not isinstance(calls, list):
         raise CallError("tool calls must be a list, [{...}, ...]")
@@ -379,12 +394,14 @@ _KINDS: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
 }  # fmt: skip
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-"""Python's words, which templates write."""
+"""JSON's words by Python's words, which templates write."""
 
 
 def put(arguments: dict[str, Any], key: str, written: str, name: str, parameters: Parameters) -> None:
-    """Add an argument of the call `name` that was written as text. A tool that takes text here, or says nothing, gets it as it
-    stands; of another kind it is JSON."""
+    """Add an argument that the call `name` gives as text. Raises CallError.
+
+    The text is kept if the tool's schema allows a string or names no type; else it is decoded as JSON.
+    """
     if key in arguments:
         raise CallError(f"tool call {name} has the argument {key!r} twice")
     whole = parameters.get(name, {})
@@ -405,7 +422,10 @@ def put(arguments: dict[str, Any], key: str, written: str, name: str, parameters
 
 
 def kinds_of(schema: Any, whole: Mapping[str, Any], depth: int = 8) -> frozenset[str]:
-    """JSON types that a schema allows, as far as it says; `whole`: where its references lead. Empty: anything."""
+    """Return the JSON types that a schema names as allowed; empty if it names none.
+
+    `whole`: the schema in which references (`$ref`) are looked up.
+    """
     if not isinstance(schema, Mapping) or not depth:
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
@@ -425,5 +445,5 @@ def kinds_of(schema: Any, whole: Mapping[str, Any], depth: int = 8) -> frozenset
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """A list of a schema; programs may send any JSON for one."""
+    """Return a value of a schema if it is a list, else an empty list: schemas come from clients, unchecked."""
     return value if isinstance(value, list | tuple) else ()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tool calls in the format of the model's family: a table of formats, and one way to read a turn in any of them.
+"""Tool calls in the format of the model's family: a table of formats, and one way to read a turn in each format.
 
-Nothing here knows tokens or templates' engines. Another format is a reader in `tool_call_readers` and a line of `FORMATS`;
-one whose turns have headers, as those of `harmony`, is a class too.
+This module works on text, without tokens or a template engine. A new format needs a reader in `tool_call_readers` and
+an entry in `FORMATS`. A format whose turns have headers, such as `harmony`, also needs a class.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ FIELD = "model.tool_calls"
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One way of writing tool calls.
+    """A format of tool calls.
 
-    Reading is total: of any text it gives calls, the rest and an error, in time that grows with the text's length. Calls
-    inside a thought are none, whether the thought's beginning stands in the turn or in the prompt."""
+    `parse` never raises: for every text it returns the text without calls, the calls and an error. It takes time in
+    proportion to the text's length. Calls inside a thought are ignored, even if the prompt opened the thought.
+    """
 
     name: str
     shown: tuple[tuple[str, ...], ...]
-    """Texts of a chat template that tell the format: all of any one of these."""
+    """Texts that identify the format: a chat template must contain every text of one of these tuples."""
     opens: tuple[str, ...]
-    """Marks before calls."""
+    """Marks that open calls."""
     read: Reader
     marks: tuple[str, ...] = ()
-    """Further marks. Where a model has them as special tokens, they are read, and left out of the text."""
+    """Further marks of the format. If a model has them as special tokens, they are read and left out of the text."""
     bare: str = ""
-    """The character with which a turn of calls may begin instead of a mark."""
+    """Character with which a turn of calls may begin instead of a mark; empty: only marks open calls."""
     thought: tuple[str, str] = ("<think>", "</think>")
+    """Marks that open and close a thought."""
     ids: str = ""
-    """Pattern of the ids that models write and templates demand; empty: models write none."""
+    """Regular expression of the call ids that models write and templates require; empty if models write no ids."""
     ends: tuple[str, ...] = ()
-    """Marks that end a turn, where there are several: a template may write another than the policy has sampled."""
+    """Marks that end a turn, if there are several: the template may write another mark than the policy sampled."""
     has_headers: ClassVar[bool] = False
-    """A turn has headers, also where it calls nothing: its words are told by `words` alone."""
+    """True if turns have headers even without calls, so that only `words` extracts their words."""
     _pieces: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,16 +60,17 @@ class CallFormat:
 
     @property
     def all_marks(self) -> tuple[str, ...]:
-        """Every text that tells calls and thoughts from what is said."""
+        """All marks of calls and thoughts."""
         return (*self.opens, *self.marks, *self.thought)
 
     def parse(
         self, text: str, tools: Sequence[Tool] = (), thinking: bool = False
     ) -> tuple[str, tuple[ToolCall, ...], str]:
-        """Read the calls of one turn: (text without them, calls, error).
+        """Read the calls of one turn; return (text without calls, calls, error).
 
-        A call that can't be read is a message for the policy, and then there are no calls. `thinking`: the prompt has begun a
-        thought. `tools` say of which type an argument is where the format only has text."""
+        If a call can't be read, the error is a message for the policy, and no calls are returned. `thinking`: the
+        prompt has opened a thought. `tools` give the types of arguments that the format writes as text.
+        """
         begins, ends = self.thought
         parameters: Parameters = {tool.name: tool_schema(tool)["function"]["parameters"] for tool in tools}
         calls: list[ToolCall] = []
@@ -75,15 +78,15 @@ class CallFormat:
         error, thought_end = "", 0
         at = _behind(text, ends, 0) if thinking else 0
         while (found := self._pieces.search(text, at)) or thought_end:
-            if found is None:  # what could not be read was a thought
+            if found is None:  # the unreadable text was a thought: read on after it
                 calls, spans, error, at, thought_end = [], [], "", thought_end, 0
                 continue
             start, at = found.span()
             if found[0] == begins:
                 at = _behind(text, ends, at)
-            elif found[0] == ends and error:  # the last one counts, so that no text is read more than twice
+            elif found[0] == ends and error:  # only the last end counts, so that no text is read more than twice
                 thought_end = at
-            elif found[0] == ends:  # all before it was a thought that the prompt began
+            elif found[0] == ends:  # all text before was a thought that the prompt opened
                 calls, spans = [], []
             elif not error:
                 bare = found[0] not in self.opens
@@ -104,8 +107,10 @@ class CallFormat:
         return _without_spans(text, spans), tuple(calls), ""
 
     def beginning(self, text: str, thinking: bool = False) -> str:
-        """The part of a turn that is still being written which stands before all that may be a call or become one: whatever
-        follows, the turn's text without calls begins with it. `thinking`: the prompt has begun a thought."""
+        """Return the part of an unfinished turn before the first text that is, or may become, a call.
+
+        The final text without calls is certain to begin with it. `thinking`: the prompt has opened a thought.
+        """
         marks = (found.start() for found in self._pieces.finditer(text) if found[0] not in self.thought)
         before = text[: next(marks, len(text))]
         held = max(
@@ -114,13 +119,13 @@ class CallFormat:
         return before[: len(before) - held].rstrip()
 
     def words(self, text: str, special: Iterable[str] = (), thinking: bool = False) -> str:
-        """The words of a text without calls: without the marks that are `special` tokens."""
+        """Return the words of a text without calls: remove the marks in `special`, which are special tokens."""
         for mark in special:
             text = text.replace(mark, "")
         return text
 
     def call_id(self, call: ToolCall, number: int) -> str:
-        """Give a call an id that the family's templates take: its own where it is one."""
+        """Return an id that the family's templates accept: the call's own id if it fits, else a new one."""
         if re.fullmatch(self.ids or ".+", call.id, re.DOTALL):
             return call.id
         if self.name == "kimi":
@@ -130,7 +135,7 @@ class CallFormat:
         return own if call.id else f"call{number:05d}"
 
     def _call(self, written: WrittenCall, number: int) -> ToolCall:
-        """Check a call, so that whoever handles its arguments can write them as JSON."""
+        """Return a checked call, whose arguments can be written as JSON. Raises CallError."""
         name, arguments = written.name, written.arguments
         if not isinstance(name, str) or not name:
             raise CallError("tool call has no name")
@@ -167,7 +172,7 @@ def _without_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
 
 
 class HarmonyFormat(CallFormat):
-    """The format of gpt-oss, whose turns are messages with headers: a call is a message that goes to a function."""
+    """The format of gpt-oss: turns consist of messages with headers, and a call is a message to a function."""
 
     __slots__ = ()
     has_headers = True
@@ -242,11 +247,11 @@ FORMATS: Mapping[str, CallFormat] = {
         ),
     )
 }  # fmt: skip
-"""Formats by name. A template is told by the first whose texts it shows: some texts are those of several."""
+"""Formats by name. A template has the first format whose texts it contains; formats share texts, so order matters."""
 
 
 def call_format(name: str, template: str) -> CallFormat | None:
-    """The format that `[model] tool_calls` names, or for `auto` that which a chat template shows, if it shows any."""
+    """Return the format that `[model] tool_calls` names; for `auto`, the template's format, or None if unknown."""
     if name != "auto":
         if name not in FORMATS:
             raise ConfigError(FIELD, repr(name), f"write auto, {', '.join(sorted(FORMATS))}")

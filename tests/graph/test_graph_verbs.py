@@ -46,7 +46,7 @@ def test_a_task_that_no_reward_judges_is_refused_at_start(relax_here: Relax, tin
     ran = relax_here(
         "try", tiny / "recipe.toml", 'rewards=[{name="exact", only="kind=sums"}]', "--tasks", "1", "--json"
     )
-    assert ran.code == 2 and "which none of them judges" in ran.err and 'only = "otherwise"' in ran.err
+    assert ran.code == 2 and "which no reward judges" in ran.err and 'only = "otherwise"' in ran.err
     rewards = 'rewards=[{name="maths", only="kind=sums"}, {name="exact", only="otherwise"}]'
     tried = relax_here("try", tiny / "recipe.toml", rewards, "--tasks", "1", "--json")
     assert tried.code == 0, tried.err

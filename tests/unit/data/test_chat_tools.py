@@ -35,7 +35,7 @@ def test_parameters_may_be_named_as_the_keys_of_a_schema_are(kind):
 
 @pytest.mark.parametrize("more", [{"properties": str}, {"q": str}, {"q": list[int]}])
 def test_a_whole_schema_with_types_in_it_is_refused(more):
-    with pytest.raises(TypeError, match="tool t: .* is no JSON schema; its parameters stand in `properties`"):
+    with pytest.raises(TypeError, match="tool t: .* is not a JSON schema; list parameters in `properties`"):
         tool_schema(Tool("t", {"type": "object", **more}))
 
 

@@ -116,7 +116,7 @@ def test_long_rows_are_skipped_cut_at_their_end_or_refused(tmp_path, family):
     assert [read(family, *cut.examples(at)) for at in range(len(cut))] == ["s21=[12<eos>]", "s4321=[12]"]
     with pytest.raises(ConfigError, match=r"rows\.jsonl:2 has 11 tokens"):
         opened(tmp_path, family, rows, max_row_tokens=8, too_long="error")
-    with pytest.raises(ConfigError, match="leaves nothing to train"):
+    with pytest.raises(ConfigError, match="leaves no trained token"):
         opened(tmp_path, family, rows, max_row_tokens=3)
 
 
@@ -165,7 +165,7 @@ def test_a_medium_takes_its_tokens_and_none_of_them_is_trained(tmp_path, seeing)
 
 def test_media_that_a_run_does_not_read_and_texts_like_them_are_refused_by_line(tmp_path, seeing):
     row = {"prompt": [{"role": "user", "content": [PICTURE]}], "completion": "2"}
-    with pytest.raises(ConfigError, match=r'rows\.jsonl:1.*write media = \["image"\]'):
+    with pytest.raises(ConfigError, match=r'rows\.jsonl:1.*set media = \["image"\]'):
         opened(tmp_path, seeing, [row])
     gone = {"prompt": [{"role": "user", "content": [{"type": "image", "image": "gone.png"}]}], "completion": "2"}
     with pytest.raises(ConfigError, match=r"gone\.png at .*rows\.jsonl:2: *.*no such file|no such file"):

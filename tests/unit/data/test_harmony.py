@@ -89,8 +89,8 @@ def test_a_value_may_spell_marks(end: str) -> None:
     ("text", "reason"),
     [
         ("<|channel|>commentary to=functions.search<|message|>print(1)<|call|>", "not JSON"),
-        ("<|channel|>commentary to=functions.search<|message|>{}{}<|call|>", r"must go on with <\|call\|>"),
-        ("<|channel|>commentary to=functions.search<|end|>", r"must go on with <\|message\|>"),
+        ("<|channel|>commentary to=functions.search<|message|>{}{}<|call|>", r"must continue with <\|call\|>"),
+        ("<|channel|>commentary to=functions.search<|end|>", r"must continue with <\|message\|>"),
         ("<|channel|>commentary to=functions.<|message|>{}<|call|>", "has no name"),
         ("<|channel|>analysis to=python code<|message|>{}<|call|>", "to=functions.NAME, got to=python"),
         ("<|channel|>commentary to=functions.search", "cut off"),

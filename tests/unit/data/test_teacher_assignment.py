@@ -31,7 +31,7 @@ def test_tasks_without_a_teacher_or_with_two_are_refused_by_line():
     check_taught(Tasks([task()]), [0], [TeacherTable(path="a")])
     fine = Tasks([task(domain="maths"), task(kind={"language": "python"})])
     check_taught(fine, [0, 1], [MATHS, CODE])
-    with pytest.raises(ConfigError, match=r"teachers: got tasks\.jsonl:3, which none of them teaches"):
+    with pytest.raises(ConfigError, match=r"teachers: got tasks\.jsonl:3, which no teacher teaches"):
         check_taught(Tasks([*fine, task(domain="law")]), [0, 1, 2], [MATHS, CODE])
     both = task(domain="maths", kind={"language": "python"})
     with pytest.raises(ConfigError, match=r"tasks\.jsonl:1, which teachers\.0 \(domain=maths\) and teachers\.1"):

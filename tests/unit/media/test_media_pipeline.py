@@ -176,7 +176,7 @@ async def test_what_breaks_is_refused_by_name_and_the_others_go_on(tmp_path):
 
 async def test_media_that_nothing_reads_and_texts_that_look_like_them(tmp_path):
     async with pipeline(tmp_path) as (made, _):
-        with pytest.raises(MediaRefused, match=r'write media = \["audio"\]'):
+        with pytest.raises(MediaRefused, match=r'set media = \["audio"\]'):
             await made.prepare([Message("user", (Part(media=Media("audio", "data:,x")),))])
         with pytest.raises(MediaRefused, match="placeholders of image for media of nothing"):
             made.fill_placeholders(Rendered((65, HOLE)), [Message("user", "\u2588")])

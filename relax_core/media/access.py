@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of what a source of media may name: hosts, addresses and folders; and reading within them.
+"""Limits on the hosts, addresses and folders that media sources may name, and reads within these limits.
 
-Task files are often written by strangers, so that a URL or a path in one reaches only what the configuration names. A URL is
-fetched from an address that was checked, also behind a redirect: a name that resolves to something else a moment later
-changes nothing. A file is checked again when it is open, where no link can be put in its place any more. Proxies of the
-environment are not used: they would connect to what was not checked here.
+Task files often come from strangers, so a URL or path in one reaches only what the configuration allows. A URL is
+fetched from the address that was checked, also after a redirect, so a name that resolves differently a moment later has
+no effect. A file is checked again once it is open, because then no link can replace it. Proxy settings of the
+environment are ignored, because a proxy would connect to unchecked addresses.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _TRANSLATED = IPv6Network("64:ff9b::/96")
 """IPv6 addresses that a gateway translates to the IPv4 address in their last 32 bits."""
 _READ_BYTES = 1 << 20
 _WRITTEN = "/%:@!$&'()*+,;=~"
-"""Characters of a URL that are sent as they stand."""
+"""Characters of a URL that are sent unescaped."""
 
 Address = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True)
 class SourceAccess:
-    """The hosts and folders that sources of media may name.
+    """The hosts and folders that media sources may name.
 
     Invariants:
-    - Bytes come from an allowed host at a public address, or one that is allowed itself; after a redirect too.
-    - Bytes come from files whose real path, links followed, lies below an allowed folder.
+    - Bytes of a URL come from an allowed host at an address that is public or allowed itself, also after a redirect.
+    - Bytes of a file come from an allowed folder: its real path, with links followed, lies below the folder.
     """
 
     allowed_hosts: Sequence[str] = ()
-    """Names of hosts, `*.name` for those below a name; addresses and networks that need not be public."""
+    """Host names, `*.NAME` for all hosts below a name, and addresses or networks, which need not be public."""
     allowed_folders: Sequence[str] | None = None
-    """Folders, or single files; None: any, for callers who name the files themselves."""
+    """Folders or single files; None allows any file, for callers that name the files themselves."""
     fetch_timeout_s: float = FETCH_TIMEOUT_S
-    """Longest time for one URL, redirects included."""
+    """Seconds until fetching a URL fails, redirects included."""
 
     @cached_property
     def _networks(self) -> list[IPv4Network | IPv6Network]:
@@ -72,11 +72,14 @@ class SourceAccess:
         if self._roots is None or any(real == root or real.startswith(root.rstrip("/") + "/") for root in self._roots):
             return
         leads = "" if real == os.path.abspath(path) else f", which leads to {real}"
-        fix = "name a folder above it there if its files may be read; the folder of the data file is always allowed"
+        fix = "add a folder that contains it if it may be read; the folder of the data file is always allowed"
         raise ConfigError(FOLDERS, f"{path}{leads}, outside of the allowed folders", fix)
 
     def read_file(self, path: str | Path, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` + 1 bytes. Raises ConfigError, ValueError, SourceUnavailable."""
+        """Return at most `max_bytes` + 1 bytes of a file.
+
+        Raises ConfigError (not allowed), ValueError (not a regular file) or SourceUnavailable (reading failed).
+        """
         self.check_file(path)
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device may never end
@@ -92,13 +95,13 @@ class SourceAccess:
     # -- URLs -----------------------------------------------------------------------------------------------------
 
     def check_url(self, url: str) -> SplitResult:
-        """Return the parts of a URL. Raises ConfigError unless it is http(s) and its host is allowed by name."""
+        """Return the parts of an http(s) URL. Raises ConfigError unless its host is allowed, by name or by address."""
         try:
             parts = urlsplit(url)
             _ = parts.port
             host = _plain(parts.hostname or "")
         except ValueError as error:
-            raise ConfigError("data.train", f"{shown_url(url)}, which is no URL ({error})", "correct it") from error
+            raise ConfigError("data.train", f"{shown_url(url)}, which is not a URL ({error})", "correct it") from error
         if parts.scheme not in _PORTS or not host:
             raise ConfigError("data.train", shown_url(url), "give a path, an http(s) URL or a data-URI")
         names = (_plain(allowed) for allowed in self.allowed_hosts)
@@ -106,19 +109,22 @@ class SourceAccess:
             return parts
         address = _address(host)
         if address is None or not any(address in network for network in self._networks):
-            fix = f'write [data.media] allowed_hosts = ["{host}"] if it may be asked, or name a file'
+            fix = f'set [data.media] allowed_hosts = ["{host}"] to allow this host, or name a file'
             raise ConfigError(HOSTS, f"{shown_url(url)}, whose host is not allowed", fix)
         return parts
 
     def fetch(self, url: str, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` + 1 bytes. Raises ConfigError for a URL that is not allowed, SourceUnavailable."""
+        """Return at most `max_bytes` + 1 bytes of a URL.
+
+        Raises ConfigError if the URL is not allowed, and SourceUnavailable if it can't be fetched.
+        """
         shown = shown_url(url)
         expired, deadline = threading.Event(), time.monotonic() + self.fetch_timeout_s
         guards: list[socket.socket] = []
 
         def expire() -> None:
             expired.set()
-            for guard in guards:  # whoever reads a header, a handshake or a body that trickles sees its end
+            for guard in guards:  # ends every read that still waits for a handshake, a header or a body
                 _end(guard)
 
         timer = threading.Timer(self.fetch_timeout_s, expire)
@@ -140,7 +146,7 @@ class SourceAccess:
             raise SourceUnavailable(f"{shown} can't be fetched (more than {MAX_REDIRECTS} redirects)")
         except (OSError, HTTPException) as error:
             late = f"it takes longer than data.media.fetch_timeout_s = {self.fetch_timeout_s:g} s"
-            why = late if expired.is_set() else f"{error}; is there a network? Else name a file"
+            why = late if expired.is_set() else f"{error}; check the network, or name a file"
             raise SourceUnavailable(f"{shown} can't be fetched ({why})") from error
         finally:
             timer.cancel()
@@ -150,14 +156,14 @@ class SourceAccess:
     def _redirected(self, url: str, place: str) -> SplitResult:
         try:
             return self.check_url(place)
-        except ConfigError as refused:  # the next answer may lead elsewhere
-            raise SourceUnavailable(f"{shown_url(url)} leads elsewhere: {refused}") from refused
+        except ConfigError as refused:  # worth a retry: the host may redirect elsewhere next time
+            raise SourceUnavailable(f"{shown_url(url)} redirects to a URL that is not allowed: {refused}") from refused
 
     @contextmanager
     def _answer(
         self, parts: SplitResult, guards: list[socket.socket], expired: threading.Event, deadline: float
     ) -> Iterator[HTTPResponse]:
-        """Ask one of a host's addresses, each checked before it is connected to."""
+        """Request a URL from an address of its host that was checked before connecting; yield the response."""
         host = _plain(parts.hostname or "")
         port = parts.port or _PORTS[parts.scheme]
         connected = self._connected(host, port, deadline)
@@ -186,7 +192,7 @@ class SourceAccess:
         addresses = list(dict.fromkeys(str(where[4][0]) for where in found))
         permitted = [text for text in addresses if self._permits(text)]
         if not permitted:
-            fix = f"add the address to {HOSTS} if it is meant"
+            fix = f"add the address to {HOSTS} to allow it"
             raise SourceUnavailable(f"{host} is at {', '.join(addresses)}, which is not a public address; {fix}")
         for number, text in enumerate(permitted, 1):
             try:
@@ -197,7 +203,7 @@ class SourceAccess:
         raise OSError(f"{host} has no address")
 
     def _permits(self, text: str) -> bool:
-        """Tell whether an address may be connected to: a public one, or one that is allowed itself."""
+        """Return True if connecting to an address is allowed: it is public, or allowed itself."""
         address = _address(text)
         if address is None:
             return False
@@ -208,7 +214,7 @@ class SourceAccess:
 
 
 def _network(text: str) -> IPv4Network | IPv6Network | None:
-    """Return the network that an address or network is; None for anything else."""
+    """Return the network that a text names, also by a single address; None if it names no network."""
     try:
         return ip_network(text, strict=False)
     except ValueError:
@@ -216,7 +222,7 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
 
 
 def _address(text: str) -> Address | None:
-    """Read an address; one of IPv4 that is written as, or reached through, one of IPv6 counts as that of IPv4."""
+    """Return the address that a text names, or None. An IPv6 form of an IPv4 address counts as the IPv4 address."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
@@ -230,7 +236,7 @@ def _address(text: str) -> Address | None:
 
 
 def _plain(host: str) -> str:
-    """Write a host as it is compared and asked for: lower case, without a dot at its end, in ASCII."""
+    """Return a host in the form that is compared and requested: lower case, ASCII, without a dot at the end."""
     host = host.rstrip(".").lower()
     try:
         return host if host.isascii() else host.encode("idna").decode()
@@ -243,7 +249,7 @@ def _body(answer: HTTPResponse, max_bytes: int, expired: threading.Event) -> byt
     while len(data) <= max_bytes and (part := answer.read(min(_READ_BYTES, max_bytes + 1 - len(data)))):
         data += part
     if expired.is_set() or (answer.length and len(data) <= max_bytes):
-        raise HTTPException(f"it ends after {len(data)} bytes")  # cut off: says nothing about the medium
+        raise HTTPException(f"the body ends after {len(data)} bytes")  # cut off: the medium itself may be fine
     return bytes(data)
 
 
@@ -251,11 +257,11 @@ def _end(connected: socket.socket) -> None:
     try:
         connected.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it has ended
+        return  # already closed
 
 
 def shown_url(url: str) -> str:
-    """Describe a URL for people and logs: without what may be a secret, its user and its query."""
+    """Return a URL for messages and logs, without user and query, which may be secret."""
     head, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     bare = f"{head}{separator}{host.rpartition('@')[2]}{slash}{path}".partition("#")[0]
@@ -264,7 +270,10 @@ def shown_url(url: str) -> str:
 
 
 def path_of(source: str) -> str | None:
-    """Return the path of a source that is one, or a `file:` URL; None for any other. ConfigError for a URL of another host."""
+    """Return the path that a source names by itself or as a `file:` URL, else None.
+
+    Raises ConfigError for a `file:` URL of a remote host.
+    """
     if not source.startswith("file://"):
         return None if "://" in source else source
     host, slash, rest = source.removeprefix("file://").partition("/")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of a medium from a path, a URL, a data-URI or a cell of a task file, read up to a limit; and the key of its content.
+"""Bytes of a medium from a path, a URL, a data-URI or a cell of a task file, read up to a limit; and keys by content.
 
-A medium inside a task file is named by file, row and place in the row, so that its bytes are read where they are needed and
-nowhere else, from tables (`.parquet`, `.arrow`) or JSON lines. Memory while reading is that of a page of the file, however
-large a row group is; pyarrow is imported to read tables. Whoever reads foreign sources does so in a process that may be killed,
-inside `restricted`, which says what they may name.
+A medium inside a task file is named by file, row and place in the row, so that its bytes are read only where they are
+needed, from tables (`.parquet`, `.arrow`) or JSON lines. Reading takes the memory of one page of the file, however
+large a row group is. pyarrow is imported only to read tables. Sources from strangers must be read in a killable
+process, inside `restricted`, which limits what they may name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relax_core.media.access import SourceAccess, path_of, shown_url
 
 SCHEME = "cell:"
 ROWS_AT_ONCE = 8
-"""Of a row group, while the wanted row is looked for."""
+"""Rows of a row group that are read at a time to reach the wanted row."""
 MAX_LINE = 1 << 30
 SAMPLES = "array"
 MAX_BYTES = 1 << 28
@@ -39,7 +39,7 @@ _RESTRICTION: ContextVar[tuple[SourceAccess, int]] = ContextVar("restriction", d
 
 @contextmanager
 def restricted(access: SourceAccess, max_bytes: int) -> Iterator[None]:
-    """Bound what `read_source` may read here, whoever calls it: a processor that reads its own header too."""
+    """Limit what `read_source` may read inside this context, also when a processor calls it."""
     token = _RESTRICTION.set((access, max_bytes))
     try:
         yield
@@ -48,8 +48,11 @@ def restricted(access: SourceAccess, max_bytes: int) -> Iterator[None]:
 
 
 def read_source(source: str, max_bytes: int | None = None) -> bytes:
-    """Return the bytes. ValueError names what is wrong with the source: none there, not allowed, no regular file, too many;
-    SourceUnavailable, which is one too, is for what may be there later."""
+    """Return the bytes of a source.
+
+    Raises ValueError naming the fault: no bytes, not allowed, not a regular file, or too many bytes. Its subclass
+    SourceUnavailable is raised if a later attempt may succeed.
+    """
     access, most = _RESTRICTION.get()
     try:
         return _read(source, access, most if max_bytes is None else max_bytes)
@@ -58,7 +61,7 @@ def read_source(source: str, max_bytes: int | None = None) -> bytes:
 
 
 def check_source(source: str, access: SourceAccess) -> None:
-    """Raise ConfigError for a source that may not be read whatever is there; nothing is read, and no name is resolved."""
+    """Raise ConfigError for a source that is not allowed, without reading it or resolving a name."""
     if source.startswith("data:"):
         return
     if source.startswith(SCHEME):
@@ -70,7 +73,7 @@ def check_source(source: str, access: SourceAccess) -> None:
 
 
 def is_path(source: str) -> bool:
-    """Tell whether a source is a path, and neither a URL, a data-URI nor a cell."""
+    """Return True if a source is a path, and not a URL, a data-URI or a cell."""
     return "://" not in source and not source.startswith(("data:", SCHEME))
 
 
@@ -106,7 +109,7 @@ def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
 
 
 def shown(source: str) -> str:
-    """Describe a source for people: a data-URI by its beginning, a URL without what may be secret."""
+    """Return a source for messages: a long one shortened, a URL without user and query, which may be secret."""
     if source.startswith(SCHEME):
         return EmbeddedMedia.parse(source).shown
     if source.startswith(("http://", "https://")):
@@ -115,7 +118,7 @@ def shown(source: str) -> str:
 
 
 def content_key(data: bytes, *facts: Any) -> str:
-    """Return one key for the same bytes under the same facts (processor, options, what the model says)."""
+    """Return a key of bytes and of facts about their processing (processor, options, model)."""
     digest = hashlib.blake2b(data, digest_size=_KEY_BYTES)
     digest.update(repr(facts).encode())
     return digest.hexdigest()
@@ -123,19 +126,19 @@ def content_key(data: bytes, *facts: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedMedia:
-    """A medium inside a row. `row` counts from 0 in a table, and is where the line begins, in bytes, in JSON lines."""
+    """A medium inside a row. `row` is the row's index in a table, or the byte offset of its line in JSON lines."""
 
     file: str
     row: int
     at: tuple[str | int, ...]
-    """Names and numbers that lead from the row to the medium."""
+    """Keys and indices that lead from the row to the medium; the first is the column."""
 
     def __str__(self) -> str:
         return f"{SCHEME}{quote(self.file)}?row={self.row}&at={quote(json.dumps(self.at))}"
 
     @classmethod
     def parse(cls, source: str) -> EmbeddedMedia:
-        """Parse what `str` gave; ValueError for anything else."""
+        """Parse a cell from its text form. Raises ValueError for text that names no row."""
         path, _, query = source.removeprefix(SCHEME).partition("?")
         try:
             told = parse_qs(query, strict_parsing=True)
@@ -145,13 +148,13 @@ class EmbeddedMedia:
 
     @property
     def shown(self) -> str:
-        """Description for people."""
+        """Description for messages."""
         place = f"row {self.row + 1}" if _is_table(self.file) else f"the line at byte {self.row}"
         return f"{'.'.join(map(str, self.at))} in {place} of {self.file}"
 
 
 def cell_value(cell: EmbeddedMedia) -> Any:
-    """Return the value of the cell as Python has it. ValueError where it can't be read."""
+    """Return the value of a cell as Python data. Raises ValueError if it can't be read."""
     try:
         if not _is_table(cell.file):
             with Path(cell.file).open("rb") as file:
@@ -175,7 +178,7 @@ def cell_value(cell: EmbeddedMedia) -> Any:
 
 
 def embedded(value: Any) -> bytes | None:
-    """Return the bytes of a medium that is itself in the row; None where the row only names it. ValueError for broken ones."""
+    """Return the bytes of a medium inside a row; None if the row only names it. Raises ValueError for broken bytes."""
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if not isinstance(value, Mapping):
@@ -192,7 +195,7 @@ def embedded(value: Any) -> bytes | None:
 
 
 def named(value: Any, kind: str = "") -> str | None:
-    """Return the path, URL or data-URI that a medium's entry gives."""
+    """Return the path, URL or data-URI in a medium's entry; else None."""
     if isinstance(value, str):
         return value or None
     if not isinstance(value, Mapping):
@@ -207,17 +210,17 @@ def named(value: Any, kind: str = "") -> str | None:
 
 
 def wave(samples: Any, rate: Any) -> bytes:
-    """Make a WAV file of samples in [-1, 1], [samples] or [channels, samples]."""
+    """Make a WAV file of samples in [-1, 1], [samples] or [channels, samples]. Raises ValueError."""
     import numpy as np
 
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1 << 31:
-        raise ValueError(f"an array of sound whose sampling_rate is {rate!r}; give it in samples a second")
+        raise ValueError(f"an array of sound whose sampling_rate is {rate!r}; give it in samples per second")
     try:
         values = np.asarray(samples, np.float32)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError("an array of sound that holds other things than numbers") from error
+        raise ValueError("an array of sound with values that are not numbers") from error
     if values.ndim not in (1, 2) or not values.size:
-        raise ValueError(f"an array of sound of shape {values.shape}")
+        raise ValueError(f"an array of sound of shape {values.shape}; give [samples] or [channels, samples]")
     frames = values.T if values.ndim == 2 else values[:, None]
     body, channels = np.ascontiguousarray(frames).astype("<f4").tobytes(), frames.shape[1]
     if channels > 64:
@@ -262,11 +265,11 @@ def _table_cell(cell: EmbeddedMedia, column: str) -> Any:
             if cell.row < first + batch.num_rows:
                 return batch.column(0)[cell.row - first].as_py()
             first += batch.num_rows
-    raise ValueError(f"{cell.file} was changed: row {cell.row + 1} is not there")
+    raise ValueError(f"{cell.file} was changed: it has no row {cell.row + 1}")
 
 
 def arrow_batches(file: str) -> list[Any]:
-    """Return the record batches of an `.arrow` file (stream or file form), mapped, not read."""
+    """Return the record batches of an `.arrow` file (stream or file format), memory-mapped, not read."""
     import pyarrow as pa
 
     with pa.memory_map(file) as source:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media store of a run: processed media by key, in a directory that rollout, engines and trainers share.
 
-A medium is one safetensors file, written once and whole, that readers map into memory where it is large: rows and requests
-carry its key, never its tensors. Each file holds the fingerprint of its tensors, checked when it is opened, so that trainer and
-engine read the same bits. A damaged file is moved to the folder `damaged`, where nobody reads it, and where the process that
-knows the medium's source sees that it must be made again.
+A medium is one safetensors file, written once; readers memory-map a large file. Rows and requests carry a medium's key,
+never its tensors. Each file holds the fingerprint of its tensors, checked when it is opened, so that trainer and engine
+read the same bits. A damaged file is moved to the folder `damaged`, from which no medium is read. The process that
+knows the medium's source finds it there and makes it again.
 """
 
 from __future__ import annotations
@@ -27,41 +27,46 @@ from relax_core.tensor_files.mapped_files import read_or_map, write_whole
 from relax_core.tensor_files.safetensors_file import Stopwatch, describe, pack, parse, safetensors_dtype
 
 _KEPT_BYTES = 1 << 28
-"""Of media that a reader keeps; what is dropped is read again from the directory."""
+"""Bytes of media that a reader caches; media beyond it are read again from the directory."""
 _MAPPED_BYTES = 1 << 20
-"""Smaller files are read: each that is mapped holds a descriptor, and a process may have few of them."""
+"""Bytes from which a file is mapped instead of read: each mapping holds a descriptor, and a process may have few."""
 DAMAGED = "damaged"
-"""Folder of the store with a file for each medium that is to be made again, under its key."""
+"""Folder of the store with a file for each medium to be made again, named by its key."""
 RESTORE_S = 15.0
-"""Longest wait of an engine or a trainer for a medium that is made again; an engine that is silent for longer is replaced."""
+"""Seconds that engines and trainers wait for a medium to be made again; an engine silent for longer is replaced."""
 _LOOK_S = 0.05
 
 
 class MediaStore:
-    """One process's view of the directory.
+    """One process's view of the store's directory.
 
-    A file: `absent -> whole -> absent` (evicted), or `whole -> damaged -> whole` (made again from its source).
+    Life cycle of a file: `absent -> whole -> absent` (evicted), or `whole -> damaged -> whole` (made again).
 
     Invariants:
-    - A file has its name only when all its bytes are on the disk.
-    - Tensors whose fingerprint is not the one that was written are never returned.
+    - A file gets its final name only after all its bytes are on the disk.
+    - Tensors whose fingerprint differs from the written one are never returned.
     """
 
     def __init__(self, directory: str | Path, keep_bytes: int = _KEPT_BYTES, restore_s: float = 0.0) -> None:
-        """`restore_s`: longest wait for a medium that is missing or damaged, while a `MediaPipeline` makes it again."""
+        """Open a store; `keep_bytes` limits the cache of this process.
+
+        `restore_s`: seconds to wait for a missing or damaged medium, while a `MediaPipeline` makes it again.
+        """
         self._directory, self._keep_bytes, self._restore_s = Path(directory), keep_bytes, restore_s
         self._kept: OrderedDict[str, ProcessedMedia] = OrderedDict()
         self._kept_bytes = 0
 
     def put(self, media: ProcessedMedia) -> None:
-        """Keep a medium, unless its key is there and whole: the same key is the same bits. InfrastructureError where it can't
-        be written."""
+        """Write a medium, unless its file is stored and whole: equal keys mean equal bits.
+
+        Raises InfrastructureError if it can't be written.
+        """
         path = self._path(media.key)
         try:
-            os.utime(path)  # it is used again
+            os.utime(path)  # mark it as recently used
             self._read(media.key)
             return
-        except (OSError, InfrastructureError):  # it is not there or damaged, and writing tells if it can't be
+        except (OSError, InfrastructureError):  # missing or damaged: write it, which raises if the disk fails
             pass
         facts = {
             "fingerprint": _fingerprint(media.tensors),
@@ -74,7 +79,7 @@ class MediaStore:
         return self._path(key).is_file()
 
     def get(self, key: str) -> ProcessedMedia:
-        """Return a medium; InfrastructureError where it is not there or damaged, and was not made again in time."""
+        """Return a medium. Raises InfrastructureError if it is missing or damaged, and not made again in time."""
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
@@ -95,18 +100,18 @@ class MediaStore:
         return media
 
     def size_bytes(self) -> int:
-        """Return the size of all files of the store."""
+        """Return the size of all files of the store, in bytes."""
         return sum(path.stat().st_size for path in self._directory.glob("*.media"))
 
     def size_of(self, key: str) -> int | None:
-        """Return the size of a medium's file; None where it is not there."""
+        """Return the size of a medium's file in bytes; None if it is missing."""
         try:
             return self._path(key).stat().st_size
         except FileNotFoundError:
             return None
 
     def found(self) -> dict[str, int]:
-        """Return the sizes of all files, the least recently used first. Delete what a killed process left half written."""
+        """Return all sizes by key, least recently used first; delete files that a killed process left half written."""
         import psutil
 
         if not self._directory.is_dir():
@@ -121,9 +126,9 @@ class MediaStore:
         return {key: size for _, key, size in sorted(files)}
 
     def set_aside(self, key: str) -> None:
-        """Move a medium's file to where nobody reads it, and ask for it to be made again, also where the file is lost."""
+        """Request that a damaged or missing medium is made again; move its file, if any, to the folder `damaged`."""
         path, aside = self._path(key), self._directory / DAMAGED / key
-        with contextlib.suppress(OSError):  # a directory that can't be written to keeps it: it is still never returned
+        with contextlib.suppress(OSError):  # in a read-only directory the file stays; it is never returned
             aside.parent.mkdir(exist_ok=True)
             try:
                 path.replace(aside)
@@ -131,24 +136,24 @@ class MediaStore:
                 aside.touch()
 
     def damaged(self) -> list[str]:
-        """Return the keys of media that are to be made again."""
+        """Return the keys of media to be made again."""
         try:
             return [name for name in os.listdir(self._directory / DAMAGED) if name.isalnum()]
         except OSError:
             return []
 
     def clear_damaged(self, key: str) -> None:
-        """Delete what is left of a damaged medium: it is there again, or nobody here knows its source."""
+        """Delete the request for a medium that was made again, or that can't be made again here."""
         with contextlib.suppress(OSError):
             (self._directory / DAMAGED / key).unlink()
 
     def remove(self, key: str) -> None:
-        """Delete its file: who has it mapped can read on, nobody else can open it."""
+        """Delete a medium's file. Processes that have it mapped can still read it."""
         self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         if not key.isalnum():
-            raise ValueError(f"media key {key!r}; keys are hexadecimal")
+            raise ValueError(f"media key {key!r} is not hexadecimal; use a key of `content_key`")
         return self._directory / f"{key}.media"
 
     def _read(self, key: str) -> ProcessedMedia:
@@ -156,7 +161,7 @@ class MediaStore:
         try:
             tensors, _, facts = parse(np.frombuffer(read_or_map(path, _MAPPED_BYTES), np.uint8))
             if _fingerprint(tensors) != facts["fingerprint"]:
-                raise ValueError("its payload is not what was written")
+                raise ValueError("the fingerprint of its tensors does not match")
             layout = tuple(PlaceholderSpan(*span) for span in json.loads(facts["layout"]))
             return ProcessedMedia(key, tensors, int(facts["num_placeholders"]), layout)
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -164,7 +169,7 @@ class MediaStore:
 
 
 def write_media_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file of these parts to the disk, or none. InfrastructureError where it can't be written."""
+    """Write parts to a file on disk, whole or not at all. Raises InfrastructureError if it can't be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, path.with_suffix(f".{os.getpid()}"), parts, durable=True)
@@ -179,18 +184,20 @@ def _fingerprint(tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def key_bytes(keys: Sequence[str]) -> np.ndarray:
-    """Return keys as the column `media` holds them: uint8 [keys, 16]."""
+    """Return keys in the form of the column `media`: uint8 [keys, 16]."""
     return np.frombuffer(bytes.fromhex("".join(keys)), np.uint8).reshape(len(keys), 16)
 
 
 def key_texts(values: np.ndarray) -> list[str]:
-    """Return the keys of a part of the column `media`."""
+    """Return the keys, as hexadecimal texts, of values of the column `media`: uint8 [keys, 16]."""
     return [value.tobytes().hex() for value in values]
 
 
 def tensors_of(media: Sequence[ProcessedMedia]) -> Mapping[str, Any]:
-    """Join the tensors of several media by name along the first axis, as models take them packed. Where their last axes differ
-    (sounds of unequal length) the shorter are filled up with 0, as their masks are."""
+    """Join the tensors of several media by name along the first axis, as models take them packed.
+
+    If the last axes differ (sounds of unequal length), shorter tensors are filled up with 0, as their masks are.
+    """
     out: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(name for one in media for name in one.tensors):
         parts = [one.tensors[name] for one in media if name in one.tensors]

@@ -85,7 +85,7 @@ def test_media_come_in_every_usual_form(entry, source):
     [
         (3, "images.*no path"), ({}, "neither path, url nor bytes"), ([None], r"images\[0\]"), ({"bytes": b""}, "no bytes"),
         ({"bytes": "!"}, "base64 is broken"), ({"array": [0.1], "sampling_rate": None}, "sampling_rate is None"),
-        ({"array": ["a"], "sampling_rate": 8000}, "other things than numbers"), ({"path": "a", "view": 3}, "view"),
+        ({"array": ["a"], "sampling_rate": 8000}, "values that are not numbers"), ({"path": "a", "view": 3}, "view"),
         ({"array": [], "sampling_rate": 8000}, "shape"),
     ],
 )  # fmt: skip

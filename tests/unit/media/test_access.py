@@ -91,7 +91,7 @@ def names(monkeypatch, **addresses):
 
 def test_a_url_is_off_unless_its_host_is_allowed_by_name(server):
     with pytest.raises(
-        ConfigError, match=r"data.media.allowed_hosts: got http.*/a.png, whose host is not allowed; write"
+        ConfigError, match=r"data.media.allowed_hosts: got http.*/a.png, whose host is not allowed; set"
     ):
         CLOSED.fetch(f"{server.url}/a.png", 100)
     assert server.asked == []
@@ -208,7 +208,7 @@ def test_an_answer_is_read_no_further_than_its_bound_and_a_cut_one_is_no_medium(
         with pytest.raises(ValueError, match="more than 1000 bytes") as refused:
             read_source(f"{server.url}/endless")
         assert not isinstance(refused.value, SourceUnavailable)
-        with pytest.raises(SourceUnavailable, match="it ends after 3 bytes"):
+        with pytest.raises(SourceUnavailable, match="the body ends after 3 bytes"):
             read_source(f"{server.url}/cut")
         with pytest.raises(SourceUnavailable, match="HTTP status 503"):
             read_source(f"{server.url}/flaky")

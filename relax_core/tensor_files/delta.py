@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deltas of tensors, exact in every bit: positions as gaps, values as differences of their bits, compressed.
 
-Measured against XOR + zstd in `tests/unit/weights/test_delta.py`. Encoding works block by block, so that a large tensor needs
-no large scratch; a damaged delta raises ValueError or gives bytes whose fingerprint differs. `DeltaBase` holds the version that
-a sender makes the next delta against, or that a receiver puts it on.
+`tests/unit/weights/test_delta.py` compares their size with XOR + zstd. Tensors are encoded in blocks, so that a large
+tensor needs little scratch memory. A damaged delta raises ValueError or yields bytes with another fingerprint.
+`DeltaBase` holds the version against which a sender makes the next delta, or to which a receiver applies it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,32 @@ from relax_core.api.weights import (
 from relax_core.tensor_files.safetensors_file import NUMPY, Stopwatch, describe
 
 BLOCK_ELEMENTS = 1 << 22
-"""Scratch is about 16 bytes for each of them."""
+"""Elements that are encoded at a time; each takes about 16 bytes of scratch memory."""
 _LEVEL = 1
-"""Higher levels of zstd cost several times the time for a few percent."""
+"""Level of zstd; higher levels take several times the time and save a few percent."""
 _ESCAPE = 255
+"""Value of an 8-bit gap that marks a long gap, which is stored in 32 bits."""
 _HEAD = struct.Struct("<IIII")
-"""Changed elements, long gaps, bytes of the frame, bytes of it when decompressed."""
+"""A block's header: changed elements, long gaps, bytes of the compressed frame, bytes of the decompressed frame."""
 
 
 def encode(old: np.ndarray, new: np.ndarray) -> bytes:
-    """Encode the change from `old` to `new`, of one dtype and size; empty where nothing changed."""
+    """Encode the change from `old` to `new`; return no bytes if nothing changed.
+
+    Raises ValueError if the arrays differ in size or in the width of their elements.
+    """
     before, after = _bits(old), _bits(new)
     if before.dtype != after.dtype or before.size != after.size:
-        raise ValueError(f"delta from {old.dtype} {old.shape} to {new.dtype} {new.shape}: they must be alike")
+        raise ValueError(f"delta from {old.dtype} {old.shape} to {new.dtype} {new.shape}: size or width differs")
     blocks = [_encode_block(before[part], after[part]) for part in _parts(after.size)]
     return b"".join(blocks) if any(len(block) > _HEAD.size for block in blocks) else b""
 
 
 def apply(array: np.ndarray, delta: bytes | memoryview) -> None:
-    """Turn the old array into the new one, in place; it must be contiguous. ValueError where the delta is damaged."""
+    """Turn the old array, which must be contiguous, into the new one in place.
+
+    Raises ValueError for a damaged delta.
+    """
     if not array.flags.c_contiguous:
         raise ValueError("a delta is applied in place: the array must be contiguous")
     if len(delta) == 0:
@@ -64,7 +71,7 @@ def apply(array: np.ndarray, delta: bytes | memoryview) -> None:
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """View an array flat, as unsigned integers of the element's width."""
+    """View an array as flat unsigned integers of the element's width."""
     return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
 
 
@@ -101,13 +108,13 @@ def _apply_block(target: np.ndarray, frame: bytes | memoryview, count: int, long
     gaps[longer] = raw[count : count + 4 * long_gaps].view("<u4")
     places = np.cumsum(gaps + 1) - 1
     if places[-1] >= target.size:
-        raise ValueError("the delta is damaged: a change lies behind the tensor's end")
+        raise ValueError("the delta is damaged: a change lies beyond the tensor's end")
     values = np.ascontiguousarray(raw[count + 4 * long_gaps :].reshape(width, count).T).reshape(-1)
     target[places] += _unfolded(values.view(target.dtype))
 
 
 def _folded(difference: np.ndarray) -> np.ndarray:
-    """Make small numbers of small steps up and down: 0, -1, 1, -2, ... -> 0, 1, 2, 3, ..."""
+    """Map small differences of either sign to small numbers: 0, -1, 1, -2, ... -> 0, 1, 2, 3, ... (zigzag)."""
     signed = difference.view(f"i{difference.dtype.itemsize}")
     sign = (signed >> (8 * difference.dtype.itemsize - 1)).view(difference.dtype)
     folded: np.ndarray = (difference << 1) ^ sign
@@ -121,22 +128,25 @@ def _unfolded(folded: np.ndarray) -> np.ndarray:
 
 
 def _planes(values: np.ndarray) -> np.ndarray:
-    """Put all low bytes first, then all next ones: high bytes are mostly zero, and zstd sees it."""
+    """Order bytes by significance, all lowest bytes first: most high bytes are zero, and zstd compresses their runs."""
     return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T)
 
 
 def check_own_fingerprint(manifest: Manifest) -> None:
-    """Raise ValueError where a manifest's fingerprint is not that of its tensors."""
+    """Raise ValueError if a manifest's fingerprint differs from that of its tensors."""
     if manifest.fingerprint != combined_fingerprint(manifest.tensors):
         raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
 
 
 def restore(manifest: Manifest, info: TensorInfo, arrived: np.ndarray, resident: Resident | None) -> np.ndarray:
-    """Return a tensor of the manifest, checked: what arrived, or of a delta what that makes of the receiver's own tensor."""
+    """Return a tensor of the manifest: the arrived tensor, or the receiver's own tensor with the delta applied.
+
+    Raises ValueError if the tensor does not have the manifest's fingerprint.
+    """
     array, version = arrived, manifest.version
     if manifest.payload == "delta":
         if resident is None:
-            raise ValueError(f"{version}: a delta on top of {manifest.base}, and nothing to put it on; take a full one")
+            raise ValueError(f"{version}: a delta against {manifest.base}, and no base to apply it to; take a full one")
         array = np.array(resident(info.name), order="C")
         if (array.dtype, array.shape) != (np.dtype(NUMPY[info.dtype]), info.shape):
             raise ValueError(f"{version} {info.name}: have {array.dtype} {array.shape}, want {info.dtype} {info.shape}")
@@ -150,20 +160,23 @@ def restore(manifest: Manifest, info: TensorInfo, arrived: np.ndarray, resident:
 
 
 class DeltaBase:
-    """One model's tensors as of one version, which the next delta is made against or put on.
+    """The tensors of one model at one version, against which the next delta is made, or to which it is applied.
 
     Invariants:
-    - `version` is the one whose bytes all tensors have. It is None from the first tensor of the next version to the last, and
-      stays None where that does not come to its end.
+    - `version` is the version whose bytes all tensors have. It is None while the tensors are moved to the next version,
+      and stays None if that fails.
     - A delta changes no tensor's name, dtype or shape.
 
-    Life: `created -> read into memory by the first delta -> moved on by each version`.
+    Life cycle: `created -> read into memory by the first delta -> moved to each next version`.
     """
 
     def __init__(
         self, version: Version, load: Callable[[], Mapping[str, np.ndarray]], infos: Iterable[TensorInfo] = ()
     ) -> None:
-        """`load` gives the tensors by name when the first delta needs them; a sender says in `infos` what they are."""
+        """Create the base; `load` returns the tensors by name and is called when the first delta needs them.
+
+        `infos` describe the tensors; only a sender needs them.
+        """
         self.version: Version | None = version
         self._load = load
         self._infos = {info.name: info for info in infos}
@@ -173,11 +186,14 @@ class DeltaBase:
         return dict(self._load())
 
     def value(self, name: str) -> np.ndarray:
-        """Return the tensor as of now."""
+        """Return the present value of a tensor."""
         return self._arrays[name]
 
     def encode_next(self, version: Version, tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, bytes]]:
-        """Describe each tensor of the next version and encode how it changed, empty where it did not; a sender's side."""
+        """Yield the description and the encoded change (empty: unchanged) of each tensor of a sender's next version.
+
+        Raises ValueError if names, dtypes or shapes differ from the version before.
+        """
         self.version, infos = None, dict[str, TensorInfo]()
         for info, array in describe(watch.each("gather", tensors), watch):
             before, encoded = self._infos.get(info.name), b""
@@ -191,13 +207,13 @@ class DeltaBase:
             infos[info.name] = info
             yield info, encoded
         if lacking := sorted(self._infos.keys() - infos.keys()):
-            raise ValueError(f"{version}: {lacking} were sent before and are not now; send a full version")
+            raise ValueError(f"{version}: {lacking} are missing, but the version before had them; send a full version")
         self.version, self._infos = version, infos
 
     def follow(
         self, manifest: Manifest, arriving: Iterable[tuple[TensorInfo, np.ndarray]]
     ) -> Iterator[tuple[TensorInfo, np.ndarray, bool]]:
-        """Keep what arrives of a version and give all of its tensors, with whether each arrived; a receiver's side."""
+        """Store the tensors that arrive at a receiver; yield all tensors, each with True if it arrived."""
         self.version = None
         for info, array in arriving:
             have = self._arrays[info.name]
@@ -214,6 +230,6 @@ class DeltaBase:
 
 
 def unchanged_names(before: Manifest | None, after: Iterable[TensorInfo]) -> tuple[str, ...]:
-    """Return the names of tensors whose bytes are those of the manifest before."""
+    """Return the names of tensors whose bytes are the same in the manifest before."""
     old = {info.name: info.fingerprint for info in before.tensors} if before is not None else {}
     return tuple(info.name for info in after if old.get(info.name) == info.fingerprint)

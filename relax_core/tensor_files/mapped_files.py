@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory-backed files: pages that are used again, files without a name, and the directories of runs.
+"""Memory-backed files: files with reused pages, files without a name, and the directories of runs.
 
-Fresh pages cost more than the copy into them. So a released file keeps its pages under a hidden name, and the next version is
-written over them once nobody has it. A reader holds the file's shared lock while any view lives, a writer needs the exclusive
-one, and the kernel lets go of both where a process dies. A file that is still read is removed instead: its bytes stay with
-the reader.
+Allocating pages costs more than copying data into them. So a released file keeps its pages under a hidden name, and the
+next version is written over them once no process reads them. A reader holds the file's shared lock while any view
+lives, and a writer needs the exclusive lock. The kernel releases both locks when their process dies. A file that is
+still read is removed instead: its bytes stay with the reader.
 
-A run sweeps its directory at its end. The next run on this machine sweeps what a killed one left, by the mark of its dead
-owner; it touches no directory without such a mark, of another user or of another container.
+A run deletes its directory at its end. The next run on the machine deletes the directory of a killed run, recognized by
+the mark of its dead owner. Directories without such a mark, of another user or of another container are left alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COPY_BYTES = 1 << 24
 
 
 class MappingCache:
-    """A process's mappings of files by inode, not by name; each is kept until its file is gone."""
+    """The file mappings of a process, by inode and not by name. A mapping is kept until its file has no name left."""
 
     def __init__(self, writable: bool) -> None:
         self._writable = writable
         self._mappings: dict[tuple[int, int], _Mapping] = {}
 
     def of(self, path: Path) -> _Mapping:
-        """Return the mapping of a file that is locked."""
+        """Return the mapping of a locked file."""
         self._mappings = {key: known for key, known in self._mappings.items() if os.fstat(known.fd).st_nlink}
         found = path.stat()
         key = (found.st_dev, found.st_ino)
@@ -53,7 +53,7 @@ class MappingCache:
 
 
 class _Mapping:
-    """One mapping, all pages at once: one fault each would cost more than the copy."""
+    """A mapping whose pages are all mapped at once, because one fault per page would cost more than the copy."""
 
     def __init__(self, path: Path, writable: bool) -> None:
         self.fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
@@ -63,7 +63,7 @@ class _Mapping:
 
 
 class _LockedView:
-    """The buffer under an array that was lent; the lock goes with its last view."""
+    """The buffer under an array of `lend`; its lock is released with the last view."""
 
     def __init__(self, mapping: _Mapping, lock: int) -> None:
         weakref.finalize(self, os.close, lock)
@@ -72,9 +72,9 @@ class _LockedView:
 
 
 def lend(path: Path, mappings: MappingCache) -> np.ndarray:
-    """Return all bytes of a file for reading; nobody writes over them while the array or a view of it lives.
+    """Return all bytes of a file for reading. No process overwrites them while the array or a view of the array lives.
 
-    FileNotFoundError where it was released meanwhile, whatever its pages hold now.
+    Raises FileNotFoundError if the file was released meanwhile, even if its pages were reused.
     """
     lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -92,10 +92,10 @@ def lend(path: Path, mappings: MappingCache) -> np.ndarray:
 
 
 class Overwritten:
-    """A released file as one to write: its pages, grown or cut to what is written."""
+    """A released file opened for writing: its pages are reused, and grown or cut to the size of the new data."""
 
     def __init__(self, path: Path, mappings: MappingCache) -> None:
-        """BlockingIOError where somebody reads it."""
+        """Lock the file. Raises BlockingIOError if a process reads it."""
         self._lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +112,7 @@ class Overwritten:
     def write(self, data: bytes | memoryview) -> int:
         size, end = len(data), self._at + len(data)
         if end > len(self._map):
-            os.posix_fallocate(self._lock, 0, end)  # a full host says so here; a page that is lacking would kill us
+            os.posix_fallocate(self._lock, 0, end)  # raises on a full host; writing to a missing page would kill us
             self._map.resize(end)
         np.copyto(np.frombuffer(self._map, np.uint8, size, self._at), np.frombuffer(data, np.uint8))
         self._at, self._end = end, max(end, self._end)
@@ -134,9 +134,10 @@ class Overwritten:
 
 
 def write_whole(path: Path, partial: Path, parts: Iterable[bytes | memoryview], durable: bool = False) -> None:
-    """Write a file of these parts: it appears whole, or not at all and nothing half written (`partial`) stays.
+    """Write parts to a file, which appears whole or not at all; `partial` is its path while it is unfinished.
 
-    A `durable` file is on the disk when this returns, so that a power cut leaves it whole too; files in memory need it not.
+    A failed write leaves no unfinished file. A `durable` file is on the disk at return, so that it survives a power
+    cut.
     """
     try:
         with partial.open("wb") as file:
@@ -152,13 +153,13 @@ def write_whole(path: Path, partial: Path, parts: Iterable[bytes | memoryview], 
             finally:
                 os.close(folder)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError):  # raise the first error instead
             partial.unlink(missing_ok=True)
         raise
 
 
 def read_or_map(path: str | Path, mapped_bytes: int) -> bytes | mmap.mmap:
-    """Return all bytes of a file: one of `mapped_bytes` or more is mapped, a smaller one read, since a mapping costs more."""
+    """Return all bytes of a file: mapped from `mapped_bytes` on, else read, because mapping a small file costs more."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
@@ -170,7 +171,7 @@ def read_or_map(path: str | Path, mapped_bytes: int) -> bytes | mmap.mmap:
 
 
 def anonymous_file(directory: str) -> IO[bytes]:
-    """Open a nameless file in this directory, or where temporary files go."""
+    """Open a nameless file in a directory; empty: in the temporary directory. Raises InfrastructureError."""
     try:
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True)
@@ -181,15 +182,17 @@ def anonymous_file(directory: str) -> IO[bytes]:
 
 
 def private_mapping(path: Path) -> np.ndarray:
-    """Map all bytes of a memory-backed file, copied page by page where written to. Nobody writes over the file while the
-    array lives: the mapping holds its shared lock."""
+    """Map all bytes of a memory-backed file; a page is copied when the array writes to it.
+
+    No process writes over the file while the array lives, because the mapping holds its shared lock.
+    """
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return np.memmap(file, dtype=np.uint8, mode="c")
 
 
 def copied_mapping(path: Path, directory: Path) -> np.ndarray:
-    """Map a copy of a file, nameless in this directory: what is written to it needs no memory for long."""
+    """Map a nameless copy of a file in `directory`; its pages are backed by disk, so changed pages can leave memory."""
     with path.open("rb") as file, anonymous_file(str(directory)) as copy:
         shutil.copyfileobj(file, copy, _COPY_BYTES)
         copy.flush()
@@ -202,18 +205,19 @@ OWNER = "owner.json"
 WEIGHTS = "weights"
 """Folder of a run's directory for versions that are published on disk."""
 REUSED_S = 10.0
-"""A process that began this much apart from the owner only has its number; clocks are set by less."""
+"""Seconds between the start times of a process and of a mark above which the pid was reused; clocks are set by less."""
 
 
 def memory_directory(run_id: str) -> Path | None:
-    """Return a run's directory in memory; None where the machine has no memory-backed directory."""
+    """Return a run's directory in memory; None if the machine has no memory-backed directory."""
     return MEMORY / f"{PREFIX}{run_id}" if MEMORY.is_dir() else None
 
 
 def claim(directory: Path, successor_s: float = 0.0) -> None:
-    """Make a directory, and mark this process as the one whose death makes it worthless, unless another one that lives is.
+    """Create a directory and mark this process as its owner, unless a living process owns it.
 
-    `successor_s`: a successor of this process may take the directory over; it is kept for so long after its last change.
+    After the owner's death the directory may be deleted. `successor_s`: seconds for which it is then kept after its
+    last change, for a successor that takes it over.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
         owner = json.loads((directory / OWNER).read_text())
@@ -226,19 +230,19 @@ def claim(directory: Path, successor_s: float = 0.0) -> None:
 
 
 def sweep(run_id: str) -> None:
-    """Delete the files that a run left in memory; nobody reads them after its end."""
+    """Delete a run's files in memory, which no process reads after its end."""
     directory = memory_directory(run_id)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def sweep_published(run_dir: str | Path) -> None:
-    """Delete the versions that a run has published on disk; while none of its roles run."""
+    """Delete the versions that a run has published on disk. None of the run's roles may be running."""
     shutil.rmtree(Path(run_dir) / WEIGHTS, ignore_errors=True)
 
 
 def sweep_abandoned(memory: Path = MEMORY) -> list[str]:
-    """Remove what killed runs left; returns the names."""
+    """Delete the directories of killed runs; return their names."""
     found = [path for path in memory.glob(f"{PREFIX}*") if _abandoned(path)]
     for path in found:
         shutil.rmtree(path, ignore_errors=True)
@@ -261,12 +265,12 @@ def _abandoned(directory: Path) -> bool:
 
 
 def _lives(owner: dict[str, Any]) -> bool:
-    """Tell whether the process that made a mark lives. Raises psutil.NoSuchProcess where none has its number."""
+    """Return True if the process that made a mark is alive. Raises psutil.NoSuchProcess if no process has its pid."""
     return abs(psutil.Process(owner["pid"]).create_time() - float(owner["began"])) <= REUSED_S
 
 
 def _processes() -> str:
-    """Name the table of processes that a pid belongs to: containers have their own."""
+    """Return the name of this process's pid namespace, because containers have their own; empty if unknown."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""

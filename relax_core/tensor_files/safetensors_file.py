@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One safetensors file: written as a stream of numpy arrays or as parts in memory, read as views of its bytes.
 
-It is the one layout of arrays in files: of weights, of processed media, of payloads on one machine. The `safetensors` package
-does not do, since it needs all tensors at once, and torch for bf16; any safetensors reader opens the result. bf16 and fp8
-travel as their bits.
+All arrays in files have this layout: weights, processed media, and payloads on one machine. The `safetensors` package
+is not used, because it needs all tensors at once, and torch for bf16. Any safetensors reader opens the files. bf16 and
+fp8 are stored as their bits.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ NUMPY: Mapping[str, str] = {
     "BOOL": "|b1",
 }  # fmt: skip
 SAFETENSORS = {numpy: name for name, numpy in NUMPY.items()}
-"""The plain names, by numpy's: what has only its bits in numpy comes first in `NUMPY`."""
+"""Safetensors names by numpy's names. Types that numpy has only as bits come first in `NUMPY`, so plain types win."""
 MAX_HEADER_BYTES = 100_000_000
-"""Longest header that the format allows; a longer one is a broken file."""
+"""Longest header that the format allows, in bytes; a longer header means a broken file."""
 QUOTED = 300
-"""Characters of what a message shows of a file's names, which may be as long as the file."""
+"""Characters of a file's names that a message shows; a broken name may be as long as the file."""
 _ALIGN = 64
-"""A file in memory has its arrays from here on, the widest elements first, so that each lies as numpy wants it."""
+"""Alignment in bytes of the first array of `pack`. Arrays follow with the widest elements first, so all are aligned."""
 _COPY_BYTES = 1 << 24
 T = TypeVar("T")
 
 
 class TensorFile(NamedTuple):
-    """Views of all tensors of one file by name, their dtypes as safetensors call them, and its metadata."""
+    """The content of a file: views of its tensors by name, the safetensors names of their dtypes, and its metadata."""
 
     tensors: dict[str, np.ndarray]
     dtypes: dict[str, str]
@@ -49,7 +49,7 @@ class TensorFile(NamedTuple):
 
 
 class Stopwatch:
-    """Sums of seconds by what they were spent on: a sender's gather, hash, write; a receiver's wire, load, proof."""
+    """Sums of seconds by activity: a sender's gather, hash and write; a receiver's wire, load and proof."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -63,7 +63,7 @@ class Stopwatch:
             self.seconds[what] += time.perf_counter() - began
 
     def each(self, what: str, items: Iterable[T]) -> Iterator[T]:
-        """Give the items; time is that of making them, not of using them."""
+        """Yield the items; count the time of making them, not of using them."""
         source, over = iter(items), object()
         while True:
             with self.timing(what):
@@ -74,7 +74,7 @@ class Stopwatch:
 
 
 class SeekableFile(Protocol):
-    """Methods of a file that writing one needs."""
+    """The methods of a file that `write` needs."""
 
     def seek(self, at: int, /) -> int: ...
 
@@ -92,9 +92,9 @@ class SeekableFile(Protocol):
 def write(
     file: SeekableFile, tensors: Tensors, metadata: Mapping[str, str], header_bytes: int, watch: Stopwatch | None = None
 ) -> tuple[list[TensorInfo], int]:
-    """Stream tensors behind a header of `header_bytes`; return them and the header size that was really needed.
+    """Stream tensors to a file after a header of `header_bytes`; return their descriptions and the needed header size.
 
-    The header is known only at the end: where it outgrows what was reserved, the data moves up once.
+    The header is known only at the end. If it needs more bytes than were reserved, all data is moved once.
     """
     watch, infos = watch or Stopwatch(), list[TensorInfo]()
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -122,7 +122,7 @@ def write(
 
 
 def pack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """Return a whole file as parts to write one after another; arrays that lie in C order are not copied."""
+    """Return a whole file as parts to write in this order; arrays in C order are not copied."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata), **dict.fromkeys(arrays)}
     parts, offset = list[bytes | memoryview](), 0
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
@@ -136,14 +136,14 @@ def pack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[
 
 
 def safetensors_dtype(array: np.ndarray) -> str:
-    """Return the name of an array's dtype; ValueError where it is no plain number."""
+    """Return the safetensors name of an array's dtype. Raises ValueError for a dtype that is not a plain number."""
     if array.dtype.str not in SAFETENSORS:
-        raise ValueError(f"an array of {array.dtype} is none of {', '.join(NUMPY)}")
+        raise ValueError(f"an array of {array.dtype} has no safetensors dtype; use one of {', '.join(NUMPY)}")
     return SAFETENSORS[array.dtype.str]
 
 
 def describe(tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-    """Describe each tensor as a manifest does, and give it in C order; ValueError where it is not of its dtype."""
+    """Yield each tensor in C order with its description. Raises ValueError for a wrong dtype or a repeated name."""
     names: set[str] = set()
     for name, array, dtype in tensors:
         if name in names:
@@ -151,7 +151,7 @@ def describe(tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, n
         if dtype not in NUMPY:
             raise ValueError(f"tensor {name!r}: dtype {dtype!r} is not one of {', '.join(NUMPY)}")
         if np.dtype(array.dtype) != np.dtype(NUMPY[dtype]):
-            raise ValueError(f"tensor {name!r}: a {array.dtype} array is no {dtype}; send {np.dtype(NUMPY[dtype])}")
+            raise ValueError(f"tensor {name!r}: a {array.dtype} array is not {dtype}; send {np.dtype(NUMPY[dtype])}")
         names.add(name)
         data = np.asarray(array, order="C")
         with watch.timing("hash"):
@@ -160,8 +160,10 @@ def describe(tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, n
 
 
 def read(path: Path, mapped: np.ndarray | None = None) -> TensorFile:
-    """Give the file at `path`, read-only where nothing else was `mapped`; the mapping, and with it the bytes of a file that
-    was removed, lives as long as any of its tensors. ValueError where the file is not whole."""
+    """Return the file at `path` as views of `mapped`, or of a read-only mapping. Raises ValueError if it is not whole.
+
+    The mapping lives as long as any of its tensors, and keeps the bytes of a file that was removed.
+    """
     try:
         if mapped is None:
             mapped = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
@@ -171,11 +173,11 @@ def read(path: Path, mapped: np.ndarray | None = None) -> TensorFile:
 
 
 def parse(data: np.ndarray) -> TensorFile:
-    """Give the file whose bytes are `data`, as views of it; ValueError where they are not all of it."""
+    """Return the file whose bytes are `data`, as views of `data`. Raises ValueError if it is broken or not whole."""
     size = len(data)
     length = int(data[:8].view("<u8")[0]) if size >= 8 else size
     if length > min(size - 8, MAX_HEADER_BYTES):
-        raise ValueError(f"{size} bytes hold no whole header; the file is truncated or not safetensors")
+        raise ValueError(f"{size} bytes do not hold a whole header; the file is truncated or not safetensors")
     try:
         table = json.loads(data[8 : 8 + length].tobytes())
         metadata = dict(table.pop("__metadata__", {}))
@@ -184,7 +186,7 @@ def parse(data: np.ndarray) -> TensorFile:
         raise ValueError(f"the header is broken ({str(error)[:QUOTED]})") from error
     end = 8 + length + max((end for _, _, end in places.values()), default=0)
     if size != end:
-        raise ValueError(f"{size} bytes, its header promises {end}; the file is truncated")
+        raise ValueError(f"{size} bytes, but its header says {end}; the file is truncated")
     data = data[8 + length :]
     tensors = {
         name: data[begin:end].view(NUMPY[table[name]["dtype"]]).reshape(shape)
@@ -194,7 +196,7 @@ def parse(data: np.ndarray) -> TensorFile:
 
 
 def _place(item: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
-    """Return shape, begin and end of one tensor as the header has them, when these are possible."""
+    """Return shape, begin and end of one tensor in the header. Raises ValueError if these do not match."""
     dtype, shape = item["dtype"], tuple(int(n) for n in item["shape"])
     begin, end = (int(n) for n in item["data_offsets"])
     if not 0 <= begin <= end or end - begin != np.dtype(NUMPY[dtype]).itemsize * int(np.prod(shape, dtype=np.int64)):

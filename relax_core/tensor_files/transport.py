@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transports through files: one safetensors file a version, in a directory or in memory-backed files of one host.
+"""Weight transports through files: one safetensors file per version, on disk or in memory-backed files of one host.
 
-A file appears whole or not at all (written beside, then renamed), so a receiver never maps half a version; what it reads is
-checked against the manifest's fingerprints, tensor by tensor. Nothing changes while it is visible or read. In memory, the
-pages of a released version are used for a later one. A delta's file holds the encoded changes of the tensors that changed.
+A file appears whole or not at all (it is written under a temporary name), so a receiver never maps half a version. The
+receiver checks each tensor against its fingerprint in the manifest. A file never changes while it is visible or read.
+In memory, the pages of a released version are reused for a later version. A delta's file holds the encoded changes of
+the tensors that changed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FIRST_HEADER_BYTES = 1 << 14
 
 
 class FileTransport(WeightTransport):
-    """A transport whose versions are files; a subclass says where the directory is and who keeps the files."""
+    """A transport whose versions are files. A subclass decides where the files lie and how long they are kept."""
 
     kind: ClassVar[str] = "weight-transport"
     payloads: ClassVar[frozenset[str]] = frozenset({"full", "delta", "lora"})
@@ -46,7 +47,7 @@ class FileTransport(WeightTransport):
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
         self._sent: dict[str, tuple[Manifest, DeltaBase]] = {}
-        """By model: the last version and its tensors; nothing after a delta that failed half way."""
+        """The last version and its tensors, by model; no entry after a delta that failed half way."""
         self._header_bytes = _FIRST_HEADER_BYTES
 
     # -- the sender ---------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ class FileTransport(WeightTransport):
             infos = self._write(version, payload, base, watch.each("gather", tensors), path, watch)
             if not infos:
                 path.unlink()
-                raise ValueError(f"{version}: no tensors were given; a {payload} version holds all of them")
+                raise ValueError(f"{version}: no tensors were given; pass all tensors of a {payload} version")
             path, same_host = self._placed(path), self.same_host
             manifest = Manifest(
                 version, payload, tuple(infos), str(path), base, combined_fingerprint(infos),
@@ -108,7 +109,7 @@ class FileTransport(WeightTransport):
     def _write(
         self, version: Version, payload: Payload, base: str, tensors: Tensors, path: Path, watch: Stopwatch
     ) -> list[TensorInfo]:
-        # A model has one sender, so what an earlier process left half written is nobody's.
+        # A model has one sender, so unfinished files of an earlier process are not in use.
         for left in path.parent.glob(f".{version.model}@*.tmp"):
             left.unlink(missing_ok=True)
         unfinished = path.parent / f".{version}.{os.getpid()}.tmp"
@@ -123,11 +124,11 @@ class FileTransport(WeightTransport):
         return infos
 
     def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.SeekableFile:
-        """Open the file that a version is written to."""
+        """Open the unfinished file of a version for writing."""
         return unfinished.open("w+b")
 
     def _placed(self, path: Path) -> Path:
-        """Put a version that was written where it is to be found from now on."""
+        """Move a written version to its final place and return its path; here it stays in place."""
         return path
 
     def _directory(self, location: str) -> Path:
@@ -153,7 +154,7 @@ class FileTransport(WeightTransport):
             lacking, extra = sorted(wanted - file.tensors.keys()), sorted(file.tensors.keys() - wanted)
             differ = f"lacks {_quoted(lacking)} and has {_quoted(extra)} too many"
             raise ValueError(f"{manifest.version}: {path} {differ}; publish again")
-        for info in manifest.tensors if manifest.payload != "delta" else ():  # of a delta, what comes of it is checked
+        for info in manifest.tensors if manifest.payload != "delta" else ():  # a delta's result is checked instead
             dtype, shape = file.dtypes[info.name], file.tensors[info.name].shape
             if (dtype, shape) != (info.dtype, info.shape):
                 have, want = f"{dtype} {shape}", f"{info.dtype} {info.shape}"
@@ -162,7 +163,7 @@ class FileTransport(WeightTransport):
             yield info, restore(manifest, info, file.tensors[info.name], resident)
 
     def _mapped(self, path: Path) -> np.ndarray | None:
-        """Map a version's file where it must be kept from being written over."""
+        """Map a version's file if the mapping must keep it from being overwritten; None: a plain mapping will do."""
         return None
 
     def release(self, manifest: Manifest) -> None:
@@ -170,11 +171,11 @@ class FileTransport(WeightTransport):
 
 
 class Disk(FileTransport):
-    """A directory that every host sees."""
+    """A transport through a directory that every host sees."""
 
 
 class SharedMemory(FileTransport):
-    """A directory under /dev/shm: pages are shared by sender and receivers of one host and never reach a disk."""
+    """A transport through a directory under /dev/shm, whose pages the processes of one host share without a disk."""
 
     same_host: ClassVar[bool] = True
 
@@ -183,7 +184,7 @@ class SharedMemory(FileTransport):
         self._read, self._written = MappingCache(writable=False), MappingCache(writable=True)
 
     def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.SeekableFile:
-        """Write a full version into the pages of one that was released, where nobody reads that any more."""
+        """Open a full version for writing over the pages of a released version, unless a process still reads them."""
         if payload == "full":
             model = unfinished.name.partition("@")[0].removeprefix(".")
             with suppress(FileNotFoundError, BlockingIOError):
@@ -199,7 +200,7 @@ class SharedMemory(FileTransport):
             raise _not_there(path) from error
 
     def release(self, manifest: Manifest) -> None:
-        """Keep a full version's pages for the next one; those of the one released before it go."""
+        """Keep a full version's pages for the next version, and free the pages that were kept before."""
         if manifest.payload != "full":
             return super().release(manifest)
         path = Path(manifest.location)
@@ -221,10 +222,10 @@ def _spare(directory: Path, model: str) -> Path:
 
 
 def _quoted(values: list[Any]) -> str:
-    """Values as a message shows them, however many or long they are."""
+    """Return values as text for a message, shortened if they are many or long."""
     text = repr(values)
-    return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(values)} of them)"
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(values)} in all)"
 
 
 def _not_there(path: Path) -> InfrastructureError:
-    return InfrastructureError(f"{path} is not there; it was released or never written")
+    return InfrastructureError(f"{path} does not exist; the version was released or never written")

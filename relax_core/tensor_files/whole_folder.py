@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that is written anew: it takes the place of the one before whole or not at all, an exported model above all.
+"""Replacement of a folder, such as an exported model, by a new folder, whole or not at all.
 
-Two renames bring it there, and a process may be killed between them. The next writer, and the next start of the run, then
-finish the change: `finish_replacement` tells by the names which of the two folders is whole.
+The replacement takes two renames, and a process may be killed between them. The next writer, or the next start of the
+run, then finishes it: `finish_replacement` knows by the names which of the two folders is whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from pathlib import Path
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Yield a folder to write in; at the end it is on disk, in the place of `final`. Raises OSError, which changes nothing."""
+    """Yield a folder to write to; at the end, sync it to the disk and put it in the place of `final`.
+
+    An error while writing leaves `final` as it was. Raises OSError.
+    """
     finish_replacement(final)
     unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
@@ -32,23 +35,23 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def replace_folder(unfinished: Path, final: Path) -> None:
-    """Put a finished folder in the place of `final`. Raises OSError, and then `final` is what it was."""
+    """Put a finished folder in the place of `final`. Raises OSError and then leaves `final` as it was."""
     before = final.with_name(f".{final.name}.{os.getpid()}.old")
     if final.exists():
         final.rename(before)
     try:
         unfinished.rename(final)
     except OSError:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError):  # raise the first error instead
             before.rename(final)
         raise
     shutil.rmtree(before, ignore_errors=True)
 
 
 def finish_replacement(final: Path) -> None:
-    """Finish what a process that was killed in `new_folder` has begun, and remove what it left behind. Raises OSError.
+    """Finish a replacement during which a process was killed in `new_folder`, and delete its leftovers. Raises OSError.
 
-    The folder before goes aside only once the new one is on disk: where both are there, the new one takes the place.
+    The old folder is moved aside only after the new folder is on disk. So if both exist, the new folder wins.
     """
     for before in sorted(final.parent.glob(f".{final.name}.*.old")):
         if not final.exists():
@@ -61,7 +64,7 @@ def finish_replacement(final: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Wait until a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

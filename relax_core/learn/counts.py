@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and the counts that they are divided by: terms of a loss, denominators of an update, metrics, lags and quantiles.
+"""Sums and the counts that divide them: terms of a loss, denominators of an update, metrics, lags and quantiles.
 
-Nothing here is divided early: a loss is divided by counts of the whole update, a metric where it is shown. A count may
-be known late; chunks are then divided by a nominal one, and the whole gradient is rescaled once. The module loads no torch.
+No sum is divided early: a loss is divided by counts of the whole update, a metric when it is shown. If a count is known
+late, chunks are divided by a nominal count, and the whole gradient is rescaled once. The module does not load torch.
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ Aggregation = Literal["token", "sequence", "sum", "fixed", "trajectory"]
 DENOMINATOR: dict[Aggregation, str] = {
     "token": "tokens", "sequence": "rows", "sum": "rows", "fixed": "rows", "trajectory": "samples",
 }  # fmt: skip
-"""The global count that each way divides by; one alone, so that a step may be trained while it is generated."""
+"""The global count by which each aggregation divides; a single count lets a step train while it is generated."""
 
 
 def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float = 1.0, fixed_length: int = 1) -> Term:
-    """Make a term of `values` [tokens], by `how`. `token`: mean over all tokens (DAPO). `sequence`: over each row's tokens,
-    then over rows (GRPO). `sum`: the sum over each row's tokens, mean over rows (REINFORCE). `fixed`: that, by
-    `fixed_length` tokens (Dr.GRPO's constant). `trajectory`: mean over samples of what `per_trajectory` has divided by
-    their tokens."""
+    """Return the loss term of `values` [tokens] for an aggregation.
+
+    `token`: mean over all tokens (DAPO). `sequence`: mean over each row's tokens, then over rows (GRPO). `sum`: sum
+    over each row's tokens, then mean over rows (REINFORCE). `fixed`: as `sum`, divided by `fixed_length` tokens
+    (Dr.GRPO's constant). `trajectory`: mean over samples of values divided by `per_trajectory`.
+    """
     if how == "sequence":
         return Term(batch.sequence_mean(values), weight, DENOMINATOR[how], per="row")
     return Term(values, weight / fixed_length if how == "fixed" else weight, DENOMINATOR[how])
 
 
 def per_trajectory(advantages: Tensor, groups: Groups) -> Tensor:
-    """Divide advantages, [groups, samples] or [tokens], by the trained tokens of their whole sample, so that one with several
-    rows (branches, compacted contexts) weighs as much as one with a single row. Every surrogate here is linear in a positive
-    factor of them."""
+    """Divide advantages, [groups, samples] or [tokens], by the trained tokens of their whole sample.
+
+    A sample with several rows (branches, compacted contexts) then weighs as much as a sample with one row. This works
+    because every surrogate here is linear in a positive factor of the advantages.
+    """
     lengths = groups.lengths.clamp(min=1)
     if advantages.shape == groups.rewards.shape:
         return advantages / lengths
@@ -53,9 +57,11 @@ def per_trajectory(advantages: Tensor, groups: Groups) -> Tensor:
 
 
 def reduce(loss: Loss, batch: LossBatch, denominators: Denominators) -> dict[str, Tensor]:
-    """Reduce each term of this chunk to a scalar, `sum(value * weight over trained positions) / denominator`; backward
-    starts from their sum."""
-    import torch  # here, since whoever only plans an update imports this module without torch
+    """Reduce each term of this chunk to a scalar, `sum(value * weight over trained positions) / denominator`.
+
+    The backward pass starts from the sum of the terms.
+    """
+    import torch  # not at the top: code that only plans updates imports this module without torch
 
     denominators.add(loss.counts)
     reduced = {}
@@ -91,11 +97,11 @@ class Denominators:
         self._used: set[str] = set()
 
     def nominal(self, name: str) -> float:
-        """Return the count that a term is divided by now."""
+        """Return the nominal count of a denominator. Raises ValueError for an unknown denominator."""
         self._used.add(name)
         if name not in self._given and name not in self._own:
             raise ValueError(
-                f"denominator {name!r}: neither given ({', '.join(self._given)}) nor counted in Loss.counts"
+                f"denominator {name!r}: unknown; use one of {', '.join(self._given)}, or count it in Loss.counts"
             )
         return self._given.get(name, 1.0) or 1.0
 
@@ -115,7 +121,7 @@ class Denominators:
         self._own = {name: sum(share["own"].get(name, 0.0) for share in shares) for name in names}
 
     def rescale(self, true: Mapping[str, float]) -> float:
-        """Return the one factor from nominal to true counts. Raises ValueError where terms would need different ones."""
+        """Return the factor from nominal to true counts. Raises ValueError if terms need different factors."""
         counts = {**self._given, **self._own, **true}
         factors = {name: self.nominal(name) / (counts[name] or 1.0) for name in sorted(self._used)}
         values = list(factors.values())
@@ -125,8 +131,10 @@ class Denominators:
 
 
 def count(rows: RowBatch) -> dict[str, float]:
-    """Count trained tokens, rows, samples and groups of all rows of a claim, those without gradient included; pairs are
-    groups of two samples."""
+    """Count the trained tokens, rows, samples, groups and pairs of a claim, including rows without gradient.
+
+    Pairs are groups of two samples.
+    """
     members = Counter(group for group, _ in {(row.group, row.sample) for row in rows.ids})
     return {
         "tokens": float(rows.columns["loss_mask"].values.astype(bool).sum()),
@@ -138,7 +146,7 @@ def count(rows: RowBatch) -> dict[str, float]:
 
 
 def rows_with_gradient(rows: RowBatch) -> tuple[int, ...]:
-    """Return the indices of rows in which some trained token has an advantage other than 0 (NaN is other than 0)."""
+    """Return the indices of rows with a trained token whose advantage is not 0; NaN is not 0."""
     column = rows.columns["advantages"]
     moved = (column.values != 0) & rows.columns["loss_mask"].values.astype(bool)
     row_of_token = np.repeat(np.arange(len(rows)), column.lengths)
@@ -146,9 +154,10 @@ def rows_with_gradient(rows: RowBatch) -> tuple[int, ...]:
 
 
 def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:
-    """Return the largest lag: the version at the start of the step that trains a token minus the version that sampled it.
+    """Return the largest lag: the version at the start of the training step minus the version that sampled a token.
 
-    Raises ValueError naming the first row outside `0 <= lag <= max_staleness`; -1 is unbounded."""
+    Raises ValueError naming the first row outside `0 <= lag <= max_staleness`; a `max_staleness` of -1 is unbounded.
+    """
     mask, versions = rows.columns["loss_mask"], rows.columns["weight_versions"].values
     lags = step - versions[mask.values.astype(bool)].astype(np.int64)
     if not len(lags):
@@ -169,13 +178,14 @@ def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
 Metric = tuple[float, float]
-"""(sum, count): added over chunks, ranks and updates before they are divided. `..._max` and `..._min` keep the extreme of the
-first value, with count 1."""
+"""(sum, count), both added over chunks, ranks and updates before the division. Metrics named `..._max` and `..._min`
+keep the extreme of the first value, with count 1.
+"""
 NumberT = TypeVar("NumberT", float, "Tensor")
 
 
 def merge_metrics(*parts: Mapping[str, tuple[NumberT, NumberT]]) -> dict[str, tuple[NumberT, NumberT]]:
-    """Add metrics of several parts by name; numbers or scalar tensors."""
+    """Add the metrics of several parts by name; values are numbers or scalar tensors."""
     merged: dict[str, tuple[NumberT, NumberT]] = {}
     for part in parts:
         for name, other in part.items():
@@ -194,21 +204,21 @@ def merge_metrics(*parts: Mapping[str, tuple[NumberT, NumberT]]) -> dict[str, tu
 
 
 def mean(metric: Metric) -> float:
-    """Return the number that is shown: sum / count, and 0 of nothing."""
+    """Return the number that is shown: sum / count, or 0 if the count is 0."""
     return metric[0] / metric[1] if metric[1] else 0.0
 
 
-# Quantiles of sizes are counts in fixed buckets, as metrics `NAME_p99@BUCKET`, so that they add up however batches are cut.
+# Quantiles are kept as counts in fixed buckets, as metrics `NAME_p99@BUCKET`, which add up for any split into batches.
 
 PER_OCTAVE = 16
 LEAST, MOST = -32, 8
-"""Exponents of 2: sizes below count as 0, and those above as the largest. A quantile is off by at most 4.5 % of itself."""
+"""Exponents of 2. Smaller sizes count as 0, larger sizes as the largest. Quantiles are off by at most 4.5 %."""
 BUCKETS = (MOST - LEAST) * PER_OCTAVE + 1
 _KEY = re.compile(r"(?P<name>.+_p(?P<percent>\d\d))@(?P<bucket>\d+)")
 
 
 def with_quantiles(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Replace counts of buckets by the quantile that is shown, which is never above `..._max`."""
+    """Replace the counts of buckets by the quantile that is shown, which never exceeds `..._max`."""
     kept: dict[str, Metric] = {}
     counts: dict[str, dict[int, float]] = defaultdict(dict)
     for key, metric in metrics.items():
@@ -225,7 +235,7 @@ def with_quantiles(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 def _quantile(counts: Mapping[int, float], share: float) -> float:
-    """Find the smallest size that all but the rest of the counted are at most, within its bucket by rank."""
+    """Return the size at or below which this share of all sizes lies, interpolated by rank within its bucket."""
     total = sum(counts.values())
     rank = total - 1 - int(total * (1 - share) + 1e-9)
     before = 0.0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole groups and back: rows to rectangles for `Algorithm.advantages`, one value for every token, several algorithms.
+"""Conversion of rows to groups for `Algorithm.advantages` and of advantages to tokens; and mixtures of algorithms.
 
-A member is valid where its outcome was judged and its reward is a finite number; nothing else is judged here.
+A member of a group is valid if its outcome was judged and its reward is a finite number.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from relax_core.learn.counts import merge_metrics
 
 
 class Grouping:
-    """Rows of whole groups; `groups` is what the algorithm sees, `columns` brings its answer back to the rows.
+    """Rows of whole groups; `groups` is the algorithm's input, and `columns` brings its result back to the rows.
 
-    `samples` are all members, also those without rows: their rewards belong to the group's statistics. Groups and members
-    are numbered in the order of their ids.
+    `samples` has all members, also members without rows, whose rewards belong to the group's statistics. Groups and
+    members are numbered in the order of their ids.
     """
 
     def __init__(self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], token_columns: Iterable[str] = ()) -> None:
@@ -47,7 +47,7 @@ class Grouping:
         self._row_lengths = torch.from_numpy(self._mask.lengths.astype(np.int64))
 
         def rectangle(values: Iterable[float]) -> Tensor:
-            """Lay values of the members out as [groups, samples] in float64, so that rounding does not show."""
+            """Lay out the members' values as [groups, samples], in float64 to keep rounding negligible."""
             filled = np.full(self._shape, np.nan)
             for attempt, value in zip(members, values, strict=True):
                 filled[places[attempt]] = value
@@ -85,7 +85,7 @@ class Grouping:
         )
 
     def _turns(self, ordered: RowBatch, asked: tuple[str, ...], name: str, missing: float) -> Tensor | None:
-        """Return what the tokens of each turn say of it, [groups, samples, turns]; None where that was not asked for."""
+        """Return a token column's value for each turn, [groups, samples, turns]; None if it was not asked for."""
         if name not in asked or "turns" not in asked:
             return None
         turns, values = ordered.columns["turns"].values, ordered.columns[name].values
@@ -98,8 +98,10 @@ class Grouping:
         return torch.from_numpy(of_turn.reshape(*self._shape, most))
 
     def columns(self, advantages: Advantages) -> dict[str, Ragged]:
-        """Return `advantages` (and `returns`) as token columns in the order of the rows given; 0 on tokens not trained, and
-        no advantage for samples that are not valid."""
+        """Return `advantages` (and `returns`) as token columns in the order of the given rows.
+
+        Untrained tokens get 0. Samples that are not valid get the advantage 0.
+        """
         values, valid = advantages.values, self.groups.valid
         if values.shape == valid.shape:
             values = torch.repeat_interleave(values.reshape(-1)[self._row_sample], self._row_lengths)
@@ -126,7 +128,7 @@ class Grouping:
 def credited(
     algorithm: Algorithm, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str]
 ) -> dict[str, Ragged]:
-    """Credit whole groups: the columns `advantages` and, for a critic, `returns`, of the rows given."""
+    """Return the columns `advantages` and, for a critic, `returns` of rows in whole groups."""
     if isinstance(algorithm, MixedAlgorithm):
         return algorithm.credit(rows, samples, asked)
     grouping = Grouping(rows, samples, asked)
@@ -134,11 +136,11 @@ def credited(
 
 
 class MixedAlgorithm(Algorithm[Options]):
-    """Several algorithms in one run, to the trainer one; the row column `algorithm_index` says which one a row has.
+    """Several algorithms of a run, combined for the trainer; the row column `algorithm_index` names each row's part.
 
-    Groups are credited by their own one, and every row has its own one's loss: each part sees the whole chunk with the rows
-    of the others masked. Terms are divided by the counts of the whole batch, so that the mixture is that of the data, and
-    one algorithm given twice is that algorithm.
+    Each part credits its own groups and computes the loss of its own rows: it sees the whole chunk with the remaining
+    rows masked. Terms are divided by the counts of the whole batch. Parts therefore weigh as much as their data, and an
+    algorithm given twice gives the same result as once.
     """
 
     def __init__(self, parts: Sequence[tuple[str, Algorithm]]) -> None:
@@ -155,7 +157,7 @@ class MixedAlgorithm(Algorithm[Options]):
 
     @staticmethod
     def of(parts: Sequence[tuple[str, Algorithm]]) -> MixedAlgorithm:
-        """Make one algorithm of parts with their names; its class says what all of them need."""
+        """Combine named parts to one algorithm, whose class attributes meet the needs of all parts."""
         made = [part for _, part in parts]
         says = {
             "statistics": Scope.BATCH if any(part.statistics is Scope.BATCH for part in made) else made[0].statistics,
@@ -169,7 +171,7 @@ class MixedAlgorithm(Algorithm[Options]):
         routed: MixedAlgorithm = type("MixedAlgorithm", (MixedAlgorithm,), says)(parts)
         return routed
 
-    # -- what they read ------------------------------------------------------------------------------------------
+    # -- columns and outputs -------------------------------------------------------------------------------------
 
     def columns(self) -> frozenset[Column]:
         return self._all(lambda part: part.columns()) | {ALGORITHM_INDEX}
@@ -192,7 +194,7 @@ class MixedAlgorithm(Algorithm[Options]):
     # -- credit --------------------------------------------------------------------------------------------------
 
     def credit(self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str]) -> dict[str, Ragged]:
-        """Credit each part's own groups; a column that one part gives and another does not is 0 for the other."""
+        """Credit each part's own groups. A column that only some parts return is 0 in the remaining rows."""
         index = rows.columns[ALGORITHM_INDEX.name].values
         found: list[dict[str, Ragged]] = []
         order: list[int] = []
@@ -212,7 +214,7 @@ class MixedAlgorithm(Algorithm[Options]):
         }  # fmt: skip
 
     def advantages(self, groups: Groups) -> None:  # type: ignore[override]
-        raise NotImplementedError("several algorithms: their groups are told apart by rows; call `credit`")
+        raise NotImplementedError("a mixture of algorithms needs the rows of its groups; call `credit`")
 
     # -- loss ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +237,7 @@ class MixedAlgorithm(Algorithm[Options]):
         return [(part, OwnRows(batch, index == number)) for number, part in enumerate(self.parts)]
 
     def _joined(self, losses: Sequence[tuple[OwnRows, Loss]]) -> Loss:
-        """Join terms and metrics of each part under its label, and metrics of all under their own names, too."""
+        """Join the parts' terms and metrics under their labels; add metrics also under their plain names."""
         terms: dict[str, Term] = {}
         counts: dict[str, Tensor] = {}
         metrics = merge_metrics(*(loss.metrics for _, loss in losses))
@@ -248,7 +250,7 @@ class MixedAlgorithm(Algorithm[Options]):
 
 
 class OwnRows:
-    """A `LossBatch` in which only some rows are trained; columns of the others are 0, as those of masked tokens are."""
+    """A `LossBatch` in which only some rows are trained; the remaining tokens are masked, and 0 in float columns."""
 
     def __init__(self, batch: LossBatch, rows: Tensor) -> None:
         self._batch, self._rows = batch, rows
@@ -278,6 +280,6 @@ class OwnRows:
         return self._batch.pair(values)
 
     def only(self, term: Term) -> Term:
-        """Mask a term outside these rows."""
+        """Return a term that is 0 outside these rows."""
         chosen = self.loss_mask if term.per == "token" else self._rows
         return replace(term, value=torch.where(chosen, term.value, 0.0))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face models as engines and trainers share them: media inputs, routers, and tensors under their folder's names.
+"""Hugging Face models as engines and trainers share them: media inputs, routers, and tensors by their folder's names.
 
-An engine samples from and a trainer computes with the same thing here, so that their log-probs agree. Nothing here loads a
-model; whoever has loaded one passes it in.
+Engines and trainers compute a model's inputs with this code, so that their log-probs agree. This module does not load
+models: its callers pass them in.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from relax_core.media.store import tensors_of
 _ASKED = {
     "image_grid_thw": "image_grid_thw", "video_grid_thw": "video_grid_thw", "second_per_grids": "video_second_per_grid",
 }  # fmt: skip
-"""Arguments of `get_rope_index` and the tensors of processed media that they take."""
+"""Tensors of processed media by the argument of `get_rope_index` that takes them."""
 
 
 KINDS = ("image", "video", "audio")
-"""In the order of their numbers in `mm_token_type_ids`, from 1."""
+"""Kinds of media in the order of their numbers in `mm_token_type_ids`, which start at 1."""
 INPUTS = (
     "pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "video_second_per_grid", "input_features",
     "feature_attention_mask",
 )  # fmt: skip
-"""Tensors of processed media that models have inputs for; others are for those who render."""
+"""Names of processed media's tensors that are inputs of models; the remaining tensors serve to render prompts."""
 
 
 class MediaInputs:
-    """Inputs of one model beside tokens: tensors of media, and positions as the model itself computes them.
+    """The inputs of a model in addition to token ids: tensors of media, and positions computed by the model itself.
 
-    Models differ in what `get_rope_index` asks for and stumbles over. Each is asked about one medium at a time, with the text
-    before it; whatever a policy may have written (a mark that opens nothing, say) is text.
+    Models differ in the arguments of `get_rope_index` and in the inputs on which it fails. So it is called for one
+    medium at a time, with the text before the medium. Marks that open no medium are passed as text.
     """
 
     def __init__(self, module: Any) -> None:
         config = module.config
         named = {kind: getattr(config, f"{kind}_token_id", None) for kind in KINDS}
         self.holds = {kind: int(number) for kind, number in named.items() if number is not None}
-        """By kind of medium, the token that holds its place."""
+        """Placeholder tokens by kind of medium."""
         self._takes = frozenset(inspect.signature(module.forward).parameters)
         self._compute = getattr(module.base_model, "get_rope_index", None)
         self._asks = frozenset(inspect.signature(self._compute).parameters) if self._compute else frozenset()
@@ -58,13 +58,16 @@ class MediaInputs:
         self._vision, self._audio = (-1 if mark is None else int(mark) for mark in marks)
         special = {*self.holds.values(), self._vision, self._audio}
         self._text = next(number for number in range(len(special) + 1) if number not in special)
-        """A token that means nothing here."""
+        """A token that is neither a placeholder nor a mark."""
 
     def of(
         self, ids: Tensor, valid: Tensor, shown: Sequence[Sequence[ProcessedMedia]]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Inputs beside `input_ids` [rows, width], positions among them; and how far the token after each row is ahead of
-        its length [rows]. `valid` [rows, width]: what is no padding; `shown`: media of each row."""
+        """Return the inputs in addition to `input_ids` [rows, width], with positions; and each row's offset [rows].
+
+        A row's offset is the position of the token after the row, minus the row's length. `valid` [rows, width] is True
+        for tokens that are not padding. `shown`: media of each row.
+        """
         media = [one for row in shown for one in row]
         inputs = {
             name: torch.from_numpy(value).to(ids.device) for name, value in tensors_of(media).items() if name in INPUTS
@@ -75,7 +78,7 @@ class MediaInputs:
         return taken if positions is None else {**taken, "position_ids": positions}, ahead
 
     def _types(self, ids: Tensor) -> Tensor:
-        """The number of the kind of medium at each place, 0 for text."""
+        """Return the number of the kind of medium of each token, 0 for text."""
         types = torch.zeros_like(ids)
         for number, kind in enumerate(KINDS, 1):
             if kind in self.holds:
@@ -85,7 +88,7 @@ class MediaInputs:
     def _positions(
         self, ids: Tensor, valid: Tensor, shown: Sequence[Sequence[ProcessedMedia]]
     ) -> tuple[Tensor | None, Tensor]:
-        """[3, rows, width], None where the model counts tokens alone; and how far the token after each row is ahead."""
+        """Return positions [3, rows, width], None if the model only counts tokens; and each row's offset [rows]."""
         ahead = torch.zeros(len(ids), dtype=torch.float64)
         if self._compute is None:
             return None, ahead
@@ -95,11 +98,11 @@ class MediaInputs:
         for number, row in enumerate(rows):
             positions[:, number, real[number]] = row[:, :-1]
             ahead[number] = row[0, -1] - (row.shape[1] - 1)
-        whole = bool((positions == positions.round()).all())  # of some models, videos have fractions
+        whole = bool((positions == positions.round()).all())  # some models give videos fractional positions
         return (positions.long() if whole else positions.float()).to(ids.device), ahead.to(ids.device)
 
     def _row(self, tokens: Tensor, media: Sequence[ProcessedMedia]) -> Tensor:
-        """Positions [3, tokens + 1]; the last is of the token to come."""
+        """Return the positions of a row, [3, tokens + 1]; the last position is that of the token after the row."""
         places = torch.isin(tokens, self._places).nonzero().squeeze(1)
         ends = np.cumsum([one.num_placeholders for one in media], dtype=np.int64)
         if len(ends) and ends[-1] > len(places):
@@ -115,8 +118,8 @@ class MediaInputs:
         return torch.cat([*parts, rest.expand(3, -1)], dim=1)
 
     def _piece(self, tokens: Tensor, media: ProcessedMedia) -> Tensor:
-        """Positions [3, tokens + 1] of a text that ends with a medium, and of the token behind it."""
-        # Two tokens of text behind it: models count on one mark there, or two.
+        """Return the positions [3, tokens + 1] of a text that ends with a medium, and of the token after the medium."""
+        # Append two tokens of text: models expect one or two marks after a medium.
         ids = torch.cat([self._as_text(tokens), torch.full((2,), self._text)])[None]
         asked: dict[str, Any] = {
             name: torch.from_numpy(np.array(media.tensors[own])) for name, own in _ASKED.items() if own in media.tensors
@@ -130,7 +133,7 @@ class MediaInputs:
         return positions[:, 0, :-1].double()
 
     def _as_text(self, ids: Tensor) -> Tensor:
-        """Replace marks that open no medium by text: a policy may sample them."""
+        """Replace marks that open no medium by text, because a policy may sample such marks."""
         following = torch.cat([ids[1:], torch.tensor([self._text])])
         holds = torch.isin(following, self._places)
         audio = (ids == self._audio) & holds
@@ -139,11 +142,13 @@ class MediaInputs:
 
 
 def conserved(tokens: Any, media: Sequence[ProcessedMedia], holds: Mapping[str, int]) -> str:
-    """Say why these tokens and media don't fit together; empty: each kind has as many placeholders as features, and they
-    stand in the pieces that the media are laid out in, or with those of one medium joined, as their model's family does.
-    Raises ValueError where nobody laid a medium out."""
+    """Return why tokens and media do not match; empty if they match. Raises ValueError for a medium without a layout.
+
+    They match if each kind has as many placeholders as features, in the pieces of the media's layouts. Adjacent pieces
+    of one medium and kind may be joined, as some model families do.
+    """
     if missing := next((one for one in media if not one.layout), None):
-        raise ValueError(f"medium {missing.key} has no layout: store it as `laid_out` makes it")
+        raise ValueError(f"medium {missing.key} has no layout: store the result of `laid_out`")
     found = _runs(np.asarray(tokens), holds)
     laid: list[list[tuple[str, int]]] = [[(span.kind, span.size) for span in one.layout] for one in media]
     if _fit(found, laid):
@@ -168,7 +173,7 @@ def _fit(found: Sequence[tuple[str, int]], laid: Sequence[list[tuple[str, int]]]
 
 
 def _runs(tokens: np.ndarray, holds: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Placeholders that follow one another, by kind."""
+    """Return runs of consecutive placeholders of one kind, as (kind, length)."""
     kind_of = {number: kind for kind, number in holds.items()}
     at = np.flatnonzero(np.isin(tokens, list(kind_of)))
     if not len(at):
@@ -184,17 +189,17 @@ def _listed(pieces: Sequence[tuple[str, int]]) -> str:
 
 FIELD = "model.routing_replay"
 _KIND = "TopKRouter"
-"""Ending of the names of transformers' classes of routers."""
+"""Suffix of the names of router classes in transformers."""
 _TRIED = 5
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
-    """The routers of a model, in the order in which they compute."""
+    """Return the routers of a model, in the order in which they compute."""
     return [module for module in model.modules() if type(module).__name__.endswith(_KIND)]
 
 
 def routing_of(model: nn.Module) -> Routing | None:
-    """The routing of a loaded model; None where it has no routers that can be watched."""
+    """Return the routing of a loaded model; None if it has no routers, or not as many as its configuration says."""
     found = routers_of(model)
     config = model.config.to_dict()  # type: ignore[operator,union-attr]
     told = Routing.of(config)
@@ -202,7 +207,7 @@ def routing_of(model: nn.Module) -> Routing | None:
 
 
 class RouteRecorder:
-    """Choices of routers from one `take` to the next, while `on`."""
+    """A recorder of the routers' choices from one `take` to the next, while `on` is set."""
 
     def __init__(self, model: nn.Module, routing: Routing) -> None:
         self.routing, self.on = routing, False
@@ -216,24 +221,24 @@ class RouteRecorder:
             self._chosen.append(output[2])
 
     def take(self) -> np.ndarray:
-        """Give the experts of the pass that ended, [positions, layers, top_k]."""
+        """Return the experts chosen since the last call, [positions, layers, top_k]."""
         chosen, self._chosen = self._chosen, []
         return torch.stack(chosen, dim=1).to(self._dtype).cpu().numpy().view(self.routing.dtype)
 
 
 class RouteReplay:
-    """Routers that choose what they are told, from one `tell` to the next: backward and recomputation too.
+    """Replay of planned experts in a model's routers, from one `tell` to the next, also in recomputation for backward.
 
-    The logits stay those of the model now, so that its gate keeps its gradient; only the experts are those from before
-    (https://arxiv.org/abs/2510.11370), weighed by the softmax of the logits of now over them. It knows routers of
-    transformers that give (logits, weights, experts); each is tried, and one that weighs in another way is refused.
+    The logits stay those of the present model, so that its gate keeps its gradient. Only the experts are replayed
+    (https://arxiv.org/abs/2510.11370), weighed by the softmax of the present logits over them. Routers of transformers
+    that return (logits, weights, experts) are supported. A router that weighs experts in another way is refused.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._routers = routers_of(model)
         routing = routing_of(model)
         if routing is None:
-            raise ConfigError(FIELD, "a model", "its routers are none that can be replayed: leave it out")
+            raise ConfigError(FIELD, "a model", "routers of this model can't be replayed: leave the option out")
         self.routing = routing
         for kind in {type(router): router for router in self._routers}.values():
             _try(kind)
@@ -244,14 +249,17 @@ class RouteReplay:
             router.register_forward_hook(partial(self._route, layer))
 
     def tell(self, planned: Tensor | None = None, known: Tensor | None = None) -> None:
-        """Set `planned` [positions, layers, top_k], for positions where `known` [positions]; None: all, or nothing planned."""
+        """Set the experts to replay, `planned` [positions, layers, top_k]; None replays nothing.
+
+        `known` [positions] is True for positions to replay; None replays all positions.
+        """
         self._planned = None if planned is None else planned.transpose(0, 1).long().contiguous()
         self._known = None if known is None or planned is None else known[:, None]
         self._own = [None] * len(self._routers)
 
     def _route(self, layer: int, router: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
         logits, weights, own = output
-        if self._own[layer] is None:  # else it is computed again for the backward pass
+        if self._own[layer] is None:  # later calls recompute the layer for the backward pass
             self._own[layer] = own.detach()
         if self._planned is None:
             return None
@@ -261,49 +269,52 @@ class RouteReplay:
         return logits, weigh(router, logits, chosen).to(weights.dtype), chosen
 
     def own(self) -> Tensor:
-        """The experts that the model of now chose since `tell`, whatever was planned: [positions, layers, top_k]."""
+        """Return the experts that the present model itself chose since `tell`: [positions, layers, top_k]."""
         return torch.stack([chosen for chosen in self._own if chosen is not None], dim=1)
 
     def differs(self) -> Tensor:
-        """Mark positions where in some layer the model of now would have chosen other experts than those planned."""
+        """Mark the positions at which the present model's own experts differ from the planned ones in some layer."""
         if self._planned is None:
-            raise ValueError("nothing is replayed")
+            raise ValueError("nothing is replayed; call `tell` with planned experts")
         planned = self._planned.transpose(0, 1).sort(-1).values
         return (self.own().sort(-1).values != planned).flatten(1).any(1)
 
 
 def weigh(router: nn.Module, logits: Tensor, chosen: Tensor) -> Tensor:
-    """Weigh chosen experts [positions, top_k] under these logits. Some routers do not say that they normalise, and all do."""
+    """Weigh chosen experts [positions, top_k] under these logits.
+
+    Weights are normalised unless the router's `norm_topk_prob` is False; all routers without this attribute normalise.
+    """
     weights = logits.float().softmax(-1).gather(-1, chosen)
     return weights / weights.sum(-1, keepdim=True) if getattr(router, "norm_topk_prob", True) else weights
 
 
 @torch.no_grad()
 def _try(router: nn.Module) -> None:
-    """Refuse a router whose own choice replayed is not its own weights, bit for bit."""
+    """Raise ConfigError unless a replay of a router's own choice gives its own weights, bit for bit."""
     name = type(router).__name__
     weight = getattr(router, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        raise ConfigError(FIELD, name, "this kind of router can't be replayed: leave it out")
+        raise ConfigError(FIELD, name, "this kind of router can't be replayed: leave the option out")
     made = torch.Generator().manual_seed(0)
     hidden = torch.randn(_TRIED, weight.shape[1], generator=made).to(weight.device, weight.dtype)
     try:
         logits, weights, chosen = router.forward(hidden)
         same = torch.equal(weigh(router, logits, chosen).to(weights.dtype), weights)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(FIELD, name, f"this kind of router can't be replayed ({error}): leave it out") from error
+        raise ConfigError(FIELD, name, f"this router can't be replayed ({error}): leave the option out") from error
     if not same:
-        raise ConfigError(FIELD, name, "this kind of router weighs its experts in another way: leave it out")
+        raise ConfigError(FIELD, name, "this kind of router weighs its experts in another way: leave the option out")
 
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Revert: TypeAlias = Callable[[dict[str, Tensor]], Tensors]
-"""Converts the tensors of a model to those of its folder."""
+"""A function that converts the tensors of a model to those of its folder."""
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
 class PublishedPart(NamedTuple):
-    """The place of a named tensor in the memory of another."""
+    """The place of a tensor in the memory of the tensor `source`; `start` and `steps` count elements."""
 
     source: str
     start: int
@@ -316,12 +327,13 @@ class PublishedPart(NamedTuple):
 
 
 def parts_of(own: Tensors, revert: Revert) -> dict[str, PublishedPart]:
-    """Every tensor of the folder that is not one of the model's own, as a view of the same memory, so that what is written
-    there is loaded. ConfigError where one is a part of none.
+    """Return each tensor of the folder that is not a tensor of the model, as a view of the model's memory.
 
-    Models fuse what folders hold apart: the experts of a layer are one tensor, and a folder has two or three for each. Which
-    part a name means is found by sending positions in place of weights through the model's own conversion, once for each
-    kind of tensor, since layers are alike.
+    Values written to a view are thereby loaded. Raises ConfigError for a tensor without a place in the model.
+
+    Models fuse tensors that folders keep separate: a layer's experts are one tensor in a model, and two or three
+    tensors each in a folder. To find the places, positions are sent through the model's own conversion in place of
+    weights, once for each kind of tensor, because layers are alike.
     """
     named = revert({name: tensor.to("meta") for name, tensor in own.items()})
     kept = {name for name, tensor in own.items() if name in named and named[name].shape == tensor.shape}
@@ -339,12 +351,12 @@ def parts_of(own: Tensors, revert: Revert) -> dict[str, PublishedPart]:
             known[kind] = [(to.replace(f".{number}.", ".#.", 1) if number else to, part) for to, part in parts.items()]
         found |= {to.replace("#", number): part._replace(source=name) for to, part in known[kind]}
     if lacking := sorted(named.keys() - kept - found.keys()):
-        raise ConfigError("model.path", lacking[0], "no part of the model is this tensor of its folder: choose another")
+        raise ConfigError("model.path", lacking[0], "this tensor has no place in the model: choose another model")
     return found
 
 
 def _part(source: str, to: str, places: Tensor) -> PublishedPart:
-    """Read a part from the positions of its elements in the whole. ConfigError where these are not evenly spaced."""
+    """Return the part of `source` whose elements have these positions. Raises ConfigError unless evenly spaced."""
     start = int(places.flatten()[0])
     steps = tuple(
         int(places.select(axis, 1).flatten()[0]) - start if size > 1 else 1 for axis, size in enumerate(places.shape)
@@ -354,5 +366,5 @@ def _part(source: str, to: str, places: Tensor) -> PublishedPart:
         along = torch.arange(size, dtype=places.dtype) * step
         spaced = spaced + along.view(-1, *[1] * (places.dim() - axis - 1))
     if not torch.equal(spaced.expand(places.shape), places):
-        raise ConfigError("model.path", to, f"it is no even part of {source}: choose another model")
+        raise ConfigError("model.path", to, f"this tensor is not evenly spaced in {source}: choose another model")
     return PublishedPart(source, start, tuple(places.shape), steps)

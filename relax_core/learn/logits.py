@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits to numbers: log-probs of given tokens for trainers, and drawn tokens for engines.
+"""Uses of logits: log-probs of given tokens for trainers, and drawn tokens for engines.
 
-A trainer's tokens go through the model's head in slices whose float32 logits stay under a bound; where a gradient is needed
-the backward pass computes each slice again, so that the logits of a whole batch never exist at once.
+A trainer's tokens go through the model's head in slices whose float32 logits stay under a bound. If a gradient is
+needed, the backward pass computes each slice again, so that the logits of a whole batch never exist at once.
 
 An engine draws all rows at once: suppress, temperature, top_k, top_p, one draw by inverse CDF. Log-probs are of the
-distribution drawn from. Temperature 0 is greedy: the likeliest token, its log-prob at temperature 1 and without top_k and
-top_p, so that it stays a finite, comparable number.
+distribution drawn from. Temperature 0 is greedy: it takes the most likely token, with its log-prob at temperature 1 and
+without top_k and top_p, so that the log-prob stays finite and comparable.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 MAX_LOGITS = 2**25
-"""Elements of one slice of logits: 128 MiB in float32, large enough that slicing costs no speed."""
+"""Elements in one slice of logits: 128 MiB in float32, large enough that slicing costs no speed."""
 
 Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Outputs of every position beside the log-prob of its own token."""
+    """The outputs to compute at every position, in addition to the log-prob of its own token."""
 
     entropy: bool = False
     top_k: int = 0
-    """`top_k_ids` and `top_k_log_probs`, [tokens, k], the likeliest first."""
+    """Tokens in `top_k_ids` and `top_k_log_probs`, [tokens, k], the most likely first; 0: none."""
     at: Mapping[str, Tensor] = field(default_factory=dict)
-    """By name: ids [tokens, k] whose log-probs to give, as `log_probs_at:<name>`."""
+    """Ids [tokens, k] by name; their log-probs are returned as `log_probs_at:<name>`."""
 
 
 def score_distribution(
     features: Tensor, head: Head, ids: Tensor, wanted: Wanted, *,
     vocab_size: int, temperature: float = 1.0, max_logits: int = MAX_LOGITS,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Compute `log_probs` of `ids` and what is wanted, by name, of softmax(logits / temperature): `features` [tokens, width]
-    go through `head` to logits [tokens, vocab]."""
+    """Return `log_probs` of `ids` and the wanted outputs, by name, under softmax(logits / temperature).
+
+    `features` [tokens, width] go through `head` to logits [tokens, vocab].
+    """
     width = max(1, max_logits // vocab_size)
     if len(ids) <= width:
         return _score_slice(features, head, ids, wanted, temperature)
@@ -59,7 +61,7 @@ def _score_slice(features: Tensor, head: Head, ids: Tensor, wanted: Wanted, temp
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    if not (wanted.entropy or wanted.top_k or wanted.at):  # without the log-probs of the whole vocabulary
+    if not (wanted.entropy or wanted.top_k or wanted.at):  # saves the log-probs of the whole vocabulary
         return {"log_probs": -functional.cross_entropy(logits, ids, reduction="none")}
     log_probs = functional.log_softmax(logits, dim=-1)
     scored = {"log_probs": log_probs.gather(-1, ids[:, None]).squeeze(-1)}
@@ -73,32 +75,33 @@ def _score_slice(features: Tensor, head: Head, ids: Tensor, wanted: Wanted, temp
 
 
 CHOICES = (("temperature", np.float32), ("top_p", np.float32), ("top_k", np.int64), ("num_top", np.int64))
-"""Fields of the records that rows are drawn by, named as in `GenerateRequest`."""
+"""Fields of the records that hold each row's sampling options, named as in `GenerateRequest`."""
 _CDF_ELEMENTS = 1 << 24
-"""float64 numbers of one cumulative sum: 128 MB."""
+"""Elements of one cumulative sum: 128 MiB in float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules by which each row is drawn; None where no row asks for one."""
+    """The rules by which rows are drawn; a rule that changes no row is None."""
 
     temperature: Tensor | None
     """[rows, 1]; 1 for greedy rows."""
     greedy: Tensor | None
-    """bool [rows]."""
+    """bool [rows]; True for temperature 0."""
     top_k: Tensor | None
-    """[rows, 1]; the vocabulary's size where a row has none."""
+    """[rows, 1]; the vocabulary's size for rows without top_k."""
     top_p: Tensor | None
-    """[rows, 1]."""
+    """[rows, 1]; 1 for rows without top_p."""
     suppress: tuple[Tensor, ...] | None
-    """Pairs (row, token)."""
+    """Rows and tokens, two tensors of equal length, of the logits to suppress."""
     num_top: int
+    """Number of most likely tokens to return, the most that any row asks for."""
 
     @classmethod
     def of(
         cls, choices: np.ndarray, suppress: Sequence[tuple[int, ...]], vocab_size: int, device: torch.device
     ) -> Rules:
-        """Read records with the fields of `CHOICES`, and each row's suppressed tokens where any has some."""
+        """Make the rules of records with the fields of `CHOICES` and of each row's suppressed tokens."""
         greedy = choices["temperature"] == 0
         plain = np.float32(1)
         temperature = np.where(greedy, plain, choices["temperature"])
@@ -122,19 +125,22 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token a row, on the host."""
+    """One drawn token per row, in host memory."""
 
     tokens: np.ndarray
     """int64 [rows]."""
     log_probs: np.ndarray
-    """float64 [rows]; not finite where the model's output was not."""
+    """float64 [rows]; not finite if the model's output was not."""
     top_tokens: np.ndarray | None
-    """[rows, num_top]."""
+    """[rows, num_top], the most likely first; None if `num_top` is 0."""
     top_log_probs: np.ndarray | None
 
 
 def draw(logits: Tensor, uniforms: np.ndarray, rules: Rules) -> Drawn:
-    """Draw from float32 logits [rows, vocabulary] with one uniform a row; the only host synchronisation of a step."""
+    """Draw a token per row from float32 logits [rows, vocabulary] with one uniform number per row.
+
+    This is the only host synchronisation of a step.
+    """
     log_probs = distribution(logits, rules)
     at = torch.from_numpy(uniforms).to(logits.device)
     per_chunk = max(1, _CDF_ELEMENTS // log_probs.shape[1])
@@ -154,7 +160,7 @@ def draw(logits: Tensor, uniforms: np.ndarray, rules: Rules) -> Drawn:
 
 
 def distribution(logits: Tensor, rules: Rules) -> Tensor:
-    """Compute the log-probs [rows, vocabulary] of what is drawn from."""
+    """Return the log-probs [rows, vocabulary] of the distribution that tokens are drawn from."""
     if rules.suppress is not None:
         logits = logits.index_put(rules.suppress, logits.new_tensor(-torch.inf))
     if rules.temperature is not None:
@@ -165,7 +171,7 @@ def distribution(logits: Tensor, rules: Rules) -> Tensor:
 
 
 def _kept(logits: Tensor, rules: Rules) -> Tensor:
-    """Mark the tokens that survive top_k, then top_p over what top_k left; the likeliest always does."""
+    """Mark the tokens that survive top_k, and then top_p among these; the most likely token always survives."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     kept = torch.ones_like(ordered, dtype=torch.bool)
     if rules.top_k is not None:
@@ -177,7 +183,7 @@ def _kept(logits: Tensor, rules: Rules) -> Tensor:
 
 
 def _invert(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Find the first token whose cumulative probability exceeds the uniform: never one of probability 0."""
+    """Return the first token whose cumulative probability exceeds the uniform number, never one of probability 0."""
     cdf = log_probs.double().exp().cumsum(-1)
     found = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True)[:, 0]
     return found.clamp(max=log_probs.shape[1] - 1)
@@ -189,8 +195,11 @@ SEED_MASK = (1 << 64) - 1
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Hash uint64 seeds and non-negative positions, [rows], to uniform float64 numbers in [0, 1 - 2^-52]: splitmix64 as a
-    counter-based hash. No state: a request draws the same whatever runs beside it, and goes on with them elsewhere."""
+    """Hash uint64 seeds and non-negative positions, [rows], to uniform float64 numbers in [0, 1 - 2^-52].
+
+    The hash is splitmix64 with a counter. It has no state: a request draws the same numbers regardless of
+    concurrent requests, and continues them on another engine.
+    """
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     drawn: np.ndarray = (_mix(_mix(seeds) + counters) >> np.uint64(12)).astype(np.float64) * 2.0**-52
     return drawn

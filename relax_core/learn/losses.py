@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of a loss: surrogate objectives, the critic's loss, preferences of pairs, and divergences between policies.
 
-All are to be minimised. `ratio` is that of policy and anchor; advantages come from `advantages`, aggregation is apart.
+All losses are to be minimised. `ratio` is the policy's probability over the anchor's. Advantages come from
+`advantages`; `counts` aggregates the values.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from torch.nn.functional import logsigmoid
 from relax_core.api.algorithm import Groups
 
 TINY = 1e-8
-"""Least probability of all other tokens together: keeps the divergence of a certain token finite."""
+"""Least probability of all remaining tokens together; keeps the divergence finite if a token is certain."""
 
 
 def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """`-A log p`, [tokens] (Williams 1992)."""
+    """Return `-A log p`, [tokens] (Williams 1992)."""
     return -advantages * log_probs
 
 
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
 ) -> Tensor:
-    """[tokens] `-min(ratio A, clip(ratio, 1 - low, 1 + high) A)` (PPO, arXiv 1707.06347, eq. 7); `dual_clip` > 1 bounds it by
-    `-c A` where A < 0 (Ye et al., arXiv 1912.09729)."""
+    """Return `-min(ratio A, clip(ratio, 1 - low, 1 + high) A)`, [tokens] (PPO, arXiv 1707.06347, eq. 7).
+
+    A `dual_clip` c > 1 bounds the loss by `-c A` for tokens with A < 0 (Ye et al., arXiv 1912.09729).
+    """
     inside = ratio.clamp(1 - clip_low, 1 + clip_high)
     objective = torch.minimum(ratio * advantages, inside * advantages)
     if dual_clip:
@@ -37,27 +40,34 @@ def clipped_surrogate(
 
 
 def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0) -> Tensor:
-    """[tokens] bool: where a bound of `clipped_surrogate` is active, so that the token has no gradient."""
+    """Return bool [tokens]: True if a bound of `clipped_surrogate` is active, so that the token has no gradient."""
     outside = ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))
     return outside | ((ratio > dual_clip) & (advantages < 0)) if dual_clip else outside
 
 
 def clipped_weight(log_probs: Tensor, ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """[tokens] `-sg(clip(ratio, 1 - low, 1 + high)) A log p`: the weight is bounded, every token keeps a gradient (CISPO,
-    MiniMax-M1, arXiv 2506.13585, eq. 4 and 5)."""
+    """Return `-sg(clip(ratio, 1 - low, 1 + high)) A log p`, [tokens] (CISPO).
+
+    The weight is bounded, and every token keeps a gradient. Source: MiniMax-M1, arXiv 2506.13585, eq. 4 and 5.
+    """
     return -ratio.detach().clamp(1 - clip_low, 1 + clip_high) * advantages * log_probs
 
 
 def soft_gate(ratio: Tensor, advantages: Tensor, tau_positive: float, tau_negative: float) -> Tensor:
-    """[tokens] `-4 / tau sigmoid(tau (ratio - 1)) A`, tau by the sign of A: its slope is A at ratio 1 and fades on both sides
-    (SAPO, arXiv 2511.20347)."""
+    """Return `-4 / tau sigmoid(tau (ratio - 1)) A`, [tokens], with tau by the sign of A (SAPO, arXiv 2511.20347).
+
+    The slope of the objective is A at ratio 1 and fades on both sides.
+    """
     tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
     return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * advantages
 
 
 def binary_divergence(log_probs: Tensor, anchor: Tensor, kind: str = "tv") -> Tensor:
-    """[tokens] divergence of the two-point distributions (this token, any other) from the anchor's: total variation
-    `|q - p|`, or `kl`(anchor || policy); a lower bound of the whole distributions' (DPPO, arXiv 2602.04879). No gradient."""
+    """Return the divergence of policy and anchor over two outcomes, this token or any different token, [tokens].
+
+    `kind` is `tv`, the total variation `|q - p|`, or `kl`, KL(anchor || policy). Both are lower bounds of the
+    divergence over all tokens (DPPO, arXiv 2602.04879). The result has no gradient.
+    """
     p, q = log_probs.detach().exp(), anchor.exp()
     if kind == "tv":
         return (q - p).abs()
@@ -66,13 +76,15 @@ def binary_divergence(log_probs: Tensor, anchor: Tensor, kind: str = "tv") -> Te
 
 
 def moves_away(ratio: Tensor, advantages: Tensor) -> Tensor:
-    """[tokens] bool: a step for this token would take the policy further from the anchor."""
+    """Return bool [tokens]: True if a step for this token would move the policy further from the anchor."""
     return ((ratio > 1) & (advantages > 0)) | ((ratio < 1) & (advantages < 0))
 
 
 def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """[tokens] `max((V - R)^2, (clamp(V, V_old - c, V_old + c) - R)^2)`, and where the bound decides (bool); c = 0: no
-    bound. PPO's implementations have it (Schulman et al., arXiv 1707.06347, do not)."""
+    """Return `max((V - R)^2, (clamp(V, V_old - c, V_old + c) - R)^2)`, [tokens], and where the bound decides (bool).
+
+    c = 0 means no bound. Implementations of PPO have this bound; the paper (Schulman et al., arXiv 1707.06347) has not.
+    """
     error = (values - returns).square()
     if clip == 0:
         return error, torch.zeros_like(values, dtype=torch.bool)
@@ -81,10 +93,10 @@ def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float
 
 
 def preference(margin: Tensor, smoothing: float = 0.0, *, robust: bool = False) -> Tensor:
-    """[pairs] -> [pairs]: minus the log-likelihood of the order, given by how far the chosen one is ahead.
+    """Return the negative log-likelihood of each pair's order, [pairs], from the chosen sample's margin [pairs].
 
-    `smoothing`: the share of pairs whose order is wrong. `robust` takes it out of the loss, so that its mean over wrong
-    labels is that over right ones; otherwise the loss is what such labels say.
+    `smoothing` is the share of pairs whose order is wrong. With `robust`, the mean loss over labels with that share of
+    errors equals the mean loss over correct labels. Otherwise each label is smoothed by that share.
     """
     right, wrong = -logsigmoid(margin), -logsigmoid(-margin)
     if robust:
@@ -93,7 +105,7 @@ def preference(margin: Tensor, smoothing: float = 0.0, *, robust: bool = False) 
 
 
 def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """(sum, count) over pairs of their rewards [pairs]: mean of each, difference, and how often the chosen one is ahead."""
+    """Return (sum, count) metrics of pairs from their rewards [pairs]: both means, the margin, and the accuracy."""
     count = chosen.new_tensor(float(len(chosen)))
     return {
         "pairs/chosen": (chosen.sum(), count),
@@ -105,25 +117,28 @@ def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Te
 
 # -- divergence from a teacher or a reference ------------------------------------------------------------------------
 #
-# How far a student's distribution q is from a teacher's p, over a support of tokens or estimated from the sampled token:
+# Divergence of a student's distribution q from a teacher's p, over a support of tokens or from the sampled token:
 #
 #     reverse   KL(q || p)
 #     forward   KL(p || q)
-#     jsd       b KL(p || m) + (1 - b) KL(q || m),  m = b p + (1 - b) q       (generalised, GKD, arXiv 2306.13649, eq. 1)
+#     jsd       b KL(p || m) + (1 - b) KL(q || m),  m = b p + (1 - b) q      (generalised, GKD, arXiv 2306.13649, eq. 1)
 #
-# All three are f-divergences, sum q f(p / q). With x = p / q of a token that q sampled, the gradient by q of their mean is
-# that of `log q` times `f(x) - x f'(x)`: what `sampled_credit` is minus of, up to a constant, which is a baseline.
+# All three are f-divergences, sum q f(p / q). Let x = p / q of a token that q sampled. The gradient of the divergence
+# by q is the mean of the gradient of `log q` times `f(x) - x f'(x)`. `sampled_credit` is minus this factor, up to a
+# constant, which is a baseline.
 
 Divergence = Literal["reverse", "forward", "jsd"]
 LEAST = 1e-6
-"""Least mass outside the support: where the support is all of the vocabulary, nothing is divided by 0."""
+"""Least mass outside the support, so that nothing is divided by 0 if the support is the whole vocabulary."""
 MOST = 20.0
 """Largest log ratio that is exponentiated."""
 
 
 def with_rest(log_probs: Tensor) -> Tensor:
-    """[tokens, k] -> [tokens, k + 1]: one more outcome, any token outside the support. Of two distributions over it the
-    divergence is never negative, at most that over all tokens, and 0 only where they agree on the support."""
+    """Append one outcome, any token outside the support, to log-probs: [tokens, k] -> [tokens, k + 1].
+
+    The divergence of two results is between 0 and that over all tokens, and 0 only if they agree on the support.
+    """
     rest = (1.0 - log_probs.exp().sum(-1, keepdim=True)).clamp(min=LEAST)
     return torch.cat([log_probs, rest.log()], dim=-1)
 
@@ -133,7 +148,7 @@ def _kl(one: Tensor, other: Tensor) -> Tensor:
 
 
 def token_divergence(kind: Divergence, student: Tensor, teacher: Tensor, beta: float = 0.5) -> Tensor:
-    """[tokens, k] log-probs of both -> [tokens]; differentiable by both."""
+    """Return the divergence for log-probs of student and teacher, [tokens, k] -> [tokens]; differentiable by both."""
     if kind == "reverse":
         return _kl(student, teacher)
     if kind == "forward":
@@ -143,8 +158,10 @@ def token_divergence(kind: Divergence, student: Tensor, teacher: Tensor, beta: f
 
 
 def sampled_credit(kind: Divergence, student: Tensor, teacher: Tensor, beta: float = 0.5) -> Tensor:
-    """[tokens] log-probs of a sampled token -> what it earns: in the policy gradient minus the gradient of the divergence.
-    0 where both agree."""
+    """Return each sampled token's credit from its log-probs, [tokens]; 0 if student and teacher agree.
+
+    A policy gradient with this credit is minus the gradient of the divergence.
+    """
     ratio = (teacher - student).clamp(max=MOST)
     if kind == "reverse":
         return ratio
@@ -154,44 +171,52 @@ def sampled_credit(kind: Divergence, student: Tensor, teacher: Tensor, beta: flo
 
 
 def sampled_divergence(student: Tensor, teacher: Tensor, reverse: bool) -> Tensor:
-    """[tokens], whose gradient is in the mean over the student's samples that of the divergence: half the square of the log
-    ratio for `reverse`, k3 for `forward`."""
+    """Return values [tokens] whose gradient, averaged over the student's samples, is that of the divergence.
+
+    With `reverse` it is half the square of the log ratio, otherwise (forward) k3.
+    """
     ratio = (teacher - student).clamp(max=MOST)
     return ratio.square() / 2 if reverse else ratio.expm1() - ratio
 
 
-# Estimators of KL(policy || reference) from the policy's own samples (Schulman, 2020). k1 is unbiased and may be negative;
-# k2 is biased with low variance; k3 is unbiased in value and never negative. As a loss their gradients differ: k1's is 0 in
-# expectation (so it belongs into the reward), k2's is that of the divergence, k3's is not, which `kl_unbiased` mends.
+# Estimators of KL(policy || reference) from the policy's own samples (Schulman, 2020). k1 is unbiased and may be
+# negative; k2 is biased with low variance; k3 is unbiased in value and never negative. As losses they differ in their
+# gradients: k1's is 0 in expectation (so k1 belongs in the reward), k2's is that of the divergence, and k3's is not,
+# which `kl_unbiased` corrects.
 
 
 def kl_k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """[tokens] `log p - log q`: k1."""
+    """Return the estimate k1, `log p - log q`, [tokens]."""
     return log_probs - ref_log_probs
 
 
 def kl_k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """[tokens] `(log p - log q)^2 / 2`: k2."""
+    """Return the estimate k2, `(log p - log q)^2 / 2`, [tokens]."""
     return (log_probs - ref_log_probs).square() / 2
 
 
 def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """[tokens] `q/p - log(q/p) - 1`: k3."""
+    """Return the estimate k3, `q/p - log(q/p) - 1`, [tokens]."""
     log_ratio = ref_log_probs - log_probs
     return log_ratio.exp() - log_ratio - 1
 
 
 def kl_unbiased(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """[tokens] `p/p_old (q/p - log(q/p) - 1)`: the value and the gradient of the divergence (DeepSeek-V3.2, arXiv 2512.02556,
-    section 3.1, unbiased KL estimate); `p_old` sampled."""
+    """Return `p/p_old (q/p - log(q/p) - 1)`, [tokens], where `p_old` is the policy that sampled.
+
+    Value and gradient are unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1, unbiased KL estimate).
+    """
     return (log_probs - old_log_probs).exp() * kl_k3(log_probs, ref_log_probs)
 
 
 def less_divergence(groups: Groups, coef: float) -> Tensor:
-    """[groups, samples] `r - coef * sum_t (log p - log q)` over a sample's trained tokens (Ouyang et al., arXiv 2203.02155,
-    eq. 2): k1 in the reward, of the policy that sampled. It needs rollout_log_probs and ref_log_probs."""
+    """Return `r - coef * sum_t (log p - log q)` over a sample's trained tokens, [groups, samples].
+
+    This is k1 in the reward (Ouyang et al., arXiv 2203.02155, eq. 2), with p the policy that sampled. The groups need
+    the columns rollout_log_probs and ref_log_probs.
+    """
     if groups.row_sample is None or groups.row_lengths is None:
-        raise ValueError("less_divergence: the groups have no token columns")
+        raise ValueError("less_divergence: got no token columns; name them in Algorithm.advantage_columns()")
     columns = groups.token_columns
     moved = kl_k1(columns["rollout_log_probs"], columns["ref_log_probs"]).to(groups.rewards.dtype)
     moved = torch.where(columns["loss_mask"].bool(), moved, 0.0)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corrections for samples that another policy drew (an older version, or an engine that rounds otherwise), and their meter.
+"""Corrections for samples of another policy (an older version, or an engine that rounds differently), and their meter.
 
-Three policies: `behaviour` sampled (rollout_log_probs), `proximal` starts the step (old_log_probs), and the one that is
-trained. The decoupled objective (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298, section 5) is
+Three policies matter: `behaviour` sampled (rollout_log_probs), `proximal` starts the step (old_log_probs), and `policy`
+is trained. The decoupled objective (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298, section 5) is
 
     E_behaviour[ w * min(r A, clip(r) A) ],   w = proximal / behaviour,   r = policy / proximal
 
-and everything here is a form of w: [tokens], without gradient. Nothing here changes a denominator: a token that is left
-out still counts in the mean, as in the papers.
+and the corrections here are forms of w: [tokens], without gradient. No correction changes a denominator: a token that
+is left out still counts in the mean, as in the papers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Level = Literal["token", "sequence", "geometric"]
 
 
 def log_ratio(batch: LossBatch, log_probs: Tensor, old_log_probs: Tensor, level: Level = "token") -> Tensor:
-    """[tokens] `log(p / p_old)`: of the token, of its row (the sum), or the row's geometric mean (GSPO)."""
+    """Return `log(p / p_old)`, [tokens]: of the token, of its row (the sum), or the row's geometric mean (GSPO)."""
     moved = log_probs - old_log_probs
     if level == "token":
         return moved
@@ -35,24 +35,30 @@ def log_ratio(batch: LossBatch, log_probs: Tensor, old_log_probs: Tensor, level:
 def importance_ratio(
     batch: LossBatch, old_log_probs: Tensor, rollout_log_probs: Tensor, level: Level = "token"
 ) -> Tensor:
-    """[tokens] `proximal / behaviour` of the token, of its row (the product), or the geometric mean over its row."""
+    """Return `proximal / behaviour`, [tokens]: of the token, of its row (the product), or the row's geometric mean."""
     return log_ratio(batch, old_log_probs.detach(), rollout_log_probs.detach(), level).exp()
 
 
 def truncate(ratio: Tensor, cap: float) -> Tensor:
-    """[tokens] truncated importance sampling: `min(w, C)` (Yao et al. 2025, "Your efficient RL framework secretly brings you
-    off-policy RL training"; Espeholt et al., arXiv 1802.01561, section 4.1, for the truncation itself)."""
+    """Return `min(w, C)`, [tokens]: truncated importance sampling.
+
+    Sources: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; Espeholt et al.,
+    arXiv 1802.01561, section 4.1, for the truncation itself.
+    """
     return ratio.clamp(max=cap)
 
 
 def mask_outside(ratio: Tensor, floor: float, cap: float) -> Tensor:
-    """[tokens] masked importance sampling: `w` where `floor <= w <= cap`, else 0. By token with 0.5 and 5 it is IcePop
-    (Ring-1T, arXiv 2510.18855); by row or geometric mean, the MIS of Liu, Li et al. 2025, "When speed kills stability"."""
+    """Return `w` if `floor <= w <= cap`, else 0, [tokens]: masked importance sampling.
+
+    Per token with 0.5 and 5, this is IcePop (Ring-1T, arXiv 2510.18855). Per row or with the geometric mean, this is
+    the MIS of Liu, Li et al. 2025, "When speed kills stability".
+    """
     return torch.where(within(ratio, floor, cap), ratio, 0.0)
 
 
 def within(ratio: Tensor, floor: float, cap: float) -> Tensor:
-    """[tokens] bool, rejection sampling: whether the sample is near enough to be learnt from, unweighted."""
+    """Return bool [tokens]: True if a sample is near enough to be learnt from, unweighted (rejection sampling)."""
     return (ratio >= floor) & (ratio <= cap)
 
 
@@ -60,9 +66,9 @@ def importance_weight(
     batch: LossBatch, old_log_probs: Tensor, rollout_log_probs: Tensor, *,
     level: Level = "token", truncate_at: float = 2.0, mask_below: float = 0.0, masks: bool = False,
 ) -> Tensor:  # fmt: skip
-    """[tokens] the weight of each token: truncated at `truncate_at`, or with `masks` 0 outside `mask_below .. truncate_at`.
+    """Return token weights [tokens], at most `truncate_at`, or with `masks`, 0 outside `mask_below .. truncate_at`.
 
-    It is 1 where the engine is the trainer and nothing lags, apart from rounding.
+    Without lag, and with an engine that computes as the trainer does, the weight is 1 apart from rounding.
     """
     ratio = importance_ratio(batch, old_log_probs, rollout_log_probs, level)
     return mask_outside(ratio, mask_below, truncate_at) if masks else truncate(ratio, truncate_at)
@@ -71,15 +77,20 @@ def importance_weight(
 def off_policy_sequence_mask(
     batch: LossBatch, log_probs: Tensor, rollout_log_probs: Tensor, advantages: Tensor, delta: float
 ) -> Tensor:
-    """[tokens] bool, False for rows to leave out: `A < 0` and `mean_t log(behaviour / policy) > delta` (DeepSeek-V3.2,
-    arXiv 2512.02556, section 3.1, off-policy sequence masking)."""
+    """Return bool [tokens], False for rows to leave out: `A < 0` and `mean_t log(behaviour / policy) > delta`.
+
+    Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1, off-policy sequence masking.
+    """
     apart = batch.broadcast(batch.sequence_mean(rollout_log_probs - log_probs.detach()))
     return (advantages >= 0) | (apart <= delta)
 
 
 def second_moment_mask(log_ratio: Tensor, chosen: Tensor, bound: float) -> Tensor:
-    """[tokens] bool: all but those of `chosen` with the largest (log r)^2, as few as bring the mean of the others of `chosen`
-    to `bound` (M2PO, arXiv 2510.01161). Equal ones go together, so that their order decides nothing."""
+    """Return bool [tokens], False for the `chosen` tokens with the largest (log r)^2 (M2PO, arXiv 2510.01161).
+
+    As few tokens are left out as bring the mean (log r)^2 of the remaining `chosen` tokens to `bound`. Equal values are
+    left out together, so that the order of tokens has no effect.
+    """
     squares = log_ratio.square()
     ordered = squares[chosen].sort().values
     means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
@@ -97,14 +108,18 @@ MOST = 20.0
 class Mismatch:
     """The distance of engine and trainer on the same tokens, in sums that add up over micro-batches, ranks and updates.
 
-    Only tokens without lag (`lag0`) tell of the engine: between others lies learning. Nothing here waits for the device."""
+    Only tokens without lag (`lag0`) measure the engine alone, not learning. `add` does not wait for the device.
+    """
 
     def __init__(self) -> None:
         self._parts: list[dict[str, tuple[Tensor, Tensor]]] = []
         self._counts: dict[str, Tensor] = {}
 
     def add(self, apart: Tensor, mask: Tensor, fresh: Tensor | None = None) -> None:
-        """`apart` [tokens]: trainer - engine, log-probs; `mask` of those that count, `fresh` of those of them without lag."""
+        """Add a micro-batch; `apart` [tokens] is log-probs of the trainer minus those of the engine.
+
+        `mask` marks the tokens that count, and `fresh` the counted tokens without lag.
+        """
         self._add(apart, mask, "")
         if fresh is not None:
             self._add(apart, fresh, "_lag0")
@@ -122,7 +137,7 @@ class Mismatch:
                 f"{RATIO}{of}_min": (log.masked_fill(~mask, MOST).min().exp(), some),
             }
         )
-        # Count the masked sizes by bucket; NaN is in the last. Sorting gives the same every time on a GPU too.
+        # Count the masked sizes by bucket; NaN falls into the last. Sorting is deterministic, also on a GPU.
         ranked = torch.where(mask, size, -1.0).sort().values
         edges = torch.arange(BUCKETS - 1, device=size.device, dtype=size.dtype) / PER_OCTAVE + LEAST
         below = torch.searchsorted(ranked, torch.cat([edges.new_zeros(1), edges.exp2()]))
@@ -131,7 +146,7 @@ class Mismatch:
         self._counts[name] = self._counts[name] + counts if name in self._counts else counts
 
     def share(self) -> dict[str, Metric]:
-        """Return everything added so far as plain metrics; sizes are counted by bucket, for a quantile."""
+        """Return all that was added as plain metrics; sizes are counts by bucket, for a quantile."""
         parts = [{name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._parts]
         buckets = {
             f"{name}@{bucket}": (float(count), float(count))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows laid one after another as torch tensors (`LossBatch`), without padding, and a forward's outputs by name.
+"""Rows packed without padding as torch tensors (`LossBatch`), and a forward's outputs by name.
 
-It never reduces: that is `aggregation`.
+Losses are not reduced here, but in `counts`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from relax_core.api.batch import Ragged, RowBatch
 
 
 class PackedBatch:
-    """One packed chunk of this rank, in the order of `rows`.
+    """A packed chunk of this rank, with rows in the order of `rows`.
 
     Invariants:
-    - a column becomes a tensor when it is first read, and stays;
-    - float token columns are 0 where `loss_mask` is 0, so that NaN or Inf at a position nobody trains can't reach a gradient;
+    - a column becomes a tensor when it is first read, and is kept;
+    - float token columns are 0 at tokens with `loss_mask` 0, so that their NaN or Inf can't reach a gradient;
     - `loss_mask` is 0 at the first token of a row, which no token precedes.
     """
 
@@ -57,7 +57,7 @@ class PackedBatch:
         return self._columns[name]
 
     def put(self, name: str, values: Tensor) -> None:
-        """Add a column that the trainer made itself; [tokens, ...] or [rows, ...]."""
+        """Add a column that the trainer made, [tokens, ...] or [rows, ...]."""
         if values.is_floating_point() and len(values) == len(self.tokens):
             mask = self.loss_mask.reshape(-1, *[1] * (values.dim() - 1))
             values = torch.where(mask, values.to(self.dtype), 0.0)
@@ -74,7 +74,7 @@ class PackedBatch:
         return values.index_select(0, self.row_of_token)
 
     def pair(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the values of pairs, each a group of two samples: 0 is chosen, 1 is rejected."""
+        """Split values [rows] of pairs into chosen and rejected, [pairs]: samples 0 and 1 of each group."""
         at = {(row.group, row.sample): index for index, row in enumerate(self.rows.ids)}
         groups = sorted({row.group for row in self.rows.ids})
         if sorted(at) != [(group, sample) for group in groups for sample in (0, 1)] or len(at) != self.num_rows:
@@ -93,18 +93,18 @@ class PackedBatch:
         per_row = len(column) == self.num_rows and (column.lengths == 1).all()
         if not per_row and not np.array_equal(column.lengths, self._token_lengths):
             raise ValueError(
-                f"column {name!r}: got row lengths {column.lengths.tolist()[:8]}; it needs one value a token or a row"
+                f"column {name!r}: got row lengths {column.lengths.tolist()[:8]}; give one value per token or per row"
             )
         values = column.values
         if values.dtype == np.uint16:
             values = values.astype(np.int32)
-        elif not values.flags.writeable:  # as those that crossed a process are
+        elif not values.flags.writeable:  # arrays from another process are read-only
             values = values.copy()
         return torch.from_numpy(values).to(self.device)
 
 
 def columns_of(batch: PackedBatch, values: Mapping[str, Tensor]) -> dict[str, Ragged]:
-    """Make columns that travel of tensors [tokens, ...] or [rows, ...]: float32, or int32 of ids."""
+    """Convert tensors [tokens, ...] or [rows, ...] to columns of the bus: float32, or int32 for integers."""
     per_token, per_row = np.asarray(batch.rows.columns["tokens"].lengths), np.ones(batch.num_rows, np.int64)
     columns = {}
     for name, value in values.items():
@@ -114,7 +114,7 @@ def columns_of(batch: PackedBatch, values: Mapping[str, Tensor]) -> dict[str, Ra
 
 
 class Outputs:
-    """The trainers' `PolicyOutputs`: differentiable outputs of a packed chunk by name, [tokens] unless it says otherwise."""
+    """The trainers' `PolicyOutputs`: differentiable outputs of a packed chunk by name, usually [tokens]."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         self._values = dict(values)
@@ -132,9 +132,10 @@ class Outputs:
 
 
 def prepared_columns(algorithm: Algorithm, rows: RowBatch) -> dict[str, Ragged]:
-    """Let `Algorithm.prepare` make its columns of all rows of a step before the first update.
+    """Return the columns that `Algorithm.prepare` makes from all rows of a step, before the first update.
 
-    Raises ValueError where it does not give what it said, or not for every token."""
+    Raises ValueError unless it returns exactly the columns of `prepared`, with a value for each token.
+    """
     if not len(rows):
         return {}
     batch = PackedBatch(rows, dtype=torch.float64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans made from numbers alone, the same on every machine: micro-batches of a chunk, and the learning rate of a step."""
+"""Plans that depend on numbers alone: micro-batches of a chunk, and the learning rate of a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from relax_core.api.trainer import ChunkPlan, OptimizerSpec
 
 
 def plan_micro_batches(lengths: Sequence[int], world_size: int, tokens: int) -> ChunkPlan:
-    """Plan micro-batches of at most `tokens` padded tokens (a longer row is alone), balanced over the ranks.
+    """Plan micro-batches of at most `tokens` padded tokens, balanced over the ranks; a longer row has one to itself.
 
     Rows are sorted by length, so that padding them to a rectangle costs little. Every rank gets the same number of
-    micro-batches, since ranks meet in collectives once each; with fewer rows than ranks some stay empty.
+    micro-batches, because all ranks join a collective in each. With fewer rows than ranks, some are empty.
     """
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches: list[tuple[int, ...]] = []
@@ -29,18 +29,18 @@ def plan_micro_batches(lengths: Sequence[int], world_size: int, tokens: int) -> 
         batches += [rows[: (len(rows) + 1) // 2], rows[(len(rows) + 1) // 2 :]]
     batches.sort(key=lambda batch: -len(batch) * max((lengths[row] for row in batch), default=0))
     plan: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
-    for at, batch in enumerate(batches):  # dealt to and fro, so that no rank always gets the larger one
+    for at, batch in enumerate(batches):  # deal back and forth, so that no rank always gets the larger batch
         dealt, place = divmod(at, world_size)
         plan[place if dealt % 2 == 0 else world_size - 1 - place].append(batch)
     return ChunkPlan(tuple(tuple(own) for own in plan))
 
 
 SCHEDULES = ("constant", "linear", "cosine")
-"""After the warm-up: as it is, straight down to 0 at `total_steps`, or half a cosine down to 0."""
+"""Learning rates after the warm-up: constant, linear down to 0 at `total_steps`, or half a cosine down to 0."""
 
 
 def lr_factor(spec: OptimizerSpec, step: int) -> float:
-    """Compute the factor of `lr` in the step that starts at version `step`, from the step alone: the same after a resume."""
+    """Return the factor of `lr` in the step that starts at version `step`; a resumed run gets the same factor."""
     if spec.schedule not in SCHEDULES:
         raise ConfigError("optimizer.schedule", repr(spec.schedule), f"use one of {', '.join(SCHEDULES)}")
     if step < spec.warmup_steps:
@@ -48,7 +48,7 @@ def lr_factor(spec: OptimizerSpec, step: int) -> float:
     if spec.schedule == "constant":
         return 1.0
     if spec.total_steps <= 0:
-        raise ConfigError("optimizer.schedule", repr(spec.schedule), "it ends at the last step; set steps")
+        raise ConfigError("optimizer.schedule", repr(spec.schedule), "this schedule ends at the last step; set steps")
     done = (step - spec.warmup_steps) / max(1, spec.total_steps - spec.warmup_steps)
     left = 1.0 - min(1.0, done)
     return left if spec.schedule == "linear" else 0.5 * (1.0 - math.cos(math.pi * left))

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common base of policy-gradient algorithms: options, columns and the sum of terms. An algorithm adds its credit
-and surrogate.
+"""The common base of policy-gradient algorithms: options, columns and the sum of terms.
+
+An algorithm adds its credit and surrogate:
 
     class Mine(PolicyGradient[MineOptions]):
         def credit(self, groups): ...                      # rewards to advantages
         def surrogate(self, batch, policy, anchor): ...    # the loss of each token
 
-Off-policy corrections, the divergence from a reference, entropy and aggregation come from options that mean the same
-everywhere. It needs no torch until it computes, and whoever wants none of it derives from `Algorithm` itself.
+Off-policy corrections, the divergence from a reference, entropy and aggregation come from options that mean the same in
+every algorithm. This module loads no torch until it computes. Algorithms of a different shape derive from `Algorithm`.
 """
 
 from __future__ import annotations
@@ -55,51 +56,56 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHS = ("truncate", "mask", "reject")
-"""Corrections that weigh a token by the step's start over what sampled."""
+"""Corrections that weigh a token by w, the policy at the step's start over the policy that sampled."""
 Sums = dict[str, tuple["Tensor", "Tensor"]]
 
 
 class PolicyGradientOptions(Options):
-    """Options that mean the same in every algorithm; each sets its paper's values."""
+    """Options that mean the same in every algorithm; each algorithm sets its paper's values as defaults."""
 
     advantages: str | Path = ""
-    """A function of your own that credits in the algorithm's place, as `file.py:name` or `module:name`: it is given
-    `relax_core.api.Groups` with all that is known of turns and contexts, and gives an advantage for each sample [groups,
-    samples] or for each token [tokens]."""
+    """Function of your own that replaces the algorithm's credit, as `file.py:name` or `module:name`. It takes
+    `relax_core.api.Groups`, with all data of turns and contexts, and returns an advantage for each sample [groups,
+    samples] or for each token [tokens]. Empty: the algorithm's credit.
+    """
     aggregation: Aggregation = "token"
-    """Mean over all tokens (`token`); over each sequence, then over sequences (`sequence`); the sum over each sequence, mean
-    over sequences (`sum`), or that by `fixed_length` tokens (`fixed`); over the tokens of a sample's rows together
-    (`trajectory`)."""
+    """Aggregation of the tokens' losses. `token`: mean over all tokens. `sequence`: mean over each sequence, then over
+    sequences. `sum`: sum over each sequence, then mean over sequences. `fixed`: as `sum`, divided by `fixed_length`
+    tokens. `trajectory`: mean over the tokens of all rows of a sample, then over samples.
+    """
     fixed_length: int = Field(0, ge=0)
-    """Tokens that every sequence counts as, with `aggregation = "fixed"`."""
+    """Tokens by which every sequence's sum is divided, with `aggregation = "fixed"`."""
     correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "behaviour"
-    """For samples of an older version or of an engine that rounds otherwise: take the ratio to the policy that sampled, so
-    that its clip bounds the lag as well (`behaviour`); or leave it to the policy that starts the step and weigh by
-    `min(w, cap)`, w that policy over the one that sampled (`truncate`, the decoupled objective); by w, 0 outside
-    `floor .. cap` (`mask`); by 1 there (`reject`); or nothing (`none`)."""
+    """Correction for samples of an older version, or of an engine that rounds differently. `behaviour`: take the ratio
+    to the policy that sampled, so that its clip bounds the lag as well. The remaining values take the ratio to the
+    policy that starts the step, and weigh a token by w, this policy's probability over that of the policy that sampled.
+    `truncate`: by `min(w, cap)` (the decoupled objective). `mask`: by w, and 0 outside `floor .. cap`. `reject`: by 1,
+    and 0 outside. `none`: no weight.
+    """
     correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """w of the token, of its sequence (the product), or the sequence's geometric mean."""
+    """Level of w: the token, its sequence (the product), or the sequence's geometric mean."""
     correction_cap: float = Field(2.0, gt=0.0)
-    """Largest w; with `mask` and `reject` those above it count nothing."""
+    """Largest w. With `mask` and `reject`, tokens with a larger w have weight 0."""
     correction_floor: float = Field(0.0, ge=0.0)
-    """With `mask` and `reject`: a w below it counts nothing. IcePop is `mask` with 0.5 and a cap of 5."""
+    """With `mask` and `reject`, tokens with a smaller w have weight 0. IcePop is `mask` with 0.5 and a cap of 5."""
     sequence_mask_delta: float = Field(0.0, ge=0.0)
-    """Leave out sequences with a negative advantage whose mean log of behaviour over policy is above this; 0: none."""
+    """Leave out sequences with a negative advantage and a mean log of behaviour over policy above this; 0: keep all."""
     kl_coef: float = Field(0.0, ge=0.0)
     """Weight of the divergence from the reference model in the loss; 0 needs no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
-    """Of that divergence: log p/q, whose gradient is 0 on average; (log p/q)^2 / 2; q/p - log(q/p) - 1; or k3 times the ratio,
-    whose gradient is unbiased."""
+    """Estimator of that divergence. `k1`: log p/q, whose gradient is 0 on average. `k2`: (log p/q)^2 / 2. `k3`:
+    q/p - log(q/p) - 1. `unbiased`: k3 times the ratio, whose gradient is unbiased.
+    """
     reward_kl_coef: float = Field(0.0, ge=0.0)
-    """Weight of the divergence from the reference model (k1) in the reward instead; contradicts `kl_coef`."""
+    """Weight of the divergence from the reference model (k1) in the reward instead of the loss; excludes `kl_coef`."""
     entropy_coef: float = Field(0.0, ge=0.0)
-    """Weight of an entropy bonus."""
+    """Weight of an entropy bonus in the loss; 0: no bonus."""
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> Self:
         if (self.aggregation == "fixed") != (self.fixed_length > 0):
             raise ValueError(
-                f'fixed_length: got {self.fixed_length}; set it above 0 with aggregation = "fixed" and only there'
+                f'fixed_length: got {self.fixed_length}; set it above 0 with aggregation = "fixed", else to 0'
             )
         if self.correction in ("behaviour", "none"):
             for name in ("correction_level", "correction_cap"):
@@ -109,16 +115,16 @@ class PolicyGradientOptions(Options):
         bands = self.correction in ("mask", "reject")
         if self.correction_floor and not bands:
             raise ValueError(
-                f'correction_floor: got {self.correction_floor}; it only acts with correction = "mask" or "reject"'
+                f'correction_floor: got {self.correction_floor}; it has no effect without correction "mask" or "reject"'
             )
         if bands and self.correction_floor >= self.correction_cap:
             raise ValueError(f"correction_floor: got {self.correction_floor}; set it below {self.correction_cap}")
         if not self.kl_coef and self.kl_estimator != type(self).model_fields["kl_estimator"].default:
-            raise ValueError(f"kl_estimator: got {self.kl_estimator} with kl_coef = 0; it only acts above 0")
+            raise ValueError(f"kl_estimator: got {self.kl_estimator} with kl_coef = 0; set kl_coef or leave this out")
         if self.kl_coef and self.reward_kl_coef:
-            raise ValueError(f"reward_kl_coef: got {self.reward_kl_coef} beside kl_coef = {self.kl_coef}; keep one")
+            raise ValueError(f"reward_kl_coef: got {self.reward_kl_coef} with kl_coef = {self.kl_coef}; keep one")
         if self.aggregation == "trajectory" and (self.kl_coef or self.entropy_coef):
-            raise ValueError('aggregation: got "trajectory"; kl_coef and entropy_coef have none, set them to 0')
+            raise ValueError('aggregation: got "trajectory", which needs kl_coef and entropy_coef of 0; set them to 0')
         return self
 
 
@@ -130,13 +136,14 @@ class ClippedOptions(PolicyGradientOptions):
     clip_high: float = Field(0.2, gt=0.0)
     """Upper bound of the ratio is 1 + clip_high."""
     dual_clip: float = Field(0.0, ge=0.0)
-    """Upper bound of the ratio where the advantage is negative, which `clip_high` leaves free: above 1, 3 as a rule (Ye et al.,
-    arXiv 1912.09729); 0: none."""
+    """Upper bound of the ratio for negative advantages, where `clip_high` has no effect; above 1, usually 3 (Ye et al.,
+    arXiv 1912.09729). 0: no bound.
+    """
 
     @model_validator(mode="after")
     def _dual_clip_bounds_what_grows(self) -> Self:
         if 0 < self.dual_clip <= 1:
-            raise ValueError(f"dual_clip: got {self.dual_clip}; a ratio begins at 1, so set it above 1, or 0 for none")
+            raise ValueError(f"dual_clip: got {self.dual_clip}; ratios begin at 1: set a bound above 1, or 0 for none")
         return self
 
 
@@ -145,28 +152,28 @@ PolicyGradientOptionsT = TypeVar("PolicyGradientOptionsT", bound=PolicyGradientO
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """The loss of a chunk's tokens, as an algorithm makes it."""
+    """An algorithm's loss of a chunk's tokens."""
 
     values: Tensor
     """[tokens], to minimise: minus the surrogate objective."""
     clipped: Tensor | None = None
-    """[tokens] bool: a bound is active."""
+    """bool [tokens]: True if a bound is active; None for a surrogate without bounds."""
     metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def clipped_ratio(options: ClippedOptions, ratio: Tensor, advantages: Tensor) -> Surrogate:
-    """Make the clipped surrogate of each token from its ratio [tokens], or its sequence's."""
+    """Return the clipped surrogate of each token from the ratio, [tokens], of the token or of its sequence."""
     bounds = options.clip_low, options.clip_high, options.dual_clip
     values = learn.clipped_surrogate(ratio, advantages, *bounds)
     return Surrogate(values, learn.clipped(ratio.detach(), advantages, *bounds))
 
 
 class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOptionsT]):
-    """A weighted surrogate, less what is asked for in divergence and entropy."""
+    """An algorithm whose loss is a weighted surrogate, plus optional terms for divergence and entropy."""
 
     source, statistics = Source.ROLLOUT, Scope.GROUP
     has_ratio: ClassVar[bool] = True
-    """The surrogate reads the anchor's log-probs."""
+    """True if the surrogate reads the anchor's log-probs."""
 
     def __init__(self, options: PolicyGradientOptionsT | None = None) -> None:
         super().__init__(options)
@@ -190,23 +197,25 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
     def outputs(self) -> frozenset[Output]:
         return frozenset({LOG_PROBS} | ({ENTROPY} if self.options.entropy_coef else set()))
 
-    # -- what an algorithm says ----------------------------------------------------------------------------------
+    # -- defined by each algorithm -------------------------------------------------------------------------------
 
     @abstractmethod
     def credit(self, groups: Groups) -> Tensor:
-        """Give advantages of samples [groups, samples], or of tokens [tokens]."""
+        """Return advantages of samples [groups, samples], or of tokens [tokens]."""
         raise NotImplementedError
 
     @abstractmethod
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Compute the loss of each token; `anchor` [tokens] are log-probs of the policy that the ratio is taken to."""
+        """Return the loss of each token; `anchor` [tokens] has log-probs of the policy in the ratio's denominator."""
         raise NotImplementedError
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- shared by all algorithms --------------------------------------------------------------------------------
 
     def advantages(self, groups: Groups) -> Advantages:
-        """Call `credit`, or the user's function, with rewards from which the divergence is taken where `reward_kl_coef` says
-        so."""
+        """Return the advantages from `credit` or from the user's function.
+
+        With `reward_kl_coef`, the divergence is first subtracted from the rewards.
+        """
         if self.options.reward_kl_coef:
             rewards = learn.less_divergence(groups, self.options.reward_kl_coef)
             groups = replace(groups, rewards=rewards)
@@ -219,10 +228,10 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
 
     def _load_credit(self) -> Callable[[Groups], Tensor] | None:
-        """Import the function that the option `advantages` names; None where it names none."""
+        """Import the function that the option `advantages` names; return None if the option is empty."""
         place = str(self.options.advantages or "")
         if place and type(self).advantages is not PolicyGradient.advantages:
-            fix = f"{type(self).__name__} is its way to credit: take another algorithm, or leave the function out"
+            fix = f"{type(self).__name__} defines its own advantages: take another algorithm, or leave the function out"
             raise ConfigError("algorithm.advantages", place, fix)
         return load_function("algorithm.advantages", place) if place else None
 
@@ -232,7 +241,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
             anchor = batch.column("rollout_log_probs")
         elif OLD_LOG_PROBS in self.columns():
             anchor = batch.column("old_log_probs")
-        else:  # nothing needs the step's start: the ratio is 1 by definition
+        else:  # no term needs the policy at the step's start: the ratio is 1 by definition
             anchor = policy.log_probs.detach()
         surrogate = self.surrogate(batch, policy, anchor)
         weight, metrics = self._weight(batch, policy)
@@ -254,7 +263,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return Loss(terms | self._regularisers(batch, policy), metrics | dict(surrogate.metrics))
 
     def _regularisers(self, batch: LossBatch, policy: PolicyOutputs) -> dict[str, Term]:
-        """Make the terms beside the surrogate that are asked for: divergence from the reference, entropy."""
+        """Return the optional terms of the loss: divergence from the reference and entropy."""
         terms = {}
         if self.options.kl_coef:
             reference = batch.column("ref_log_probs")
@@ -276,7 +285,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return self.options.kl_coef > 0 and self.options.kl_estimator == "unbiased"
 
     def _weight(self, batch: LossBatch, policy: PolicyOutputs) -> tuple[Tensor | None, Sums]:
-        """Return the correction's weight of each token, None for no correction, and metrics of what it did."""
+        """Return each token's weight in the correction, None without a correction, and metrics of its effect."""
         options, mask = self.options, batch.loss_mask
         weight, metrics = None, Sums()
         if options.correction in WEIGHS:

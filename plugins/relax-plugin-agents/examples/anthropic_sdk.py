@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's loop with Anthropic's SDK alone: `python anthropic_sdk.py whole` or `stream`."""
+"""An agent loop with only Anthropic's SDK: `python anthropic_sdk.py whole` or `stream`."""
 
 import sys
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task that the agents beside this file solve: a sum, with a tool that adds.
+"""The task of the example agents in this folder: a sum, with a tool that adds.
 
-Each of them shows one client library; this file has what does not depend on it: reading the task, and reporting a reward.
+Each example shows one client library. This file has the shared parts: reading the task and reporting a reward.
 """
 
 import json
@@ -13,7 +13,7 @@ with open(os.environ["RELAX_TASK"], encoding="utf-8") as file:
 PROMPT, ANSWER = task["prompt"], task["answer"]
 MODEL = os.environ["RELAX_MODEL"]
 TURNS = 4
-"""Most turns of the model: a policy that has learned nothing may call tools for ever."""
+"""Most turns of the model, since an untrained policy may call tools without end."""
 DESCRIPTION = "Add two integers."
 PARAMETERS = {
     "type": "object",
@@ -23,7 +23,7 @@ PARAMETERS = {
 
 
 def add(arguments: dict) -> str:
-    """Run the tool as the model called it; what is wrong is for the model to read."""
+    """Run the tool with the model's arguments; return wrong arguments as an error text that the model reads."""
     try:
         return str(int(arguments["a"]) + int(arguments["b"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -31,7 +31,7 @@ def add(arguments: dict) -> str:
 
 
 def report(said: str | None) -> None:
-    """Judge the agent's last words, and post the reward."""
+    """Judge the agent's last answer and post the reward."""
     reward = float(ANSWER in (said or ""))
     request = urllib.request.Request(
         os.environ["RELAX_REPORT_URL"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent of LangChain on LangGraph: `python langgraph_react.py chat`, `responses` or `messages` (Anthropic's)."""
+"""A LangChain agent on LangGraph: `python langgraph_react.py chat`, `responses` or `messages` (Anthropic's)."""
 
 import sys
 
@@ -26,6 +26,6 @@ try:
         {"messages": [{"role": "user", "content": PROMPT}]}, {"recursion_limit": 2 * TURNS}
     )
     said = state["messages"][-1].text
-except GraphRecursionError:  # it called tools for ever
+except GraphRecursionError:  # the model called tools until the limit of turns
     said = ""
 report(str(said))

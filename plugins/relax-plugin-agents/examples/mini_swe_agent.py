@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mini-swe-agent, whose only tool is a shell: `python mini_swe_agent.py openai`, or `anthropic`.
 
-Its shell is that of this process, in the agent's own working directory: for a policy that is not trusted, run it in a sandbox.
+The shell runs as this process's user, in a temporary directory. Run the agent in a sandbox if you do not trust the
+policy.
 """
 
 import os
@@ -10,7 +11,7 @@ import tempfile
 
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", tempfile.mkdtemp(prefix="mswea-"))
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it is fetched at import
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise litellm downloads the cost map at import
 from calculator_task import MODEL, PROMPT, TURNS, report
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent of OpenAI's Agents SDK: `python openai_agents.py responses` or `chat`."""
+"""An agent with OpenAI's Agents SDK: `python openai_agents.py responses` or `chat`."""
 
 import sys
 
@@ -14,7 +14,7 @@ from agents import (
 )
 from calculator_task import MODEL, PROMPT, TURNS, add, report
 
-set_tracing_disabled(True)  # it would be sent to OpenAI
+set_tracing_disabled(True)  # traces would be sent to OpenAI
 set_default_openai_api("responses" if sys.argv[1] == "responses" else "chat_completions")
 
 
@@ -26,6 +26,6 @@ def added(a: int, b: int) -> str:
 
 try:
     said = str(Runner.run_sync(Agent("calculator", tools=[added], model=MODEL), PROMPT, max_turns=TURNS).final_output)
-except (MaxTurnsExceeded, ModelBehaviorError):  # it called tools for ever, or one that there is not
+except (MaxTurnsExceeded, ModelBehaviorError):  # the model called tools until the limit of turns, or an unknown tool
     said = ""
 report(said)

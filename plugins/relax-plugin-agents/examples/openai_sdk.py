@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's loop with OpenAI's SDK alone: `python openai_sdk.py chat`, `chat-stream` or `responses`."""
+"""An agent loop with only OpenAI's SDK: `python openai_sdk.py chat`, `chat-stream` or `responses`."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def chat(stream: bool) -> str | None:
             with client.chat.completions.stream(model=MODEL, messages=messages, tools=tools) as events:
                 try:
                     completion = events.get_final_completion()
-                except openai.LengthFinishReasonError as cut:  # this helper raises where a limit cut the answer
+                except openai.LengthFinishReasonError as cut:  # the helper raises if a limit cut the answer
                     completion = cut.completion
                 message = completion.choices[0].message
         else:

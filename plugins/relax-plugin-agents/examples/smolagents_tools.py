@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tool-calling agent of smolagents.
+"""A tool-calling agent with smolagents.
 
-It writes its own history: what the model called and what came of it come back in words of its own. So each of its calls is a
-row of its own, trained on what was sampled there.
+smolagents rewrites its history: it sends earlier calls and their results back as its own text. So each call of the
+policy becomes a separate row, which is trained on the tokens sampled in that call.
 """
 
 from calculator_task import MODEL, PROMPT, TURNS, add, report
@@ -14,14 +14,14 @@ def added(a: int, b: int) -> str:
     """Add two integers.
 
     Args:
-        a: The first.
-        b: The second.
+        a: The first integer.
+        b: The second integer.
     """
     return add({"a": a, "b": b})
 
 
 added.name = "add"
-# Its default forces a tool in every turn, which would change the distribution that is trained.
+# The default forces a tool call in every turn, which would change the trained distribution.
 model = OpenAIModel(MODEL, tool_choice="auto")
 agent = ToolCallingAgent([added], model, max_steps=TURNS, verbosity_level=0)
 try:

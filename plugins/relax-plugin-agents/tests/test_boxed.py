@@ -148,7 +148,7 @@ async def test_a_box_has_the_policy_and_the_task_but_nothing_that_would_help_to_
     files = {"repo/a.py": "a = 1", "repo/b.py": ""}
     trajectory = await environment.play("a", "b", does="variables", judge="quotes", files=files, judge_files={"x": "s"})
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
-    seen = json.loads(trajectory.info["error"].partition("ended with 1: ")[2].rpartition(" (")[0])
+    seen = json.loads(trajectory.info["error"].partition("exited with 1: ")[2].rpartition(" (")[0])
     assert seen["task"] == {"id": "t", "prompt": "go", "does": "variables", "judge": "quotes"}
     assert {"repo", "agent.py"} <= set(seen["files"])
     env = seen["env"]
@@ -224,7 +224,7 @@ async def test_a_sleeping_agent_ends_with_its_box(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"judge": "fails"}, "the judge gave no verdict: it ended with 1: what the judge misses"),
+        ({"judge": "fails"}, "the judge gave no verdict: its program exited with 1: what the judge misses"),
         ({"judge": "says", "line": '{"reward": 2, "key": "KEY"}'}, "the judge's reward is 2;"),
     ],
 )
@@ -241,7 +241,7 @@ async def test_a_judge_without_a_verdict_is_an_outcome_and_no_zero(
     ("columns", "said"),
     [
         ({"files": {"../x": "y"}}, "name it relative"),
-        ({"files": ["a"]}, "column files: got ['a']; it maps paths to text"),
+        ({"files": ["a"]}, "column files: got ['a']; write an object that maps paths to text"),
         ({"judge_files": {"a": 1}}, "column judge_files"),
         ({"judge_files": {"../../x": "y"}}, "name it relative"),
     ],
@@ -283,7 +283,7 @@ async def test_a_judge_that_says_nothing_valid_gives_no_verdict(
 async def test_an_agent_that_is_not_there_is_told(machine: Machine) -> None:
     async with machine.boxed(command=("/no/agent",), reward="rewards") as environment:
         trajectory = await environment.play("a", "yes")
-    assert "the agent's program ended with 127: /no/agent can't be started" in trajectory.info["error"]
+    assert "the agent's program exited with 127: /no/agent can't be started" in trajectory.info["error"]
 
 
 def test_a_folder_is_copied_with_all_of_its_files(tmp_path: Path) -> None:
@@ -303,10 +303,13 @@ def test_a_file_that_is_not_there_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"function": "a:b", "sandbox": True}, "name a command"),
-        ({"command": ["a"], "sandbox": True}, "nobody judges"),
-        ({"command": ["a"], "sandbox": True, "judge": ["b"], "reward": "reported"}, "drop one of them"),
-        ({"command": ["a"], "sandbox": True, "reward": "rewards", "judge_copies": {"a": "b"}}, "without a judge"),
+        ({"function": "a:b", "sandbox": True}, "set command"),
+        ({"command": ["a"], "sandbox": True}, "the source of the reward is required"),
+        ({"command": ["a"], "sandbox": True, "judge": ["b"], "reward": "reported"}, "both judge and reward"),
+        (
+            {"command": ["a"], "sandbox": True, "reward": "rewards", "judge_copies": {"a": "b"}},
+            "without judge: set judge",
+        ),
         ({"command": ["a"], "sandbox": True, "judge": ["b"], "judge_range": [1, 0]}, "judge_range: got 1, 0"),
         ({"command": ["a"], "judge": ["b"]}, "judge has no effect outside of a sandbox"),
         ({"command": ["a"], "box_pids": 3}, "box_pids has no effect outside of a sandbox"),

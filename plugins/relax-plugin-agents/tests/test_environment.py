@@ -139,8 +139,8 @@ async def test_parallel_calls_of_one_sample_are_rows_of_it(functions: Environmen
         ("functions", "gives_no_number", "nan", "finite number"),
         ("functions", "breaks", "", "the agent of t broke"),
         ("programs", "silent", "", "reported no reward"),
-        ("programs", "fail", "", "ended with 3: what went wrong"),
-        ("programs", "talk", "", "ended with 4: xx"),
+        ("programs", "fail", "", "exited with 3: what went wrong"),
+        ("programs", "talk", "", "exited with 4: xx"),
     ],
     indirect=["pools"],
 )
@@ -209,7 +209,7 @@ async def test_a_program_sees_its_own_keys_and_no_secrets_of_the_run(programs: E
 
 @pytest.mark.parametrize("options", [{}, {"command": ["a"], "function": "b:c"}])
 def test_an_agent_is_a_program_or_a_function(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="either the command of a program or a function"):
+    with pytest.raises(ValidationError, match="set either command or function"):
         AgentOptions(**options)
 
 
@@ -217,7 +217,7 @@ def test_an_agent_asks_the_pools_that_its_table_names_and_none_as_the_policy() -
     assert Agent(AgentOptions(function="a:b", models=("judge",))).needs_engines == ("judge",)
     assert Agent(AgentOptions(function="a:b")).needs_engines == ()
     for models in (("policy",), ("judge", "judge")):
-        with pytest.raises(ValidationError, match="none of them the policy's own"):
+        with pytest.raises(ValidationError, match="do not list the policy's own name"):
             AgentOptions(function="a:b", models=models)
 
 

@@ -178,7 +178,7 @@ async def test_an_answer_that_a_limit_cut_can_be_extended_and_an_ended_one_canno
         assert (await client.ask(user("a"), assistant("lo"), limit=50)).reason == "extended"
         assert (await client.ask(user("a"), assistant("long"), user("on"))).reason == "continued"
         await client.ask(user("b"))
-        for said, why in (("end", "say something after it"), ("mine", "did not write")):
+        for said, why in (("end", "append a message after it"), ("mine", "did not write")):
             with pytest.raises(Refused, match=why):
                 client.history.begin(ModelRequest((user("b"), assistant(said))))
 

@@ -67,7 +67,7 @@ async def test_what_failed_or_was_not_judged_is_an_outcome_and_no_zero() -> None
         raised, unjudged, both = [await played(pool, said) for said in ("raise", "unjudged", "both")]
     assert [sample.outcome for sample in (raised, unjudged, both)] == [Outcome.ENVIRONMENT_ERROR] * 3
     assert "verifiers: TaskError: task SumTask scoring: RuntimeError: scoring broke" in raised.info["error"]
-    assert "was not judged, its rewards are {'right': None, 'style': 0.25}" in unjudged.info["error"]
+    assert "was not judged; its rewards are {'right': None, 'style': 0.25}" in unjudged.info["error"]
     assert "2 agents have played" in both.info["error"]
 
 
@@ -80,7 +80,7 @@ async def test_rewards_of_the_run_may_judge_instead() -> None:
 async def test_a_task_of_another_kind_is_told_what_to_do() -> None:
     environment = Verifiers(VerifiersOptions(**OPTIONS))
     environment.shared = await Verifiers.open(environment.options)
-    with pytest.raises(ValueError, match="column verifiers says None.*relax-verifiers-tasks"):
+    with pytest.raises(ValueError, match="column verifiers is None.*relax-verifiers-tasks"):
         await environment.run(Task("one", "go"), 7, None)  # type: ignore[arg-type]
     await environment.shared.host.stop()
     await environment.shared.gateway.stop()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments whose agent is a program of its own."""
+"""Environments in which a separate program or function calls the policy over HTTP."""

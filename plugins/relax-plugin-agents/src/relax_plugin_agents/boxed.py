@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's program in a box of the run's sandbox, and the program that judges it there when nothing of it runs any more.
+"""An agent's program in a box of the run's sandbox, and the judge that runs in the box after all agent processes ended.
 
-The agent reaches the policy through the box's one socket, and nothing else. The judge gets its files only then, in a folder of
-its own with a name that nobody could foresee, and a key that its verdict must hold: leftover files can't stand in for either.
+The agent can reach only the policy, through the box's socket. The judge's files are written after the agent's end, to a
+folder with a random name, and its verdict must contain a random key. So files that the agent left cannot imitate the
+judge.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
     from relax_plugin_agents.environment import ModelAccess
 
 AGENT_S = 7 * 86400.0
-"""Longest time of an agent's program: none of its own, since the environment's deadline ends it with its box."""
+"""Longest time of an agent's program in seconds; in practice the environment's deadline ends the program earlier."""
 FORWARD = Path(__file__).with_name("forward.py")
 TASK = ".relax/task.json"
 FILES, JUDGE_FILES = "files", "judge_files"
-"""Columns of tasks: text of files by their path."""
+"""Columns of a task that map paths to the text of files."""
 ENTER = 'export RELAX_WORK="$PWD"; cd -- "$0" || exit; export HOME="$PWD" TMPDIR="$PWD" RELAX_TASK="$PWD/task.json"; exec "$@"'
-"""Starts the judge in its folder: neither modules nor settings that an agent left in its own are found from there."""
+"""Shell script that starts the judge in its own folder, where it finds no modules or settings that an agent left."""
 
 
 def read_copies(copies: Mapping[str, Path], option: str) -> dict[str, bytes]:
-    """Read the files of this machine that go into boxes, by their path there. Raises FileNotFoundError."""
+    """Read the files that are copied into boxes; keys are paths in the box. Raises FileNotFoundError."""
     found: dict[str, bytes] = {}
     for name, path in copies.items():
         if path.is_dir():
@@ -40,7 +41,7 @@ def read_copies(copies: Mapping[str, Path], option: str) -> dict[str, bytes]:
         elif path.is_file():
             found[name] = path.read_bytes()
         else:
-            raise FileNotFoundError(f"environment.{option}: got {str(path)!r}, and there is no such file or folder")
+            raise FileNotFoundError(f"environment.{option}: got {str(path)!r}, which does not exist; correct the path")
     return found
 
 
@@ -48,7 +49,10 @@ async def run_agent(
     box: Box, command: Sequence[str], files: Mapping[str, bytes], env: Mapping[str, str], task: Task,
     model: ModelAccess, trusted: bool,
 ) -> ProgramResult:  # fmt: skip
-    """Run an agent to its end. Only a `trusted` one is told the task's answer: whatever it runs may read what it may."""
+    """Run an agent's program in a box until it ends.
+
+    Only a `trusted` program gets the task's answer, because every program that it starts can read the task's file.
+    """
     await _write(box, "", {**files, **_column(task, FILES), TASK: _described(task, answer=trusted)})
     words = [box.python, "-I", "-S", "-c", FORWARD.read_text(encoding="utf-8"), *_program(box, command)]
     return await box.run(words, env={**env, **variables(model, GATEWAY, TASK)}, socket=True)
@@ -58,28 +62,28 @@ async def run_judge(
     box: Box, command: Sequence[str], files: Mapping[str, bytes], wall_s: float, bounds: tuple[float, float],
     task: Task, ended: ProgramResult,
 ) -> float:  # fmt: skip
-    """Run a judge, in a box whose agent has ended; return its verdict. Raises RuntimeError where it gives none."""
+    """Run the judge in a box whose agent has ended; return its reward. Raises RuntimeError without a valid verdict."""
     folder, key = f".judge-{secrets.token_hex(16)}", secrets.token_hex(16)
     await _write(box, folder + "/", {**files, **_column(task, JUDGE_FILES), "task.json": _described(task, answer=True)})
     words = ["/bin/sh", "-c", ENTER, folder, *_program(box, command)]
     result = await box.run(words, f"{key}\n".encode(), {"RELAX_AGENT_END": ended.end.value}, wall_s)
     if result.end is not ProgramEnd.OK:
-        raise RuntimeError(f"the judge gave no verdict: it {told_end(result)}")
+        raise RuntimeError(f"the judge gave no verdict: its program {told_end(result)}")
     return _verdict(result.stdout, key, bounds)
 
 
 def told_end(result: ProgramResult) -> str:
-    """Tell how a program ended, with the end of what it said."""
+    """Describe how a program ended, with the end of its output."""
     said = (result.stderr or result.stdout)[-QUOTED_BYTES:].decode(errors="replace").strip()
-    how = f"ended with {result.code}" if result.end is ProgramEnd.EXIT else f"was ended by its limit ({result.end})"
+    how = f"exited with {result.code}" if result.end is ProgramEnd.EXIT else f"was ended by its limit ({result.end})"
     if result.end is ProgramEnd.SIGNAL:
         how = f"was ended by signal {-result.code}"
-    return f"{how}: {said or 'it said nothing'}"
+    return f"{how}: {said or 'no output'}"
 
 
 def _verdict(output: bytes, key: str, bounds: tuple[float, float]) -> float:
     last = output.strip().rpartition(b"\n")[2]
-    fix = 'end with the line {"reward": NUMBER, "key": "the first line of standard input"}'
+    fix = 'print {"reward": NUMBER, "key": "the first line of standard input"} as the last line'
     try:
         said: Any = json.loads(last)
     except (ValueError, RecursionError):
@@ -88,14 +92,14 @@ def _verdict(output: bytes, key: str, bounds: tuple[float, float]) -> float:
         raise RuntimeError(f"the judge gave no verdict: its last line is {last[-200:]!r}; {fix}")
     reward, (low, high) = said.get("reward"), bounds
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
-        raise RuntimeError(f"the judge's reward is {reward!r}; environment.judge_range has {low:g} to {high:g}")
+        raise RuntimeError(f"the judge's reward is {reward!r}; environment.judge_range allows {low:g} to {high:g}")
     return float(reward)
 
 
 def _column(task: Task, name: str) -> dict[str, bytes]:
     files = task.column(name) or {}
     if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
-        raise TypeError(f"task {task.id}: column {name}: got {files!r:.200}; it maps paths to text")
+        raise TypeError(f"task {task.id}: column {name}: got {files!r:.200}; write an object that maps paths to text")
     return {str(path): text.encode(errors="surrogatepass") for path, text in files.items()}
 
 
@@ -105,7 +109,7 @@ async def _write(box: Box, folder: str, files: Mapping[str, bytes]) -> None:
 
 
 def _program(box: Box, command: Sequence[str]) -> list[str]:
-    """Name the box's own interpreter where the command says `python`."""
+    """Return the command with the box's own interpreter in the place of `python`."""
     return [box.python if command[0] == "python" else command[0], *command[1:]]
 
 

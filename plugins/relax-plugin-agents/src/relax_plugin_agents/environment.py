@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `agent`: a program or a Python function plays the sample and asks the policy as it would ask any model."""
+"""The environment `agent`: a program or a Python function plays the sample and calls the policy over HTTP."""
 
 from __future__ import annotations
 
@@ -22,55 +22,60 @@ from relax_plugin_agents.history import Call
 from relax_plugin_agents.program import run_program
 
 MAX_BOXED_BYTES = 1 << 30
-"""Of all requests of one sample from a box: what the policy started there could fill the memory of the run with them."""
+"""Most bytes of all requests of one sample from a box, so that a program in the box cannot fill the run's memory."""
 BOX_LIMITS = ("box_memory_mb", "box_pids", "box_disk_mb", "box_output_kb")
 
 
 class AgentOptions(Options):
-    """Options of `agent`. Its own time, in which no turn is sampled, is bounded by the environment's `timeout_s`."""
+    """Options of `agent`. The environment's `timeout_s` limits the agent's own time, in which no turn is sampled."""
 
     command: tuple[str, ...] = ()
-    """The agent's program with its arguments, started for each sample. In its environment stand `OPENAI_BASE_URL`,
-    `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY`, `RELAX_MODEL`, `RELAX_TASK` (a file: the task as JSON),
-    `RELAX_SEED` and, where it reports its reward, `RELAX_REPORT_URL` and `RELAX_REPORT_KEY`."""
+    """The agent's program with its arguments, started for each sample. Its environment variables include
+    `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY`, `RELAX_MODEL`, `RELAX_TASK` (path of
+    the task as JSON), `RELAX_SEED` and, if the agent may report its reward, `RELAX_REPORT_URL` and
+    `RELAX_REPORT_KEY`."""
     function: str | Path = ""
-    """Instead of a program: a Python function, `module:name` or `file.py:name`, called with the task and a `ModelAccess`. It
-    returns the reward, or rewards by context. An `async` one shares its process with other samples, another one has a thread
-    of its own."""
+    """A Python function instead of a program: `module:name` or `file.py:name`. It is called with the task and a
+    `ModelAccess`, and returns the reward, or a dictionary of rewards by context. An `async` function shares the event
+    loop of its process with more samples, so it must not block; a synchronous function runs in a thread."""
     reward: Literal["", "reported", "rewards"] = ""
-    """Who judges: the agent, which returns or reports a number, or the run's `[[rewards]]`, which see the last answer. Empty:
-    `judge` where there is one, else the agent; in a sandbox that must be said, since whatever runs there can report, too."""
+    """Source of the reward. `reported`: the agent returns or reports a number. `rewards`: the run's `[[rewards]]` judge
+    the last answer. Empty: `judge` if set, else the agent. In a sandbox without a judge the option is required, because
+    every program in the box can report a reward."""
     sandbox: bool = False
-    """Run the program in a box of the run's sandbox, where it reaches the policy and nothing else: for an agent that runs
-    what the policy writes, or that you have not read. `python` is the box's own interpreter, without packages."""
+    """Run the program in a box of the run's sandbox, from which only the policy can be reached. Use a box for an agent
+    that runs code of the policy, or that you have not read. `python` is the box's own interpreter, without packages."""
     copies: dict[str, Path] = {}
-    """Files and folders that are put into each box: their path there, and on this machine. A task's column `files`, which
-    maps paths to text, adds its own."""
+    """Files and folders that are copied into each box: path in the box = path on this machine. A task's column `files`,
+    which maps paths to text, adds further files."""
     judge: tuple[str, ...] = ()
-    """A program that judges what the agent left in its box (`$RELAX_WORK`) when that has ended, also where it failed. It
-    begins in a folder of its own, reads a key from standard input and prints `{"reward": NUMBER, "key": KEY}` last."""
+    """Program that judges the files which the agent left in its box (`$RELAX_WORK`), after the agent ended or failed.
+    The judge starts in a new folder, reads a key from standard input and prints `{"reward": NUMBER, "key": KEY}` as its
+    last line."""
     judge_copies: dict[str, Path] = {}
-    """Like `copies`, put into the judge's folder when the agent has ended; the task's column is `judge_files`."""
+    """Like `copies`, but copied into the judge's folder after the agent has ended; the task's column is
+    `judge_files`."""
     judge_s: PositiveFloat = 30.0
-    """Longest time of the judge; the environment's `timeout_s` bounds it as well."""
+    """Longest time of the judge in seconds; the environment's `timeout_s` limits it as well."""
     judge_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest reward that the judge may give; another one is no verdict."""
+    """Lowest and highest reward that the judge may give; a reward outside is an error of the sample."""
     box_memory_mb: PositiveInt = 1024
-    """Memory of the program in a box with all that it starts; of the judge, too."""
+    """Memory of the program and all its processes in a box, in MB; the same limit holds for the judge."""
     box_pids: PositiveInt = 128
-    """Processes and threads that it has at once."""
+    """Most processes and threads at once in a box."""
     box_disk_mb: PositiveInt = 256
-    """Files in a box."""
+    """Most MB of files in a box."""
     box_output_kb: PositiveInt = 1024
-    """What the program prints, and again the judge; more ends it."""
+    """Most KB that the program may print before it is killed; the judge has the same limit."""
     directory: Path | None = None
-    """Directory in which the program starts; without one that in which the run was started."""
+    """Directory in which the program starts; None: the directory in which the run was started."""
     env: dict[str, str] = {}
-    """Further variables of the program. It has the path, the home and the language of the run, and nothing else of it."""
+    """Further environment variables of the program. Without a sandbox it also sees the run's `PATH`, `HOME`, `LANG`,
+    `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV` and `PYTHONPATH`, and no more of the run's variables."""
     model: str = "policy"
-    """The name by which agents are told to ask for the model. Any other is served too, but those of `models`."""
+    """Model name that agents are given for the policy. Every name that is not in `models` reaches the policy."""
     models: tuple[str, ...] = ()
-    """Pools of `[[engines]]` that agents may ask, by their names as models; what they say is counted, and never trained."""
+    """Pools of `[[engines]]` that agents may call by model name. Their answers are counted and never trained."""
 
     @field_validator("directory", mode="before")
     @classmethod
@@ -80,50 +85,52 @@ class AgentOptions(Options):
     @model_validator(mode="after")
     def _plays_one_way(self) -> AgentOptions:
         if bool(self.command) == bool(self.function):
-            raise ValueError("name either the command of a program or a function")
+            raise ValueError("set either command or function, and not both")
         if self.model in self.models or len(set(self.models)) < len(self.models):
-            raise ValueError("models: names of pools, each once, and none of them the policy's own")
+            raise ValueError("models: list each pool once, and do not list the policy's own name (option model)")
         if self.sandbox:
             self._plays_in_a_box()
             return self
         for name in ("copies", "judge", "judge_copies", "judge_s", "judge_range", *BOX_LIMITS):
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"{name} has no effect outside of a sandbox: set sandbox = true, or drop it")
+                raise ValueError(f"{name} has no effect outside of a sandbox: set sandbox = true, or remove {name}")
         return self
 
     def _plays_in_a_box(self) -> None:
         if self.function:
-            raise ValueError("a function runs in the environment's process, and in no sandbox: name a command")
+            raise ValueError("function runs in the environment's process and cannot run in a sandbox: set command")
         if self.judge and self.reward:
-            raise ValueError(f'reward = "{self.reward}" and a judge: drop one of them')
+            raise ValueError(f'both judge and reward = "{self.reward}" are set: remove one')
         if not self.judge and not self.reward:
-            who = 'name a judge, or set reward = "rewards", or reward = "reported" if nothing in the box would forge it'
-            raise ValueError(f"nobody judges what is left in the sandbox: {who}")
+            who = (
+                'set judge, or reward = "rewards", or reward = "reported" if no program in the box would forge a reward'
+            )
+            raise ValueError(f"with sandbox = true the source of the reward is required: {who}")
         if self.judge_copies and not self.judge:
-            raise ValueError("judge_copies has no effect without a judge")
+            raise ValueError("judge_copies has no effect without judge: set judge, or remove judge_copies")
         low, high = self.judge_range
         if not (low <= high and math.isfinite(low) and math.isfinite(high)):
-            raise ValueError(f"judge_range: got {low:g}, {high:g}; name the lowest reward, then the highest")
+            raise ValueError(f"judge_range: got {low:g}, {high:g}; give the lowest reward, then the highest")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
-    """The address and the key by which a function asks the policy, for its sample alone."""
+    """The address and the key with which a function calls the policy for one sample."""
 
     url: str
-    """Base URL of Anthropic's clients."""
+    """Base URL for Anthropic's clients."""
     key: str = field(repr=False)
     name: str
     seed: int
 
     @property
     def openai_url(self) -> str:
-        """Base URL of OpenAI's clients."""
+        """Base URL for OpenAI's clients."""
         return f"{self.url}/v1"
 
 
 class Agent(Environment[AgentOptions]):
-    """Lets an agent play the sample, and gives it the reward that the agent reports."""
+    """An environment in which an agent plays the sample; agent, judge or `[[rewards]]` give the reward."""
 
     gives_reward: ClassVar[bool] = True
 
@@ -136,7 +143,7 @@ class Agent(Environment[AgentOptions]):
 
     @classmethod
     async def open(cls, options: AgentOptions) -> _Shared:
-        """Start the server of this process."""
+        """Start the gateway of this process, and read the files that are copied into boxes."""
         gateway = Gateway(options.model)
         await gateway.start(local=options.sandbox)
         copies = read_copies(options.copies, "copies"), read_copies(options.judge_copies, "judge_copies")
@@ -145,7 +152,7 @@ class Agent(Environment[AgentOptions]):
 
     @classmethod
     async def shut(cls, shared: Any) -> None:
-        """End the server, and the folder of its socket with it."""
+        """Stop the gateway."""
         await shared.gateway.stop()
 
     async def run(self, task: Task, seed: int, session: Session) -> None:
@@ -167,7 +174,7 @@ class Agent(Environment[AgentOptions]):
         self._judge(agent, result)
 
     async def _boxed(self, shared: _Shared, agent: AgentSession, task: Task, model: ModelAccess) -> Any:
-        """Let a program play in a box, then have it judged there; give the reward, or those by context."""
+        """Run the program in a box, then the judge if there is one; return the reward, or rewards by context."""
         options, env, reports = self.options, dict(self.options.env), self.options.reward == "reported"
         if reports:
             env |= {"RELAX_REPORT_URL": f"{GATEWAY}/report", "RELAX_REPORT_KEY": agent.reporter_key}
@@ -185,7 +192,7 @@ class Agent(Environment[AgentOptions]):
     def _judge(self, agent: AgentSession, result: Any) -> None:
         read = read_calls(agent)
         if not read:
-            raise RuntimeError("the agent has read no answer of the policy: there is nothing to train")
+            raise RuntimeError("the agent has read no answer of the policy, so the sample has no turn to train")
         if self.options.reward == "rewards":
             return
         given = dict(result) if isinstance(result, Mapping) else {} if result is None else {"": result}
@@ -195,17 +202,17 @@ class Agent(Environment[AgentOptions]):
         for context, reward in given.items():
             calls = [call for call in read if call.context == context] if context else read
             if not isinstance(reward, int | float) or not math.isfinite(reward):
-                raise TypeError(f"the agent returned {reward!r} as its reward; it is a finite number")
+                raise TypeError(f"the agent returned {reward!r} as its reward; return a finite number")
             if not calls:
                 raise ValueError(
-                    f"the agent returned a reward for the context {context!r}, of which it has read no answer"
+                    f"the agent returned a reward for the context {context!r}, but has read no answer in this context"
                 )
             calls[-1].branch.reward(float(reward))
 
 
 @contextlib.asynccontextmanager
 async def noted(session: Session, agent: AgentSession) -> AsyncIterator[None]:
-    """Note how the agent's calls went, however it ends."""
+    """Add a summary of the agent's calls to the sample's `info` when the context ends, also after an error."""
     try:
         yield
     finally:
@@ -215,7 +222,10 @@ async def noted(session: Session, agent: AgentSession) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _unhidden(agent: AgentSession) -> AsyncIterator[None]:
-    """Fail with a pool that could not be asked: what the agent did without its answer says nothing of the policy."""
+    """Raise the first failure of an auxiliary pool, even if the agent caught it.
+
+    Without the pool's answer, the agent's result does not measure the policy.
+    """
     try:
         yield
     except Exception:
@@ -228,7 +238,7 @@ async def _unhidden(agent: AgentSession) -> AsyncIterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The server, the function and the files that the samples of one process share."""
+    """The gateway, the function and the files that the samples of one process share."""
 
     gateway: Gateway
     function: Callable[[Task, ModelAccess], Any] | None
@@ -237,7 +247,7 @@ class _Shared:
 
 
 def read_calls(agent: AgentSession) -> list[Call]:
-    """List the calls whose answer the agent has read."""
+    """Return the calls whose answer the agent has read: it was delivered, or a later call continues from it."""
     return [call for call in agent.history.calls if call.delivered or call.calls_after]
 
 

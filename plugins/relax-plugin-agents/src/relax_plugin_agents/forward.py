@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first program in an agent's box: it lets the agent reach the policy at an address of the box's own loopback.
+"""The first program in an agent's box, which forwards an address on the box's loopback to the policy's socket.
 
-Its text is run as `python -c TEXT command ...`, so it uses nothing but the standard library. It forwards bytes to the socket
-`$RELAX_SOCKET` and reads none of them; it ends as the command ends, and whatever else runs in the box ends with it.
+Its source is run as `python -c SOURCE command ...`, so it uses only the standard library. It forwards bytes to the
+socket `$RELAX_SOCKET` without parsing them. It exits with the command's status; the box then ends all processes left in
+it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import signal
 import sys
 
 CHUNK = 1 << 16
-"""Bytes that a connection holds in each direction, about."""
+"""Approximate bytes that a connection buffers in each direction."""
 GATEWAY = "http://gateway.invalid"
-"""Stands for the address in the variables of the command, until it is known."""
+"""Placeholder in the command's environment variables, replaced by the loopback address once it is known."""
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy one direction of a connection to its end, as fast as the other side reads."""
+    """Copy one direction of a connection until its end, as fast as the receiving side reads."""
     try:
         while chunk := await reader.read(CHUNK):
             writer.write(chunk)
             await writer.drain()
     except OSError:
-        pass  # a side has gone away: the other one is closed, too
+        pass  # one side has disconnected; `forward` closes both
 
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +36,7 @@ async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.close()
         return
     ways = [asyncio.ensure_future(copy(reader, socket_writer)), asyncio.ensure_future(copy(socket_reader, writer))]
-    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)  # a client that is gone wants nothing more
+    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)  # the end of either direction ends the connection
     for way in ways:
         way.cancel()
     for side in (writer, socket_writer):
@@ -59,4 +60,4 @@ async def main(command: list[str], env: dict[str, str]) -> int:
 if __name__ == "__main__":
     described = os.path.abspath(os.environ["RELAX_TASK"])
     code = asyncio.run(main(sys.argv[1:], {**os.environ, "RELAX_TASK": described}))
-    sys.exit(code if code >= 0 else 128 - code)  # a signal is told as a shell tells it
+    sys.exit(code if code >= 0 else 128 - code)  # like a shell, 128 + the number of the signal

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP server at which programs ask the policy, and pools beside it: one a process, for all samples that it drives.
+"""HTTP server through which agents call the policy and auxiliary pools; one server per environment process.
 
-A request names its sample by its key. `AgentSession` is one sample's side of it; the server holds no other state.
+The key of a request identifies its sample. `AgentSession` holds the state of one sample; the server has no further
+state.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ from relax_plugin_agents.model_request import Dialect, Finish, ModelRequest, Mod
 from relax_plugin_agents.side_calls import SideCalls
 
 HEARTBEAT_S = 10.0
-"""Between two signs of life on a stream whose answer is awaited."""
+"""Seconds between two keep-alive events on a stream that waits for more of its answer."""
 MAX_BODY_BYTES = 64 << 20
-"""Of a request: histories with images are long, and memory is not."""
+"""Largest body of a request, in bytes. Histories with images are long; the limit protects the server's memory."""
 OVER = "This session is over: its limit of turns or tokens is reached, or the model can't answer any more."
-"""The answer where no turn is left: agents end at words, and ask again after an error or an empty answer."""
+"""Answer to calls after the sample's end. Agents stop at a text answer, but retry after an error or an empty answer."""
 CONTEXT, MAX_CONTEXT = "x-relax-context", 64
-"""Header that names the context of a call, and the most characters of a name."""
+"""Header that names the context of a call, and the maximum length of a context's name in characters."""
 AGAIN = ("x-stainless-retry-count", "x-relax-retry")
-"""Headers by which a client says how often it has sent this request before."""
+"""Headers that hold how many times the client has sent this request before; any value but empty or 0 marks a retry."""
 
 
 class SessionOver(Exception):
-    """The sample takes no more turns."""
+    """Error for a call after the sample's end."""
 
 
 class AgentSession:
-    """One sample as its agent sees it: `open -> calls ... -> close`; later calls are refused.
+    """The state of one sample's agent: `open -> calls ... -> close`; later calls raise SessionOver.
 
     Invariants:
-    - a request that is repeated while its answer is sampled, or that was never delivered, gets that very answer;
-    - what was asked ends with `close`, whoever still waits for it.
+    - a retried request gets the answer of its first attempt, also if the answer is still being sampled or was never
+      delivered;
+    - `close` cancels all pending calls, even if clients still wait for their answers.
     """
 
     def __init__(
@@ -63,21 +65,24 @@ class AgentSession:
     ) -> None:
         self.side_calls = SideCalls(clients)
         self.bytes_left = max_bytes
-        """Of all bodies of its requests together; None: any number."""
+        """Bytes left for the bodies of all later requests of the sample; None disables the limit."""
         self.agent_key, self.reporter_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.history = History(session)
         self.reported: dict[str, float] = {}
-        """Rewards by context, that of the sample under no name."""
+        """Reported rewards by context; the sample's own reward is under the empty name."""
         self._answers: dict[Call, asyncio.Task[Action]] = {}
         self._more: dict[Call, asyncio.Event] = {}
-        """Set, and replaced by another, whenever there is more of an answer that is being sampled."""
+        """For each call, an event that is set, and replaced by a new event, when more of the call's answer is
+        sampled."""
         self._closed = False
 
     @contextlib.asynccontextmanager
     async def asked(self, request: ModelRequest, again: bool) -> AsyncIterator[Call]:
-        """The call that a request makes or repeats, for as long as its client waits; its answer comes by `answer`.
+        """Begin the call of a request, or find the call that the request repeats; yield the call.
 
-        Raises Refused, and SessionOver after the end."""
+        The client counts as waiting until the context ends; `answer` returns the call's answer. Raises Refused for a
+        request that is not served, and SessionOver after the end.
+        """
         if self._closed:
             raise SessionOver
         call = self.history.same(request, again)
@@ -96,11 +101,11 @@ class AgentSession:
         return self._closed
 
     def answered(self, call: Call) -> bool:
-        """Tell whether a call's answer is whole, or there will be none."""
+        """Return True if the answer of a call is complete, failed or cancelled."""
         return self._answers[call].done()
 
     async def answer(self, call: Call) -> Action:
-        """Wait for a call's answer. Raises SessionOver where there is none."""
+        """Wait for the answer of a call and return it. Raises SessionOver if the call failed or was cancelled."""
         answer = self._answers[call]
         await asyncio.wait([answer])
         if answer.cancelled() or answer.exception() is not None:
@@ -108,7 +113,7 @@ class AgentSession:
         return answer.result()
 
     async def more(self, call: Call, known: str, timeout_s: float) -> bool:
-        """Wait until more of an answer is there than the text that is `known`, or it is whole; False after the time."""
+        """Wait until an answer is longer than the text `known`, or ended; return False after `timeout_s` seconds."""
         answer = self._answers[call]
         if answer.done() or (call.partial is not None and len(call.partial.text) > len(known)):
             return True
@@ -120,7 +125,7 @@ class AgentSession:
             await asyncio.gather(more, return_exceptions=True)
 
     async def close(self) -> None:
-        """End what is still asked; what no client has read is not trained."""
+        """Cancel all pending calls. Answers that no client has read are discarded, so they are not trained."""
         self._closed = True
         await self.side_calls.close()
         for answer in self._answers.values():
@@ -140,9 +145,10 @@ class AgentSession:
 
 
 class Gateway:
-    """The server and its open samples, by their keys.
+    """The server and its open samples by key.
 
-    Invariant: an agent's key opens the model's routes alone, a reporter's the report alone, and neither outlives its sample.
+    Invariant: an agent key opens only the routes of the model, a reporter key only `/report`; both end with their
+    sample.
     """
 
     def __init__(self, model: str) -> None:
@@ -154,8 +160,8 @@ class Gateway:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, local: bool = False) -> None:
-        """Listen on a free port of the loopback; where `local` also at a Unix socket that only this user reaches."""
-        # Named as TCP: asyncio leaves Nagle's algorithm on where the protocol is 0, and an answer would wait 40 ms for it.
+        """Listen on a free port of the loopback; with `local`, also on a Unix socket that only this user can open."""
+        # With protocol 0, asyncio would leave Nagle's algorithm on, which would delay each answer by 40 ms.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -176,7 +182,7 @@ class Gateway:
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """End the server, and the folder of its socket."""
+        """Stop the server and delete the folder of its Unix socket."""
         if self._serving is not None:
             self._server.should_exit = self._server.force_exit = True
             await self._serving
@@ -184,7 +190,7 @@ class Gateway:
             self._folder.cleanup()
 
     def _local(self) -> socket.socket:
-        """Open the Unix socket, in a folder of its own."""
+        """Open the Unix socket in a new temporary folder."""
         self._folder = tempfile.TemporaryDirectory(prefix="relax-agent-", ignore_cleanup_errors=True)
         self.socket = f"{self._folder.name}/gateway"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -200,7 +206,10 @@ class Gateway:
     async def session(
         self, session: Session, max_bytes: int | None = None, clients: Mapping[str, ModelClient] = NO_ENGINES
     ) -> AsyncIterator[AgentSession]:
-        """Let an agent into a sample; `max_bytes`: of all its requests together; `clients`: pools that it may ask, too."""
+        """Open the server to the agent of one sample, until the context ends.
+
+        `max_bytes` limits the bodies of all its requests together; `clients` are the auxiliary pools that it may call.
+        """
         opened = AgentSession(session, max_bytes, clients)
         self._agents[opened.agent_key] = self._reporters[opened.reporter_key] = opened
         try:
@@ -213,7 +222,7 @@ class Gateway:
         dialect = self._dialects[http.url.path]
         session = self._agents.get(_key(http))
         if session is None:
-            message = "this key opens no session: the sample is over, or it is not an agent's key"
+            message = "no open sample has this agent key: the sample is over, or the key is not an agent key"
             return _failed(dialect, 401, message, "authentication_error")
         try:
             body = await _body(http, session)
@@ -223,7 +232,7 @@ class Gateway:
                 return await self._beside(http, dialect, session, name, request, body, again)
             if not request.stream:
                 return await self._whole(http, dialect, session, request, again)
-            # Begun before the head of the answer is sent, so that what is refused is refused by its status.
+            # The call begins before the response's head is sent, so that a refused request gets status 400.
             asked = contextlib.AsyncExitStack()
             call = await asked.enter_async_context(session.asked(request, again))
             return StreamingResponse(
@@ -246,7 +255,7 @@ class Gateway:
             try:
                 await asyncio.wait([gone, answer], return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done():
-                    return Response(status_code=499)  # nobody reads it
+                    return Response(status_code=499)  # the client has disconnected
                 turn = self._turn(call, answer.result())
                 call.delivered = not gone.done()
                 return JSONResponse(dialect.reply(turn))
@@ -280,12 +289,12 @@ class Gateway:
         self, http: Request, dialect: Dialect, session: AgentSession, name: str, request: ModelRequest,
         body: Mapping[str, Any], again: bool,
     ) -> Response:  # fmt: skip
-        """Let a pool beside the policy's answer. Raises Refused, and SessionOver after the end."""
+        """Answer a call to an auxiliary pool. Raises Refused, and SessionOver after the end."""
         if session.closed:
             raise SessionOver
         answer = session.side_calls.ask(name, request, body, again)
         gone = asyncio.create_task(_disconnected(http))
-        try:  # what is refused at once is refused by its status, also of a stream
+        try:  # a call that is refused at once gets its error status, even if the client asked for a stream
             within_s = HEARTBEAT_S if request.stream else None
             await asyncio.wait([answer, gone], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -293,7 +302,7 @@ class Gateway:
             await asyncio.gather(gone, return_exceptions=True)
         if not answer.done():
             if not request.stream:
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=499)  # the client has disconnected
         elif answer.cancelled():
             raise SessionOver
         elif isinstance(failed := answer.exception(), InfrastructureError):
@@ -306,7 +315,7 @@ class Gateway:
         return StreamingResponse(_beside_events(dialect, name, answer, body), 200, headers, "text/event-stream")
 
     async def _so_far(self, session: AgentSession, call: Call, created: int) -> ModelTurn:
-        """The answer to a call: whole where it is, else what is sampled of it."""
+        """Return the answer of a call: the complete turn once it is sampled, until then the part that is sampled."""
         partial = call.partial
         if partial is not None and not session.answered(call):
             return replace(self._turn(call, partial), created=created, tool_calls=(), finish="")
@@ -316,14 +325,14 @@ class Gateway:
             over = replace(self._over(), created=created)
             if partial is None:
                 return over
-            # Some of it was sent: the words that say why it ends are put behind it.
+            # A part of the answer was sent, so the text that explains the end is appended to that part.
             turn = self._turn(call, partial)
             return replace(turn, created=created, tool_calls=(), finish="stop", text=f"{partial.text}\n{over.text}")
 
     async def _models(self, http: Request) -> Response:
         session = self._agents.get(_key(http))
         if session is None:
-            return JSONResponse({"error": {"message": "this key opens no session"}}, 401)
+            return JSONResponse({"error": {"message": "no open sample has this agent key"}}, 401)
         listed = [
             {"id": name, "object": "model", "created": 0, "owned_by": "relax", "type": "model"}
             for name in (self.model, *session.side_calls.clients)
@@ -331,19 +340,19 @@ class Gateway:
         return JSONResponse({"object": "list", "data": listed, "has_more": False})
 
     async def _report(self, http: Request) -> Response:
-        """Take the reward of a sample, or of one of its contexts, from who holds its reporter's key; the last one counts."""
+        """Store the reward that a client posts for a sample or one of its contexts; the last post counts."""
         session = self._reporters.get(_key(http))
         if session is None:
-            return JSONResponse({"error": "this key reports for no sample"}, 401)
+            return JSONResponse({"error": "no open sample has this reporter key"}, 401)
         try:
             body = await _body(http, session)
             reward, context = body.get("reward"), _context(body.get("context", ""))
         except Refused as refused:
             return JSONResponse({"error": str(refused)}, 400)
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
-            return JSONResponse({"error": f"reward: got {str(reward)[:LONGEST_SHOWN]}; it is a finite number"}, 400)
+            return JSONResponse({"error": f"reward: got {str(reward)[:LONGEST_SHOWN]}; send a finite number"}, 400)
         if context and not any(call.context == context and call.action for call in session.history.calls):
-            return JSONResponse({"error": f"context: got {context!r}; no call of it was answered"}, 400)
+            return JSONResponse({"error": f"context: got {context!r}; no call of this context was answered"}, 400)
         session.reported[context] = float(reward)
         return JSONResponse({"reward": float(reward), "context": context})
 
@@ -362,7 +371,7 @@ class Gateway:
 
 
 def _answered(name: str, answer: Generated) -> ModelTurn:
-    """An answer of a pool as a turn; pools do not tell how long the prompt was in tokens."""
+    """Return the answer of a pool as a turn with `prompt_tokens` 0, because pools do not report the prompt's length."""
     number, finish = f"side_{secrets.token_hex(6)}", answer.finish
     return ModelTurn(number, name, int(time.time()), answer.text, (), finish, 0, len(answer.tokens))
 
@@ -370,7 +379,7 @@ def _answered(name: str, answer: Generated) -> ModelTurn:
 async def _beside_events(
     dialect: Dialect, name: str, answer: asyncio.Task[Generated], body: Mapping[str, Any]
 ) -> AsyncIterator[str]:
-    """Bring a pool's answer as a stream: signs of life, then all of it, or why there is none."""
+    """Yield keep-alive events until a pool has answered, then the whole answer or the error."""
     while not (await asyncio.wait([answer], timeout=HEARTBEAT_S))[0]:
         yield dialect.heartbeat
     if not answer.cancelled() and isinstance(failed := answer.exception(), InfrastructureError | Refused):
@@ -383,14 +392,14 @@ async def _beside_events(
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process, whose own they are."""
+        """Install no signal handlers: the process handles its signals itself."""
         yield
 
 
 def _context(name: Any) -> str:
-    """Check a context's name. Raises Refused."""
+    """Return a context's name. Raises Refused if it is not a string or too long."""
     if not isinstance(name, str) or len(name) > MAX_CONTEXT:
-        raise Refused("context", f"got {str(name)[:MAX_CONTEXT]!r}; it is text of at most {MAX_CONTEXT} characters")
+        raise Refused("context", f"got {str(name)[:MAX_CONTEXT]!r}; send text of at most {MAX_CONTEXT} characters")
     return name
 
 
@@ -400,12 +409,12 @@ def _key(http: Request) -> str:
 
 
 async def _body(http: Request, session: AgentSession) -> Mapping[str, Any]:
-    """The JSON object of a request. Raises Refused."""
+    """Read the JSON object of a request. Raises Refused if it is too large or malformed."""
     data = bytearray()
     async for chunk in http.stream():
         data += chunk
         if len(data) > MAX_BODY_BYTES:
-            raise Refused("body", f"it has more than {MAX_BODY_BYTES >> 20} MiB")
+            raise Refused("body", f"the request has more than {MAX_BODY_BYTES >> 20} MiB; send a shorter history")
         if session.bytes_left is not None:
             session.bytes_left -= len(chunk)
             if session.bytes_left < 0:
@@ -413,9 +422,9 @@ async def _body(http: Request, session: AgentSession) -> Mapping[str, Any]:
     try:
         body = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
-        raise Refused("body", f"it is no JSON: {error}") from error
+        raise Refused("body", f"the request is not valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise Refused("body", f"got {type(body).__name__}; it is an object")
+        raise Refused("body", f"got {type(body).__name__}; send a JSON object")
     return body
 
 
@@ -425,5 +434,5 @@ async def _disconnected(http: Request) -> None:
 
 
 def _failed(dialect: Dialect, status: int, message: str, kind: str, field: str | None = None) -> Response:
-    """Say that a request is not served. Asked again, it would not be either."""
+    """Return an error response that tells the client not to retry."""
     return JSONResponse(dialect.failed(message, kind, field), status, {"x-should-retry": "false"})

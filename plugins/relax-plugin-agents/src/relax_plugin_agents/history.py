@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From histories to branches: the tree of one sample's calls.
+"""The tree of one sample's calls, which maps each client's message history to a branch of the sample.
 
-A client sends its whole history with each call. What of it the policy wrote is found again in the tree, and the call goes on
-behind the very tokens that were sampled; only what came since is rendered. Nothing here does any input or output.
+A client sends its whole history with each call. The answers that the policy wrote in it are found in the tree, and the
+call continues after the sampled tokens; only later messages are rendered. This module does no input or output.
 """
 
 from __future__ import annotations
@@ -22,70 +22,74 @@ from relax_plugin_agents.model_request import ModelRequest, Refused
 
 THOUGHT_END = "</think>"
 NONCES = re.compile(r"^x-[a-z-]*billing-header:.*$", re.MULTILINE)
-"""Lines of a system prompt that differ in each call of one conversation."""
+"""Lines of a system prompt that differ in each call of a conversation; they are ignored when histories are compared."""
 
 FORKS = {
-    "new": "its first messages are those of no call before it: a sub-agent, or a history that was begun anew",
-    "tools": "its tools, or its context, are those of no call before it",
-    "rewritten": "an answer in its history is not what the policy wrote, which is given text there and not trained",
-    "branched": "a call before it had already gone on behind the same answer",
+    "new": "its first messages match no earlier call: a sub-agent, or a restarted history",
+    "tools": "its tools or its context match no earlier call",
+    "rewritten": "an answer in its history differs from the policy's answer; it becomes plain text and is not trained",
+    "branched": "an earlier call already continued from the same answer",
 }
-"""Reasons for which a call began a branch of its own, explained."""
+"""Reasons why a call began a new branch, each with its explanation."""
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call of the policy: a branch that takes one turn."""
+    """One call to the policy: a branch that takes one turn."""
 
     key: str
-    """Of its history, tools and limits: equal for a call that is made again."""
+    """Digest of the call's history, tools, context and limits; equal if a client sends the same call again."""
     branch: Session
     reason: str
-    """How its history came to its branch: `first`, `continued`, `extended`, or one of `FORKS`."""
+    """Reason for the choice of the call's branch: `first`, `continued`, `extended`, or a key of `FORKS`."""
     history: str
-    """Digest of what was said up to its answer."""
+    """Digest of the tools, the context and all messages before the call's answer."""
     context: str = ""
-    """Name under which it may be credited apart."""
+    """Name under which the call's turn is credited; empty: the sample as a whole."""
     said: str = ""
-    """Its answer; before that, the part of it that a limit had cut off, which it extends."""
+    """Text of the answer. A call that extends a truncated answer has that answer's text here from the start."""
     action: Action | None = None
     partial: Action | None = None
-    """Its answer as far as it is sampled, where a client reads it as a stream."""
+    """The part of the answer that is sampled so far; set only if the first client of the call asked for a stream."""
     delivered: bool = False
-    """Its answer has reached a client."""
+    """True once the answer was sent to a client."""
     clients: int = 0
-    """That wait for its answer now."""
+    """Number of clients that wait for the answer now."""
     calls_after: int = 0
-    """That were built on its answer."""
+    """Number of calls that continue from the answer."""
 
 
 @dataclass(slots=True)
 class History:
-    """The calls of one sample, and the states that their answers have led to.
+    """The calls of one sample, indexed by the history that ends with each call's answer.
 
     Invariants:
-    - a call goes on behind the longest part of its history that ends with an answer of the policy and came in the same
-      words, calls and tools; ids, key order, white space around an answer and thoughts that a client left out do not count;
-    - what the policy wrote is never rendered again; an answer that came back with other words is given text, which is not
-      trained, on a branch behind what came before it;
-    - a context has histories of its own;
-    - a branch draws by its history, and by how many calls with that history came before it: not by its place in time.
+    - a call continues from the longest prefix of its history that ends with an answer of the policy and has the same
+      text, calls and tools; ids, key order, white space around an answer and thoughts that a client left out are not
+      compared;
+    - sampled tokens are never rendered again; an answer that the client changed is rendered as given text, which is not
+      trained, on a branch from the messages before it;
+    - histories of different contexts never match;
+    - a branch's seed depends on its history and on the number of earlier calls with that history, not on the time.
     """
 
     root: Session
     calls: list[Call] = field(default_factory=list)
     _states: defaultdict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    """Calls by the digest of the history that ends with their answer."""
+    """Answered calls by the digest of the history that ends with their answer."""
     _tools: set[str] = field(default_factory=set)
-    """Digests of all tools that were given."""
+    """Digests of the tools and the context of each call so far."""
     _asked: Counter[str] = field(default_factory=Counter)
-    """Calls by their history."""
+    """Number of calls by the digest of their history."""
     _overridden: set[str] = field(default_factory=set)
-    """Settings of the client that the run's own took the place of."""
+    """Settings that clients sent and that were replaced by the run's own."""
 
     def same(self, request: ModelRequest, again: bool) -> Call | None:
-        """Find the call that a request repeats: one that nobody built on, whose client went away before it had the answer, or
-        any at all where the client says that it asks `again`. The newest."""
+        """Return the newest call that a request repeats; None for a new request.
+
+        A call is repeated if no call continues from it, and its client disconnected before the answer or sent the
+        request `again`, as its headers say.
+        """
         key = call_key(request)
         for call in reversed(self.calls):
             lost = not call.delivered and not call.clients
@@ -94,17 +98,17 @@ class History:
         return None
 
     def begin(self, request: ModelRequest) -> Call:
-        """Branch off where a request's history leads. Raises Refused where no turn of the policy can follow."""
+        """Create the branch that a request's history leads to. Raises Refused if the policy can't take a turn there."""
         messages = request.messages
         digests = list(_digests(messages, request.tools, request.context))
         at, state = self._longest(digests, messages)
         rest = messages[at:]
         if rest and rest[-1].role == "assistant":
             raise Refused(
-                "messages", "the last one is an assistant's that the policy did not write; it can't go on from there"
+                "messages", "the last message is an assistant's that the policy did not write; end with another role"
             )
         if state is not None and not rest and (state.action is None or not state.action.cut):
-            raise Refused("messages", "the last one is an answer that the policy has ended; say something after it")
+            raise Refused("messages", "the last message is a complete answer of the policy; append a message after it")
         history = digests[-1]
         name = f"{history}/{self._asked[history]}"
         self._asked[history] += 1
@@ -124,24 +128,23 @@ class History:
         return call
 
     def answered(self, call: Call, action: Action) -> None:
-        """Note a call's answer: histories may go on behind it."""
+        """Record the answer of a call, so that later calls can continue from it."""
         call.action = action
         call.said += action.text
         self._states[_chained(call.history, Message("assistant", call.said, action.tool_calls))].append(call)
 
     def discard_unread(self) -> None:
-        """At the sample's end: what no client has read is not trained."""
+        """Discard the answers that no client has read, so that they are not trained. Call it at the sample's end."""
         for call in self.calls:
             if call.action is not None and not call.delivered and not call.calls_after:
                 call.branch.discard("undelivered")
 
     def reasons(self) -> dict[str, int]:
-        """Number of calls by how their history came to its branch."""
+        """Count the calls by the reason of their branch."""
         return dict(Counter(call.reason for call in self.calls))
 
     def summary(self) -> dict[str, Any]:
-        """Describe the calls as JSON: their number by reason, why each that did not go on where the one before it ended began
-        elsewhere, and the client's settings that the run's own took the place of."""
+        """Describe the calls as JSON: counts by reason, each call that began a new branch, and overridden settings."""
         forks = [
             {"call": number, "reason": call.reason, "why": FORKS[call.reason]}
             for number, call in enumerate(self.calls)
@@ -150,9 +153,11 @@ class History:
         return {"calls": self.reasons(), "forks": forks, "overridden": sorted(self._overridden)}
 
     def _longest(self, digests: Sequence[str], messages: Sequence[Message]) -> tuple[int, Call | None]:
-        """The longest beginning of a history that ends with an answer: its number of messages, and the call that gave it.
+        """Return the length of the longest prefix of a history that ends with an answer, and the answer's call.
 
-        Among equal answers the one with the same words, then one on which nothing was built yet."""
+        Returns (0, None) if no prefix matches. Of several calls with the same text, the call with the fewest calls
+        after it is returned.
+        """
         for number in range(len(messages), 0, -1):
             text = _said(messages[number - 1])
             known = [
@@ -164,7 +169,7 @@ class History:
         return 0, None
 
     def _reason(self, state: Call | None, rest: Sequence[Message], digests: Sequence[str]) -> str:
-        """Say how a history came to its branch."""
+        """Return why a history led to its branch: a value of `Call.reason`."""
         if self.calls and digests[0] not in self._tools:
             return "tools"
         if any(message.role == "assistant" for message in rest):
@@ -175,13 +180,13 @@ class History:
 
 
 def call_key(request: ModelRequest) -> str:
-    """Name a call by all that its answer depends on."""
+    """Return a digest of everything that the answer to a request depends on."""
     *_, history = _digests(request.messages, request.tools, request.context)
     return _digest(history, str(request.max_new_tokens), *request.stop)
 
 
 def _digests(messages: Sequence[Message], tools: Sequence[Tool], context: str) -> Iterator[str]:
-    """Digests of tools and context alone, and with the first message, with the first two, ..."""
+    """Yield the digest of tools and context, then the digest after each message: 1 + number of messages in all."""
     told = _canonical([(tool.name, tool.description, tool.parameters) for tool in tools])
     digest = _digest("tools", told, context) if context else _digest("tools", told)
     yield digest
@@ -191,10 +196,10 @@ def _digests(messages: Sequence[Message], tools: Sequence[Tool], context: str) -
 
 
 def _chained(digest: str, message: Message) -> str:
-    """Add a message to the digest of those before it."""
+    """Return the digest of a history from the digest of its earlier messages and its last message."""
     if message.role == "assistant":
         calls = [(call.name, call.arguments) for call in message.tool_calls]
-        # Clients leave out words that stood beside a call: calls alone tell, and `_longest` looks at words that are there.
+        # Clients drop the text next to a call, so only the calls are digested; `_longest` compares the text if present.
         said = _canonical(calls) if calls else _said(message)
         return _digest(digest, "assistant", said)
     if message.role == "system":
@@ -212,7 +217,7 @@ def _said(message: Message) -> str:
 
 
 def _spoken(text: str) -> str:
-    """An answer without the thoughts before it, which templates and clients leave out, and without white space around it."""
+    """Return an answer without its thoughts, which templates and clients drop, and without outer white space."""
     return text.rpartition(THOUGHT_END)[2].strip()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request to the policy and its answer, in no dialect: `Dialect` translates both ways and holds no state."""
+"""Requests to the policy and answers, independent of any dialect. `Dialect` translates both ways and holds no state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from relax_core.api.environment import Tool
 from relax_core.api.task import Message, ToolCall
 
 Finish = Literal["", "stop", "length", "tool_calls"]
-"""How a turn has ended; empty: it is still being sampled."""
+"""Reason for a turn's end; empty while the turn is being sampled."""
 
 
 class Refused(Exception):
-    """A request that is not served: it is malformed, or asks for what would change the distribution that is trained."""
+    """Error for a request that is malformed, or that asks for a setting that would change the trained distribution."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -25,31 +25,34 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One request, whatever dialect it came in."""
+    """One request, translated from its dialect."""
 
     messages: tuple[Message, ...]
-    """The whole history, the system message first; results of tools are messages of role `tool` with the tool's name."""
+    """The whole history, system message first. Tool results are messages of role `tool` with the tool's name."""
     tools: tuple[Tool, ...] = ()
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
     context: str = ""
-    """Name that the agent has given to the conversation, so that its turns may be credited apart."""
+    """The agent's name for the conversation, under which its turns are credited; empty for none."""
     overridden: tuple[str, ...] = ()
-    """Settings of the client that the run's own take the place of, such as `temperature`."""
+    """Settings in the request that are replaced by the run's own, such as `temperature`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
-    """The policy's answer. Ids of calls are unique in a session, and equal where the same request is answered again."""
+    """The answer of the policy or a pool.
+
+    Ids of tool calls are unique in a session; a retried request gets the same ids.
+    """
 
     id: str
-    """Unique in a session, letters, digits and `_`; a dialect puts its own prefix before it."""
+    """Unique in a session; letters, digits and `_`. Each dialect adds its own prefix."""
     model: str
     created: int
-    """Seconds since the epoch."""
+    """Unix time in seconds."""
     text: str
-    """Without the calls."""
+    """Text of the answer without its tool calls."""
     tool_calls: tuple[ToolCall, ...]
     finish: Finish
     prompt_tokens: int
@@ -58,41 +61,48 @@ class ModelTurn:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Part of a stream that was sent already."""
+    """The part of a stream that was sent already."""
 
     events: int = 0
+    """Number of events."""
     text: str = ""
+    """Text of the answer."""
 
 
 class Dialect(ABC):
-    """One way of asking a model over HTTP."""
+    """One HTTP protocol for calling a model."""
 
     path: ClassVar[str]
-    """Behind the base URL, such as `/v1/chat/completions`."""
+    """Path of the route after the server's address, such as `/v1/chat/completions`."""
 
     @abstractmethod
     def ask(self, body: Mapping[str, Any]) -> ModelRequest:
-        """Read a request's body. Raises Refused, which names the field."""
+        """Translate the body of a request. Raises Refused, which names the field."""
 
     @abstractmethod
     def reply(self, turn: ModelTurn) -> dict[str, Any]:
-        """The whole answer, of a request that asked for no stream."""
+        """Return the body of a whole answer, for a request without a stream."""
 
     @abstractmethod
     def events(self, turn: ModelTurn, body: Mapping[str, Any], sent: Sent) -> Iterator[str]:
-        """The server-sent events that bring whoever was `sent` a part of the answer to this turn, and to its end where it has
-        one; each with the empty line that ends it. `body` as in `ask`."""
+        """Yield the server-sent events that a client still needs for this turn, after the part that was `sent`.
+
+        Each event ends with its empty line. The closing events follow only if the turn has ended. `body` as in `ask`.
+        """
 
     @abstractmethod
     def failed(self, message: str, kind: str, field: str | None = None) -> dict[str, Any]:
-        """An error's body; `message` names the `field`; `kind`: `invalid_request_error`, `authentication_error`,
-        `not_found_error` or `api_error`."""
+        """Return the body of an error.
+
+        `message` names the `field`; `kind` is `invalid_request_error`, `authentication_error`, `not_found_error` or
+        `api_error`.
+        """
 
     @abstractmethod
     def failed_event(self, message: str) -> str:
-        """The event by which a stream that began tells that no more of the answer comes; clients raise it."""
+        """Return the event that ends a stream with an error, which clients raise."""
 
     @property
     @abstractmethod
     def heartbeat(self) -> str:
-        """Sign of life on a stream whose answer is awaited, which clients take for nothing."""
+        """Return the keep-alive event of a stream, which clients ignore."""

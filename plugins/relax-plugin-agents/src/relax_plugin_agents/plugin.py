@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
+"""Components of this plugin, named by strings so that listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook
@@ -9,8 +9,10 @@ from relax_core.api.hooks import hook
 def relax_environments() -> list[Component]:
     package = "relax_plugin_agents"
     return [
-        Component("agent", f"{package}.environment:Agent", "any program or function that asks the policy over HTTP"),
+        Component("agent", f"{package}.environment:Agent", "any program or function that calls the policy over HTTP"),
         Component(
-            "verifiers", f"{package}.verifiers_environment:Verifiers", "environments of PrimeIntellect's verifiers"
+            "verifiers",
+            f"{package}.verifiers_environment:Verifiers",
+            "environments of PrimeIntellect's verifiers library",
         ),
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's program: started with what it needs to know, ended with its sample, and quoted where it fails."""
+"""An agent's program outside of a sandbox: its variables, its start and end, and its output for error texts."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ if TYPE_CHECKING:
     from relax_plugin_agents.environment import ModelAccess
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
-"""Variables of the run that a program sees."""
+"""Environment variables of the run that a program sees."""
 MARK = "RELAX_SAMPLE"
-"""Variable whose value all processes of a sample have, whatever they have done to leave it."""
+"""Environment variable with a random value that all processes of a sample inherit, even if they leave its session."""
 QUOTED_BYTES = 2000
-"""Of the end of a failed program's output."""
+"""Bytes of the end of a failed program's output that an error quotes."""
 
 
 async def run_program(
     command: Sequence[str], directory: Path | None, env: Mapping[str, str], task: Task, model: ModelAccess
 ) -> None:
-    """Run a program to its end; what it started ends with it, or when this is cancelled. Raises RuntimeError where it fails."""
+    """Run a program until it ends, then kill all processes that it started, also on cancellation.
+
+    Raises RuntimeError if the program cannot be started or exits with an error.
+    """
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="relax-agent-") as folder:
         described = await asyncio.to_thread(_written, folder, task)
         known = {name: os.environ[name] for name in INHERITED if name in os.environ}
         told = {**variables(model, model.url, str(described)), "RELAX_REPORT_URL": f"{model.url}/report", MARK: mark}
-        # A pipe of its own: asyncio's would let `wait` wait for whoever inherited it.
+        # With a pipe made by asyncio, `wait` would also wait for every process that inherited the pipe.
         heard, speaks = os.pipe()
         try:
             program = await asyncio.create_subprocess_exec(
@@ -46,7 +49,7 @@ async def run_program(
             )  # fmt: skip
         except OSError as error:
             os.close(heard)
-            raise RuntimeError(f"environment.command: {command[0]} can't be started: {error}") from error
+            raise RuntimeError(f"environment.command: {command[0]} can't be started: {error}; correct it") from error
         finally:
             os.close(speaks)
         said = bytearray()
@@ -62,11 +65,11 @@ async def run_program(
             reading.cancel()
         if code:
             quoted = said.decode(errors="replace").strip()
-            raise RuntimeError(f"the agent's program ended with {code}: {quoted or 'it said nothing'}")
+            raise RuntimeError(f"the agent's program exited with {code}: {quoted or 'no output'}")
 
 
 def variables(model: ModelAccess, url: str, described: str) -> dict[str, str]:
-    """Return the variables by which an agent's program finds the policy and its task."""
+    """Return the environment variables from which an agent's program reads the policy's address and its task."""
     return {
         "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": model.key, "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": model.key, "CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "RELAX_MODEL": model.name,
@@ -75,7 +78,7 @@ def variables(model: ModelAccess, url: str, described: str) -> dict[str, str]:
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process with this mark in its environment, also one that has left its session or its parent."""
+    """Kill every process with this mark in its environment, also processes that left their session or parent."""
     wanted = f"{MARK}={mark}".encode()
     while True:
         found = False
@@ -91,7 +94,7 @@ def end_marked(mark: str) -> None:
 
 
 def describe(task: Task) -> dict[str, Any]:
-    """The task as a program reads it: `id`, `prompt` (a string, or messages), `answer` and its other columns."""
+    """Return the task as a program reads it: `id`, `prompt` (a string or messages), `answer` and further columns."""
     prompt = task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
     return {**task.metadata, "id": task.id, "prompt": prompt, "answer": task.answer}
 
@@ -108,14 +111,14 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _written(folder: str, task: Task) -> Path:
-    """Write down the task; return its file."""
+    """Write the task as JSON; return the path of the file."""
     described = Path(folder, "task.json")
     described.write_text(json.dumps(describe(task), ensure_ascii=False, default=str), encoding="utf-8")
     return described
 
 
 async def _keep_end(pipe: int, end: bytearray) -> None:
-    """Read all that a program says, and keep the end of it."""
+    """Read the program's output to its end, and keep its last `QUOTED_BYTES` in `end`."""
     output = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(output), os.fdopen(pipe, "rb", buffering=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of an agent to engine pools beside the policy's, by their names as models: answered, counted, and never trained."""
+"""An agent's calls to auxiliary pools, chosen by model name: answered and counted, but never trained."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from relax_plugin_agents.history import call_key
 from relax_plugin_agents.model_request import ModelRequest, Refused
 
 MAX_NEW_TOKENS = 1024
-"""Most tokens of an answer, where the request names no limit."""
+"""Most tokens of an answer if the request sets no limit."""
 MAX_TEMPERATURE = 2.0
 
 
 class SideCalls:
-    """The side calls of one sample: `asked -> answered | failed`; `close` ends what is still asked.
+    """The side calls of one sample: `asked -> answered | failed`; `close` cancels pending calls.
 
     Invariants:
-    - An answer is drawn by its content: the pool, the request, and how many equal requests came before it in the sample.
-    - A pool that could not be asked is remembered in `failure`: whatever the agent makes of it, it is no fault of the policy's.
+    - The seed of an answer depends only on the pool, the request, and the number of equal earlier requests.
+    - `failure` keeps the first failure of a pool, so that the environment can raise it even if the agent caught it.
     """
 
     def __init__(self, clients: Mapping[str, ModelClient]) -> None:
         self.clients = clients
         self.failure: InfrastructureError | None = None
         self._answers: defaultdict[str, list[asyncio.Task[Generated]]] = defaultdict(list)
-        """By the content of their request, in order."""
+        """Answers by a key of pool, request and sampling settings, in order of arrival."""
         self._counts: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
 
     def ask(self, name: str, request: ModelRequest, body: Mapping[str, Any], again: bool) -> asyncio.Task[Generated]:
-        """Begin a call, or find the one that a client asks for again. Raises Refused."""
+        """Begin a call, or return the newest equal call if the request is a retry. Raises Refused."""
         if request.tools:
-            raise Refused("tools", f"{name} is a pool beside the policy's, which answers in text; leave them out")
+            raise Refused("tools", f"{name} is an auxiliary pool, which answers in text; leave tools out")
         temperature = _number(body, "temperature", 1.0, 0.0, MAX_TEMPERATURE)
         top_p = _number(body, "top_p", 1.0, 0.0, 1.0) or 1.0
         key = f"{name}/{call_key(request)}/{temperature:g}/{top_p:g}"
@@ -60,13 +60,13 @@ class SideCalls:
         except InfrastructureError as error:
             self.failure = self.failure or error
             raise
-        except ValueError as error:  # no engine could run it
+        except ValueError as error:  # no engine of the pool can run the request
             raise Refused("messages", str(error)) from error
         self._tokens[name] += len(answer.tokens)
         return answer
 
     def summary(self) -> dict[str, Any]:
-        """Describe the calls by pool, as JSON; empty where there were none."""
+        """Return the number of calls and of answered tokens by pool; empty if there were no calls."""
         return {name: {"calls": count, "tokens": self._tokens[name]} for name, count in sorted(self._counts.items())}
 
     async def close(self) -> None:
@@ -86,5 +86,5 @@ def _number(body: Mapping[str, Any], field: str, default: float, low: float, hig
         or not math.isfinite(value)
         or not low <= value <= high
     ):
-        raise Refused(field, f"got {str(value)[:80]}; it is a number from {low:g} to {high:g}")
+        raise Refused(field, f"got {str(value)[:80]}; send a number from {low:g} to {high:g}")
     return float(value)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `verifiers`: environments of PrimeIntellect's `verifiers`, in an interpreter of their own that asks the
-policy over HTTP as an agent does. What it was answered is trained with the tokens that were sampled; its rewards are the
-sample's.
+"""The environment `verifiers`: runs environments of PrimeIntellect's `verifiers` in a separate interpreter.
+
+The interpreter calls the policy over HTTP like an agent. The policy's answers are trained with the sampled tokens, and
+the taskset's rewards are those of the sample.
 """
 
 from __future__ import annotations
@@ -28,44 +29,47 @@ from relax_plugin_agents.gateway import Gateway
 from relax_plugin_agents.program import INHERITED, MARK, QUOTED_BYTES
 
 COLUMN = "verifiers"
-"""Column of the task file with the data of a task of verifiers."""
+"""Column of the task file that holds the data of a verifiers task."""
 MAX_LINE = 1 << 24
+"""Most bytes of one line of the interpreter's standard output."""
 
 
 class VerifiersOptions(Options):
     """Options of `verifiers`."""
 
     python: Path
-    """The interpreter that has `verifiers` 0.4 and the taskset's package: `venvs/verifiers/bin/python`."""
+    """Interpreter with `verifiers` 0.4 and the taskset's package, such as `venvs/verifiers/bin/python`."""
     taskset: str = Field(min_length=1)
-    """The taskset's id, its package."""
+    """Id of the taskset, which is the name of its package."""
     settings: dict[str, Any] = {}
-    """Further settings, as in the table `env` of verifiers: `agent`, `taskset`, `timeout`, `retries`. Without an agent of their
-    own they have the harness `null` in a process of this machine."""
+    """Further settings of the table `env` of verifiers: `agent`, `taskset`, `timeout`, `retries`. The default `agent`
+    is the harness `null` in a subprocess on this machine."""
     env: dict[str, str] = {}
-    """Further variables of the interpreter. It has the path, the home and the language of the run, and nothing else of it."""
+    """Further environment variables of the interpreter. Of the run's variables it sees only `PATH`, `HOME`, `LANG`,
+    `LC_ALL`, `TMPDIR` and `VIRTUAL_ENV`."""
     reward: Literal["verifiers", "rewards"] = "verifiers"
-    """Who judges: the taskset, or the run's `[[rewards]]`, which see the last answer."""
+    """Source of the reward. `verifiers`: the taskset. `rewards`: the run's `[[rewards]]`, which judge the last
+    answer."""
     start_s: PositiveFloat = 180.0
-    """Longest time until the interpreter has loaded the environment."""
+    """Longest time in seconds until the interpreter has loaded the environment."""
     model: str = "policy"
-    """The name by which it asks for the model."""
+    """Model name that verifiers sends in its requests to the policy."""
 
     def table(self) -> dict[str, Any]:
-        """The table `env` of verifiers."""
+        """Return the table `env` of verifiers."""
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         return {"agent": agent, **self.settings, "taskset": {**self.settings.get("taskset", {}), "id": self.taskset}}
 
 
 class Verifiers(Environment[VerifiersOptions]):
-    """Lets an environment of verifiers play the sample, and gives it the reward of its taskset."""
+    """An environment in which an environment of verifiers plays the sample; its taskset gives the reward."""
 
     gives_reward: ClassVar[bool] = True
     needs_columns: ClassVar[tuple[str, ...]] = (COLUMN,)
 
     @classmethod
     async def open(cls, options: VerifiersOptions) -> _Serving:
-        """Start the server of this process and the interpreter."""
+        """Start the gateway and the interpreter of this process."""
         gateway = Gateway(options.model)
         await gateway.start(local=False)
         host = HostProcess(options)
@@ -78,7 +82,7 @@ class Verifiers(Environment[VerifiersOptions]):
         data = task.metadata.get(COLUMN)
         if not isinstance(data, Mapping):
             fix = "write the task file with relax-verifiers-tasks"
-            raise ValueError(f"task {task.id}: column {COLUMN} says {data!r}, which is no task of verifiers; {fix}")
+            raise ValueError(f"task {task.id}: column {COLUMN} is {data!r}, not the data of a verifiers task; {fix}")
         async with serving.gateway.session(session, None) as agent, noted(session, agent):
             asked = {"url": f"{serving.gateway.url}/v1", "key": agent.agent_key, "model": self.options.model}
             answer = await serving.host.run({"task": data, **asked})
@@ -88,7 +92,7 @@ class Verifiers(Environment[VerifiersOptions]):
         read = read_calls(agent)
         if not read:
             raise RuntimeError(
-                "the environment of verifiers has read no answer of the policy: there is nothing to train"
+                "the verifiers environment has read no answer of the policy, so the sample has no turn to train"
             )
         rewards = answer["rewards"]
         session.note({"verifiers": {name: answer[name] for name in ("rewards", "metrics", "stop")}})
@@ -96,15 +100,15 @@ class Verifiers(Environment[VerifiersOptions]):
             return
         if not rewards or not all(isinstance(one, int | float) and math.isfinite(one) for one in rewards.values()):
             fix = 'give the task a @vf.reward, or set reward = "rewards" and let [[rewards]] judge'
-            raise RuntimeError(f"verifiers: the task was not judged, its rewards are {rewards}; {fix}")
+            raise RuntimeError(f"verifiers: the task was not judged; its rewards are {rewards}; {fix}")
         read[-1].branch.reward(float(sum(rewards.values())))
 
 
 class HostProcess:
-    """The interpreter with the environment: `new -> started -> (run -> answer)* -> ended`; the next run starts another one.
+    """The interpreter with the environment: `new -> started -> (run -> answer)* -> ended`; a later run restarts it.
 
-    Invariants: each run is answered once, or all that are under way fail when it ends; it ends when its standard input closes,
-    which the end of this process does, too.
+    Invariants: each run gets one answer, or all runs in progress fail when the interpreter ends. The interpreter ends
+    when its standard input closes, which happens also when this process dies.
     """
 
     def __init__(self, options: VerifiersOptions) -> None:
@@ -113,15 +117,15 @@ class HostProcess:
         self._said = bytearray()
         self._program: asyncio.subprocess.Process
         self._tasks: list[asyncio.Task[None]] = []
-        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that interpreter
+        self._starting = asyncio.Lock()  # held during a start, so that concurrent runs wait for the new interpreter
 
     async def start(self) -> None:
-        """Start it and wait until it has loaded. Raises ConfigError with what it said."""
+        """Start the interpreter and wait until the environment is loaded. Raises ConfigError with its last output."""
         options = self._options
         self._tasks, self._said = [], bytearray()
         known = {name: os.environ[name] for name in INHERITED if name in os.environ and name != "PYTHONPATH"}
         known["PATH"] = (
-            f"{options.python.absolute().parent}:{known.get('PATH', os.defpath)}"  # its own uv, which harnesses run
+            f"{options.python.absolute().parent}:{known.get('PATH', os.defpath)}"  # harnesses run the venv's own uv
         )
         try:
             self._program = await asyncio.create_subprocess_exec(
@@ -139,17 +143,17 @@ class HostProcess:
             async with asyncio.timeout(options.start_s):
                 line = await self._program.stdout.readline()
         except TimeoutError:
-            late = f"it did not load within start_s = {options.start_s:g} s"
+            late = f"not loaded within start_s = {options.start_s:g} s"
         ready = json.loads(line) if line else {}
         if not ready.get("ready"):
             why = late or ready.get("failed") or self._quoted()
             await self.stop()
             fix = f"install verifiers==0.4.0 and the taskset's package there, or correct settings: {options.python}"
-            raise ConfigError("environment.taskset", f"{options.taskset}, which verifiers does not load: {why}", fix)
+            raise ConfigError("environment.taskset", f"{options.taskset}, which verifiers can't load: {why}", fix)
         self._tasks.append(asyncio.create_task(self._hear()))
 
     async def run(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Play an episode. Raises RuntimeError where the interpreter ends meanwhile."""
+        """Play an episode. Raises RuntimeError if the interpreter ends before the answer."""
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         async with self._starting:
             if self._tasks[-1].done():
@@ -167,7 +171,7 @@ class HostProcess:
             self._waiting.pop(number, None)
 
     async def stop(self) -> None:
-        """End it, with all that it started."""
+        """Stop the interpreter and all processes that it started; kill it if it does not stop in time."""
         if self._program.stdin is not None:
             self._program.stdin.close()
         try:
@@ -181,12 +185,12 @@ class HostProcess:
 
     async def _tell(self, asked: Mapping[str, Any]) -> None:
         assert self._program.stdin is not None
-        with contextlib.suppress(ConnectionError):  # its end is told to whoever waits
+        with contextlib.suppress(ConnectionError):  # `_hear` fails all waiting runs when the interpreter ends
             self._program.stdin.write(json.dumps(asked, default=str).encode() + b"\n")
             await self._program.stdin.drain()
 
     async def _hear(self) -> None:
-        """Hand answers to those who wait, and its end."""
+        """Give each answer to the run that waits for it; fail all waiting runs when the interpreter ends."""
         assert self._program.stdout is not None
         try:
             while line := await self._program.stdout.readline():
@@ -206,22 +210,22 @@ class HostProcess:
             del self._said[:-QUOTED_BYTES]
 
     def _quoted(self) -> str:
-        return self._said.decode(errors="replace").strip() or "it said nothing"
+        return self._said.decode(errors="replace").strip() or "no output"
 
     def _gone(self) -> RuntimeError:
-        return RuntimeError(f"verifiers: its interpreter has ended: {self._quoted()}")
+        return RuntimeError(f"verifiers: the interpreter has ended: {self._quoted()}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """The server and the interpreter that the samples of one process share."""
+    """The gateway and the interpreter that the samples of one process share."""
 
     gateway: Gateway
     host: HostProcess
 
 
 def write_tasks() -> None:
-    """`relax-verifiers-tasks PYTHON TASKSET [SETTINGS]`: print the tasks of a taskset as the rows of a task file."""
+    """Print the tasks of a taskset as rows of a task file: `relax-verifiers-tasks PYTHON TASKSET [SETTINGS]`."""
     if len(sys.argv) not in (3, 4):
         sys.exit("usage: relax-verifiers-tasks PYTHON TASKSET [SETTINGS as JSON] > tasks.jsonl")
     options = VerifiersOptions(

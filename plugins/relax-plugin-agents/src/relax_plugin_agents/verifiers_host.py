@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program for an interpreter that has PrimeIntellect's `verifiers` (0.4), and nothing of Relax: it holds one environment of
-it and plays the tasks that it is asked to.
+"""Program that loads one environment of PrimeIntellect's `verifiers` (0.4) and plays tasks in it on request.
 
-`python verifiers_host.py serve SETTINGS`: the settings are JSON, the table `env` of verifiers. It says `{"ready": true}` or
-`{"failed": WHY}`, and then answers lines of JSON on standard input, each with a line when its episode has ended:
+It runs in an interpreter without Relax, as `python verifiers_host.py serve SETTINGS`, where SETTINGS is the table `env`
+of verifiers as JSON. The program first prints `{"ready": true}` or `{"failed": WHY}`. Then it reads requests as lines
+of JSON from standard input, and prints one line for each run when its episode has ended:
 
     {"run": 7, "task": {...}, "url": "http://127.0.0.1:1/v1", "key": "...", "model": "policy"}   {"cancel": 7}
 
-It ends with its input, and with all that it started. `python verifiers_host.py tasks SETTINGS` writes task files' rows instead.
+When its input closes, the program ends and kills all processes that it started. `python verifiers_host.py tasks
+SETTINGS` prints the tasks as rows of a task file instead.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from contextlib import suppress
 from typing import Any
 
 MARK = "RELAX_SAMPLE"
-"""Variable whose value all processes that it started have."""
+"""Environment variable with a random value that all processes started by this program inherit."""
 STOPPED_S = 5.0
+"""Seconds after the end of its input until the program kills its processes and exits."""
 
 
 class Host:
-    """An environment and the episodes that are played in it, by number."""
+    """An environment and the running episodes, by the number of their request."""
 
     def __init__(self, environment: Any, out: Any) -> None:
         self._environment, self._out = environment, out
@@ -49,7 +51,7 @@ class Host:
         self._out.flush()
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand on what is asked; in a thread, which notices the end of the input also where an episode blocks the loop."""
+        """Pass requests to the loop, from a thread that sees the input's end even if an episode blocks the loop."""
         for line in sys.stdin:
             loop.call_soon_threadsafe(self._take, json.loads(line))
         loop.call_soon_threadsafe(self._ended.set)
@@ -80,7 +82,7 @@ class Host:
         environment, key = self._environment, f"RELAX_API_KEY_{number}"
         kind = type(environment.taskset).task_type()
         task = kind(kind.data_type().model_validate(asked["task"]), environment.config.taskset.task)
-        os.environ[key] = asked["key"]  # where its clients look for keys; what it starts inherits no name with API_KEY
+        os.environ[key] = asked["key"]  # verifiers' clients read keys here and pass no variable named *API_KEY* on
         try:
             client = EvalClientConfig(base_url=asked["url"], api_key_var=key)
             context = ModelContext(client=client, model=asked["model"], sampling=SamplingConfig())
@@ -92,11 +94,11 @@ class Host:
 
 
 def told(episode: Any) -> dict[str, Any]:
-    """The end of an episode as plain data: errors of it and its traces, and what its only trace is worth."""
+    """Return the result of an episode as plain data: its errors, or the rewards and metrics of its only trace."""
     errors = [f"{error.type}: {error.message}" for error in episode.errors]
     errors += [f"{error.type}: {error.message}" for trace in episode.traces for error in trace.errors]
     if not errors and len(episode.traces) != 1:
-        errors = [f"{len(episode.traces)} agents have played; an environment of one agent can be trained"]
+        errors = [f"{len(episode.traces)} agents have played; choose an environment with one agent"]
     if errors:
         return {"errors": errors}
     (trace,) = episode.traces
@@ -109,12 +111,12 @@ def told(episode: Any) -> dict[str, Any]:
 
 
 def write_tasks(settings: dict[str, Any], out: Any) -> None:
-    """Write each task of the taskset as a row: `id`, `prompt` and `verifiers`, its data."""
+    """Write each task of the taskset as a row with `id`, `prompt` and `verifiers`, the task's data."""
     from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
     taskset = load_taskset(resolve_env_config(settings).taskset)
     if not taskset.bounded:
-        raise ValueError(f"taskset {settings['taskset']['id']} has no end; give it a table with one")
+        raise ValueError(f"taskset {settings['taskset']['id']} is endless; bound it in the settings' table taskset")
     for at, task in enumerate(taskset):
         data = task.data.model_dump(mode="json")
         row = {
@@ -126,7 +128,7 @@ def write_tasks(settings: dict[str, Any], out: Any) -> None:
 
 
 def end_marked() -> None:
-    """Kill every other process that has this one's mark."""
+    """Kill every process that has the mark of this process, except this process."""
     wanted = f"{MARK}={os.environ.get(MARK)}".encode()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
@@ -137,7 +139,7 @@ def end_marked() -> None:
 def main() -> None:
     what, settings = sys.argv[1], json.loads(sys.argv[2])
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # so that output of libraries does not mix with answers
     if what == "tasks":
         write_tasks(settings, out)
         out.flush()

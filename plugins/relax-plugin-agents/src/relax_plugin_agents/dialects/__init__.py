@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialects that clients ask the policy in: pure translations, one module each. A new one is a class in `DIALECTS`."""
+"""Dialects in which clients call the policy: pure translations, one module each. `DIALECTS` lists their classes."""
 
 from __future__ import annotations
 

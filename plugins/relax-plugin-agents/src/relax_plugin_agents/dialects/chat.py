@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's chat completions, which most agents speak."""
+"""The dialect of OpenAI's chat completions, which most agents use."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _read_message(entry: Mapping[str, Any], path: str, tools_of_calls: Mapping[s
         said = read_content(content, f"{path}.content", _read_part)
         return Message("system" if role == "developer" else role, said)
     if entry.get("function_call") is not None:
-        raise refusal(f"{path}.function_call", entry["function_call"], "nothing; calls are told in tool_calls")
+        raise refusal(f"{path}.function_call", entry["function_call"], "nothing; send calls in tool_calls")
     calls = entry.get("tool_calls")
     tool_calls = tuple(_read_call(*call) for call in read_objects([] if calls is None else calls, f"{path}.tool_calls"))
     if content is None:
@@ -124,7 +124,7 @@ def _head(turn: ModelTurn, kind: str) -> dict[str, Any]:
 
 
 def _content(turn: ModelTurn) -> str | None:
-    """The text, which clients expect to be null in an answer of calls alone."""
+    """Return the text; None for an answer that has only calls, as clients expect."""
     return turn.text if turn.text or not turn.tool_calls else None
 
 

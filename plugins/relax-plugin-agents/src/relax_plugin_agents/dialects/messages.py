@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Anthropic's messages, which Claude Code and its SDK speak.
+"""The dialect of Anthropic's messages, which Claude Code and Anthropic's SDK use.
 
-Results of tools are blocks of a user's message there; here each is a message of its own, before the user's words.
+In this dialect, tool results are blocks of a user message. Each becomes a separate message before the user's text.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from relax_plugin_agents.model_request import Dialect, ModelRequest, ModelTurn, 
 
 ROLES = ("user", "assistant", "system")
 BILLING = "x-anthropic-billing-header:"
-"""Begins a line that Claude Code puts before its system prompt for Anthropic's servers. It differs in every request, so that
-with it no request would go on from the tokens of the one before."""
+"""Prefix of a line that Claude Code puts before its system prompt. The line differs in every request and is removed,
+since otherwise no request would continue from the tokens of an earlier request."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -53,7 +53,7 @@ class AnthropicMessages(Dialect):
                 messages.append(_read_assistant(entry.get("content"), f"{path}.content"))
                 tools_of_calls.update((call.id, call.name) for call in messages[-1].tool_calls)
         if messages and messages[-1].role == "assistant":
-            allowed = "a user's message at the end, because the policy begins its turns itself"
+            allowed = "a user message at the end, because the policy begins its turns itself"
             raise refusal(f"messages[{len(body['messages']) - 1}].role", "assistant", allowed)
         system = _read_system(body.get("system"))
         if system and messages:
@@ -136,7 +136,7 @@ def _without_billing(text: str) -> str:
 
 
 def _read_user(value: Any, path: str, tools_of_calls: Mapping[str, str]) -> Iterator[Message]:
-    """The results of tools in a user's message, and then what the user says beside them."""
+    """Yield the tool results in a user message, and then the rest of the message."""
     if not isinstance(value, list):
         yield Message("user", read_content(value, path, _read_part))
         return

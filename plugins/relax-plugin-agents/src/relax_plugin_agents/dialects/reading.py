@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict reading of a request's body, as all dialects need it.
+"""Strict parsing of request bodies, shared by all dialects.
 
-Everything that is malformed, or asks for what would change the distribution that is trained, raises `Refused` with the
-field's path, such as `messages[2].content[0].type`, what was received and what is allowed. Fields that can't change what is
-sampled are not looked at. A setting that is served only at some values is a line in `SERVED`.
+Malformed fields, and settings that would change the trained distribution, raise `Refused`. The error has the field's
+path, such as `messages[2].content[0].type`, the received value and the allowed values. Fields that cannot affect
+sampling are ignored. `SERVED` lists the settings that are served only at some values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OVERRIDDEN = (
     "output_config.effort",
     "chat_template_kwargs",
 )
-"""Settings for which the run has its own."""
+"""Settings of clients that are ignored, because the run's configuration sets them."""
 
 SERVED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -67,14 +67,14 @@ SERVED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "prompt": (),
 }
-"""The values at which a setting is served; leaving it out, or null, always is."""
+"""The allowed values of each setting; null or a missing setting is always allowed."""
 
 LONGEST_SHOWN = 80
-"""Most characters of a value that a refusal repeats."""
+"""Most characters of a value that an error quotes."""
 
 
 def refusal(path: str, value: Any, allowed: str) -> Refused:
-    """The refusal of a value, which says what was received and what is allowed."""
+    """Return the error for a value; its text has the received value and the allowed values."""
     shown = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     if len(shown) > LONGEST_SHOWN:
         shown = shown[:LONGEST_SHOWN] + "..."
@@ -82,14 +82,14 @@ def refusal(path: str, value: Any, allowed: str) -> Refused:
 
 
 def read_object(value: Any, path: str) -> Mapping[str, Any]:
-    """An object of JSON."""
+    """Return a JSON object. Raises Refused for a value of another type."""
     if not isinstance(value, Mapping):
         raise refusal(path, value, "an object")
     return value
 
 
 def read_objects(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The objects of a list, each with its path."""
+    """Yield the objects of a list, each with its path."""
     if not isinstance(value, list):
         raise refusal(path, value, "a list of objects")
     for index, entry in enumerate(value):
@@ -97,7 +97,7 @@ def read_objects(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def read_string(value: Any, path: str, default: str | None = None) -> str:
-    """A string, which may be empty, or the default where there is none."""
+    """Return a string, which may be empty; `default` for a missing value."""
     string = default if value is None else value
     if not isinstance(string, str):
         raise refusal(path, value, "a string")
@@ -105,14 +105,14 @@ def read_string(value: Any, path: str, default: str | None = None) -> str:
 
 
 def read_name(value: Any, path: str) -> str:
-    """A name or an id: a string that is not empty."""
+    """Return a name or an id, which is a non-empty string."""
     if not isinstance(value, str) or not value:
         raise refusal(path, value, "a string that is not empty")
     return value
 
 
 def read_choice(value: Any, path: str, allowed: Sequence[str], default: str | None = None) -> str:
-    """One of the allowed strings, or the default where there is none."""
+    """Return one of the allowed strings; `default` for a missing value."""
     chosen = default if value is None else value
     if not isinstance(chosen, str) or chosen not in allowed:
         raise refusal(path, value, ", ".join(allowed))
@@ -120,7 +120,7 @@ def read_choice(value: Any, path: str, allowed: Sequence[str], default: str | No
 
 
 def read_field(body: Mapping[str, Any], path: str) -> Any:
-    """The value at a path of names with dots between, None where it is left out."""
+    """Return the value at a path of names separated by dots; None if it is missing."""
     value: Any = body
     names = path.split(".")
     for depth, name in enumerate(names):
@@ -131,7 +131,7 @@ def read_field(body: Mapping[str, Any], path: str) -> Any:
 
 
 def read_content(value: Any, path: str, read_part: Callable[[Mapping[str, Any], str], Part]) -> str | tuple[Part, ...]:
-    """A message's content, which is a string or a list of parts."""
+    """Return the content of a message, given as a string or a list of parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -140,12 +140,12 @@ def read_content(value: Any, path: str, read_part: Callable[[Mapping[str, Any], 
 
 
 def join_parts(parts: Sequence[Part]) -> str | tuple[Part, ...]:
-    """Parts as a message's content: one string where there are no media."""
+    """Return parts as the content of a message: one string if no part is a medium."""
     return tuple(parts) if any(part.media for part in parts) else "".join(part.text for part in parts)
 
 
 def read_image(value: Any, path: str) -> Part:
-    """An image by its URL."""
+    """Return an image part from a URL."""
     source = read_string(value, path)
     if not source.lower().startswith(("data:", "http://", "https://")):
         raise refusal(path, value, "a URL that begins with data:, http:// or https://")
@@ -153,7 +153,7 @@ def read_image(value: Any, path: str) -> Part:
 
 
 def read_arguments(value: Any, path: str) -> dict[str, Any]:
-    """A call's arguments from their JSON text; a blank text is a call without arguments."""
+    """Parse the arguments of a call from JSON text; a blank text means no arguments."""
     text = read_string(value, path)
     try:
         arguments = json.loads(text) if text.strip() else {}
@@ -165,19 +165,19 @@ def read_arguments(value: Any, path: str) -> dict[str, Any]:
 
 
 def read_result(call_id: Any, path: str, tools_of_calls: Mapping[str, str], content: str | tuple[Part, ...]) -> Message:
-    """A tool's result, which names the call before it that it answers."""
+    """Return the message of a tool's result; `call_id` must be the id of an earlier call."""
     if read_string(call_id, path) not in tools_of_calls:
-        raise refusal(path, call_id, "the id of a call before it")
+        raise refusal(path, call_id, "the id of an earlier call")
     return Message("tool", content, name=tools_of_calls[call_id])
 
 
 def read_tools(
     body: Mapping[str, Any], kind: str, schema: str, inside: str = "", default: str | None = None
 ) -> tuple[Tool, ...]:
-    """The functions that the policy may call.
+    """Return the tools that the policy may call.
 
-    `kind` is the only type that is served and `default` the type of a tool that names none. The tool's JSON schema is
-    called `schema`, and lies with its name in the object called `inside` where the dialect has one.
+    `kind` is the only allowed type of a tool, and `default` the type of a tool without one. `schema` is the field of
+    the tool's JSON schema. If `inside` is set, name, description and schema are in the object of this name.
     """
     tools: dict[str, Tool] = {}
     for path, entry in read_objects([] if body.get("tools") is None else body["tools"], "tools"):
@@ -187,7 +187,7 @@ def read_tools(
             entry = read_object(entry.get(inside), path)
         name = read_name(entry.get("name"), f"{path}.name")
         if name in tools:
-            raise refusal(f"{path}.name", name, "a name that no tool before it has")
+            raise refusal(f"{path}.name", name, "a name that no earlier tool has")
         description = read_string(entry.get("description"), f"{path}.description", default="")
         tools[name] = Tool(name, _parameters(entry.get(schema), f"{path}.{schema}"), description)
     return tuple(tools.values())
@@ -201,10 +201,10 @@ def read_request(
     limits: Sequence[str],
     stop: str,
 ) -> ModelRequest:
-    """The request for an answer to these messages: reads the settings that all dialects have.
+    """Return the request for an answer to these messages, with the settings that all dialects share.
 
-    `history` is the field that the messages came in, `limits` are the fields of the most tokens of the answer, the one that
-    counts first, and `stop` the field of the stop strings.
+    `history` is the field of the messages, and `stop` the field of the stop strings. `limits` are the fields for the
+    maximum number of answer tokens; the first field that is set counts.
     """
     if not messages:
         raise refusal(history, body.get(history), "at least one message")
@@ -212,7 +212,7 @@ def read_request(
         value = read_field(body, path)
         if value is not None and value not in served:
             values = " or ".join([json.dumps(one) for one in served] + ["leaving it out"])
-            raise refusal(path, value, f"{values}, because the policy is sampled as the run says")
+            raise refusal(path, value, f"{values}, because the run's configuration sets how the policy is sampled")
     _check_tool_choice(body.get("tool_choice"), tools)
     numbers = [_positive(body[field], field) for field in limits if body.get(field) is not None]
     stream = body.get("stream")
@@ -229,7 +229,7 @@ def read_request(
 
 
 def _parameters(value: Any, path: str) -> dict[str, Any]:
-    """A tool's JSON schema with its type and properties spelled out, without which `Tool` would take it for types by name."""
+    """Return a tool's JSON schema with `type` and `properties`; without these, `Tool` would read types by name."""
     schema = dict(read_object({} if value is None else value, path))
     read_choice(schema.setdefault("type", "object"), f"{path}.type", ("object",))
     if schema.get("properties") is None:
@@ -243,7 +243,7 @@ def _check_tool_choice(value: Any, tools: Sequence[Tool]) -> None:
         return
     choice = value.get("type") if isinstance(value, Mapping) else value
     if choice != "auto" and (choice != "none" or tools):
-        allowed = "auto, or none where there are no tools, because the policy chooses its calls itself"
+        allowed = "auto, or none without tools, because the policy chooses its calls itself"
         raise refusal("tool_choice", value, allowed)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's responses, without state: every request brings its whole history as items.
+"""The dialect of OpenAI's responses without server state: every request contains its whole history as items.
 
-A turn of the policy is several items there, a message and one item for each call; here it is one message.
+In this dialect, a turn of the policy is several items: a message and an item for each call. They become one message.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Responses(Dialect):
         return COMMENT
 
     def _steps(self, turn: ModelTurn, sent: Sent) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The kinds of the events in order, each with its fields."""
+        """Yield the kind and the fields of each event, in order."""
         whole = self.reply(turn)
         if not sent.events:
             begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
@@ -149,7 +149,7 @@ def _items(turn: ModelTurn) -> list[dict[str, Any]]:
 
 
 def _read_items(value: Any) -> list[Message]:
-    """Messages of the items of `input`. Items of the assistant that follow one another are one turn: a message and calls."""
+    """Return the messages in `input`; join an assistant's message and the calls that follow it into one message."""
     messages: list[Message] = []
     tools_of_calls: dict[str, str] = {}
     turn_has_text = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of answers that more than one dialect writes."""
+"""Parts of answers that several dialects share."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from relax_core.api.task import ToolCall
 
 COMMENT = ": keepalive\n"
-"""A comment of a stream of events. It ends no event, because some clients read an event of a comment alone as an empty one."""
+"""Comment in a stream of events. No empty line follows, since some clients would read the comment as an empty event."""
 
 
 def sent_event(data: Mapping[str, Any], name: str = "") -> str:
-    """A server-sent event. Its JSON is ASCII, because some clients also end lines at characters such as U+2028."""
+    """Return a server-sent event. Its JSON is ASCII, since some clients also end lines at characters such as U+2028."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n"
 
 
 def arguments_text(call: ToolCall) -> str:
-    """A call's arguments as the JSON text that clients parse."""
+    """Return the arguments of a call as JSON text."""
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
 def openai_error(message: str, kind: str, field: str | None) -> dict[str, Any]:
-    """An error's body in both dialects of OpenAI."""
+    """Return the body of an error in OpenAI's dialects."""
     return {"error": {"message": message, "type": kind, "param": field, "code": None}}

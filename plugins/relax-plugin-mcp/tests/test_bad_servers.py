@@ -50,16 +50,19 @@ async def gone(pids: set[int], timeout_s: float = 20.0) -> bool:
 @pytest.mark.parametrize(
     ("server", "said"),
     [
-        (options("silent", start_s=1.0), "it did not tell its tools within 1 s"),
-        (options("endless"), "its list of tools has more than 100 pages"),
+        (options("silent", start_s=1.0), "it did not list its tools within 1 s"),
+        (options("endless"), "the list of tools has more than 100 pages"),
         (options("odd"), "Input should be a valid dictionary"),
-        (options("nonsense"), "the parameters of its tool act are no JSON schema"),
+        (options("nonsense"), "the parameters of its tool act are not a JSON schema"),
         (ServerOptions(name="bad", command=("/nowhere/server",)), "can't be started: No such file or directory"),
         (
             ServerOptions(name="bad", command=("python", "-c", "exit('I need a key')")),
-            "it ended; it said 'I need a key'",
+            "it ended; its standard error ends with 'I need a key'",
         ),
-        (ServerOptions(name="bad", command=("python",), directory=Path("/nowhere")), "there is no directory /nowhere"),
+        (
+            ServerOptions(name="bad", command=("python",), directory=Path("/nowhere")),
+            "directory /nowhere does not exist",
+        ),
     ],
 )
 async def test_a_server_that_can_not_be_had_is_refused_with_its_reason(server: ServerOptions, said: str) -> None:
@@ -73,7 +76,7 @@ async def test_a_server_that_can_not_be_had_is_refused_with_its_reason(server: S
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("leaving", "server bad: it ended; it said 'last words'"),
+        ("leaving", "server bad: it ended; its standard error ends with 'last words'"),
         ("hanging", "server bad: act did not answer within 2 s"),
         ("flood", "server bad: act did not answer within 2 s"),
         ("unknown", "server bad: it wrote a message of more than 16777216 bytes"),

@@ -143,7 +143,7 @@ async def test_tools_are_allowed_prefixed_and_held_fast_by_their_digest(address:
     assert await Mcp.find_tools(McpOptions(servers=[{**chosen, "digest": digest}])) == tools
     with pytest.raises(ConfigError, match=f"servers.0.digest: got {digest}, and tools offers calc_add with sha256:"):
         await Mcp.find_tools(McpOptions(servers=[{**chosen, "allow": ["add"], "digest": digest}]))
-    with pytest.raises(ConfigError, match="no tool 'multiply', which allow names; it has add, divide"):
+    with pytest.raises(ConfigError, match="no tool 'multiply', which allow lists; the server has add, divide"):
         await Mcp.find_tools(McpOptions(servers=[{**chosen, "allow": ["multiply"]}]))
 
 
@@ -155,10 +155,10 @@ async def test_two_tools_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"name": "a"}, "needs a command or a url"),
-        ({"name": "a", "command": ["x"], "url": "http://x"}, "needs a command or a url"),
-        ({"name": "a", "url": "http://x", "env": {"A": "b"}}, "env and directory belong to a command"),
-        ({"name": "a", "command": ["x"], "headers": {"A": "b"}}, "headers belong to a url"),
+        ({"name": "a"}, "set either command or url"),
+        ({"name": "a", "command": ["x"], "url": "http://x"}, "set either command or url"),
+        ({"name": "a", "url": "http://x", "env": {"A": "b"}}, "remove env and directory, which belong to a command"),
+        ({"name": "a", "command": ["x"], "headers": {"A": "b"}}, "remove headers, which belong to a url"),
         ({"name": "a", "url": "ftp://x"}, "pattern"),
     ],
 )

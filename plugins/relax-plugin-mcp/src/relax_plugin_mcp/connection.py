@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to a server, and what samples share of one.
+"""A connection to an MCP server, and a connection that several samples share.
 
-The SDK's client must be entered and left in the same task: each connection is owned by a task of its own, which lives as
-long as it does. Whoever calls waits for the answer or for the end of that task.
+The SDK's client must be entered and left in the same asyncio task, so each connection has an owner task that lives as
+long as the connection. A call waits for its answer or for the end of the owner task.
 """
 
 from __future__ import annotations
@@ -33,40 +33,44 @@ from relax_plugin_mcp.options import ServerOptions
 from relax_plugin_mcp.transports import Http, Stdio
 
 CLOSE_S = 10.0
+"""Longest time to close a connection, in seconds."""
 MAX_PAGES = 100
-"""Pages of a list of tools; a list that never ends is refused."""
+"""Most pages of a server's list of tools; a longer list is an error."""
 OWN_ERRORS = frozenset({INVALID_PARAMS, INTERNAL_ERROR})
-"""Codes of errors that a server gives a call; all others are of the connection."""
+"""Error codes that answer a single call; every further code is a failure of the connection."""
 
 
 class ServerFailed(RuntimeError):
-    """The server, or the way to it, failed: nothing that the policy did."""
+    """Failure of the server or the connection, which the policy did not cause."""
 
 
 class Connection:
     """A session with one server: `new -> open -> broken -> closed`.
 
     Invariants:
-    - once open, `tools` are those that it offered at the beginning, allowed and prefixed, in the order of their names;
-    - after a failure it is `broken`, and every call raises ServerFailed; after a call that was late, which may be the call's
-      own fault, it is only `unfit` for further samples;
-    - after `close` the server is gone, with all that it started, where it is a program.
+    - once open, `tools` holds the allowed tools that the server offered at the start, with prefixed names, sorted by
+      name;
+    - after a failure the connection is `broken`, and every call raises ServerFailed; after a call without an answer in
+      time, which the call itself may have caused, the connection is only `unfit` for further samples;
+    - after `close`, a server that is a program has ended with all processes that it started.
     """
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.tools: tuple[Tool, ...] = ()
         self._names: dict[str, str] = {}
-        """Names of the server by those that the policy calls."""
+        """The server's name of each tool, by the name that the policy calls."""
         self._validators: dict[str, Any] = {}
         self._transport = Stdio(options) if options.command else Http(options)
         self._client: Any = None
         self._owner: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._changed = False
-        """The server said that its tools are others."""
+        """True after the server announced a change of its tools, until `check` has compared them."""
         self._why = ""
+        """Reason of the failure; empty while the connection works."""
         self._late = False
+        """True after a call that was not answered in time."""
 
     @property
     def broken(self) -> bool:
@@ -77,13 +81,13 @@ class Connection:
         return self.broken or self._late
 
     async def open(self) -> None:
-        """Start or reach the server and take its tools. Raises ServerFailed; ConfigError where they can't be the policy's."""
+        """Start or reach the server and read its tools. Raises ServerFailed, or ConfigError for wrong options."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(opened))
         try:
             await asyncio.wait({self._owner, opened}, timeout=self.options.start_s, return_when=asyncio.FIRST_COMPLETED)
             if not opened.done():
-                late = f"it did not tell its tools within {self.options.start_s:g} s"
+                late = f"it did not list its tools within {self.options.start_s:g} s"
                 await self._end(late if not self._owner.done() else "")
                 raise self._failed(late)
         except asyncio.CancelledError:
@@ -91,9 +95,10 @@ class Connection:
             raise
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Call a tool by the policy's name for it. What the policy did wrong is a result that says so.
+        """Call a tool by the policy's name for it; return wrong arguments as a result with an error text.
 
-        Raises ServerFailed where there is no answer, and where the tools are not those of the beginning."""
+        Raises ServerFailed without an answer, or if the server's tools have changed since the start.
+        """
         if self.broken:
             raise self._failed("it is gone")
         if misfit := self._misfit(tool, arguments):
@@ -109,17 +114,17 @@ class Connection:
         finally:
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
-        if self._changed or result.is_error:  # an error may come of a tool that is gone
+        if self._changed or result.is_error:  # a removed tool may be the cause of an error
             await self.check(self.tools)
         return result
 
     async def check(self, frozen: tuple[Tool, ...]) -> None:
-        """Ask for the tools again; raises ServerFailed where they are not these any more."""
+        """List the server's tools again. Raises ServerFailed if they differ from `frozen`."""
         try:
             async with asyncio.timeout(self.options.call_s):
                 tools = await self._offered()
         except (TimeoutError, MCPError, RelaxError, ValueError) as error:
-            silent = f"it does not tell its tools any more: {error or 'no answer'}"
+            silent = f"it does not list its tools any more: {error or 'no answer'}"
             self._why = self._why or self._transport.failure or silent
             raise self._failed("") from error
         if _shown(tools) != _shown(frozen):
@@ -130,7 +135,7 @@ class Connection:
         self._changed = False
 
     async def close(self) -> None:
-        """End the session, and the server where it is a program."""
+        """End the session, and the server if it is a program."""
         self._closing.set()
         if self._owner is not None:
             await asyncio.wait({self._owner}, timeout=CLOSE_S)
@@ -149,7 +154,7 @@ class Connection:
                 except Exception as error:
                     self._why = self._transport.failure or _words(error)
                     raise
-                self._transport.failure = ""  # a request that the server's version does not know is none
+                self._transport.failure = ""  # ignore a request that this version of the server does not support
                 opened.set_result(None)
                 await self._closing.wait()
         except Exception as error:
@@ -169,7 +174,7 @@ class Connection:
     # -- tools and answers ----------------------------------------------------------------------------------------
 
     async def _offered(self) -> tuple[Tool, ...]:
-        """List the server's tools, as the policy is shown them. Raises ValueError for what is no list of tools."""
+        """List the server's tools as they are shown to the policy. Raises ValueError for an invalid list."""
         listed: dict[str, Any] = {}
         cursor: str | None = None
         for _ in range(MAX_PAGES):
@@ -179,9 +184,9 @@ class Connection:
             if not cursor:
                 break
         else:
-            raise ValueError(f"its list of tools has more than {MAX_PAGES} pages")
+            raise ValueError(f"the list of tools has more than {MAX_PAGES} pages")
         if absent := sorted(set(self.options.allow) - set(listed)):
-            raise ValueError(f"it has no tool {absent[0]!r}, which allow names; it has {', '.join(sorted(listed))}")
+            raise ValueError(f"no tool {absent[0]!r}, which allow lists; the server has {', '.join(sorted(listed))}")
         prefix = self.options.prefix
         names = {f"{prefix}{name}": name for name in sorted(self.options.allow or listed)}
         for shown, name in names.items():
@@ -190,8 +195,8 @@ class Connection:
                 kind = validator_for(schema, Draft202012Validator)
                 kind.check_schema(schema)
             except SchemaError as error:
-                raise ValueError(f"the parameters of its tool {name} are no JSON schema: {error.message}") from error
-            self._validators[shown] = kind(schema, registry=Registry())  # which fetches nothing
+                raise ValueError(f"the parameters of its tool {name} are not a JSON schema: {error.message}") from error
+            self._validators[shown] = kind(schema, registry=Registry())  # an empty registry downloads no schemas
         self._names = names
         return tuple(
             Tool(shown, {"type": "object", "properties": {}, **listed[name].input_schema}, listed[name].description or "",
@@ -200,7 +205,7 @@ class Connection:
         )  # fmt: skip
 
     def _misfit(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Say why arguments do not fit, or nothing. Raises ServerFailed for a schema that refers to what is not there."""
+        """Return why arguments do not fit a tool, or an empty text. Raises ServerFailed for a broken reference."""
         try:
             error = best_match(self._validators[tool].iter_errors(dict(arguments)))
         except Unresolvable as unresolvable:
@@ -221,7 +226,7 @@ class Connection:
         raise self._failed(f"{tool}: {_words(error)}") from error
 
     def _failed(self, why: str) -> Exception:
-        """The error of whoever waits for the server."""
+        """Return the error for a caller that waits for the server: the owner task's RelaxError, else ServerFailed."""
         ended = self._owner is not None and self._owner.done() and not self._owner.cancelled()
         if ended and isinstance(wrong := self._owner.exception(), RelaxError):
             return wrong
@@ -230,16 +235,16 @@ class Connection:
 
 
 class SharedServer:
-    """The connection that the samples of a process share, replaced when it is unfit: `open -> unfit -> closed when unused`.
+    """The connection that all samples of a process share, replaced when unfit: `open -> unfit -> closed when unused`.
 
-    Invariants: an unfit connection is given to nobody, and closed when the last sample that has it lets go.
+    Invariants: no sample acquires an unfit connection; an unfit connection is closed when its last sample releases it.
     """
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
         self._current: Connection | None = None
         self._users: Counter[Connection] = Counter()
-        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that connection
+        self._starting = asyncio.Lock()  # held during a start, so that concurrent samples wait for the new connection
 
     async def acquire(self) -> Connection:
         async with self._starting:
@@ -270,7 +275,7 @@ def _told(text: str) -> CallToolResult:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """The first error of nested groups."""
+    """Return the first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

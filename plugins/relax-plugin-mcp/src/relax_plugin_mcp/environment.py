@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `mcp`: the policy calls tools of MCP servers, turn by turn, until a turn of it calls none.
+"""The environment `mcp`: the policy calls tools of MCP servers in each turn, until a turn without a call.
 
-It judges nothing: `[[rewards]]` do. A call that is wrong is answered in words; a server that fails is the sample's outcome.
+The run's `[[rewards]]` judge the sample. A wrong call gets an error text as its result. If a server fails, the sample
+ends with the outcome `environment_error`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from relax_plugin_mcp.results import content_of
 
 
 class Mcp(Environment[McpOptions]):
-    """Tools of MCP servers; the episode ends with the first turn that calls none."""
+    """An environment with the tools of MCP servers; the episode ends with the first turn without a call."""
 
     def __init__(self, options: McpOptions | None = None) -> None:
         super().__init__(options)
@@ -35,7 +36,7 @@ class Mcp(Environment[McpOptions]):
 
     @classmethod
     async def find_tools(cls, options: McpOptions) -> tuple[Tool, ...]:
-        """Ask every server once. Raises ConfigError for one that can't be had or whose tools are not the expected ones."""
+        """List the tools of every server. Raises ConfigError if a server fails or its tools are not as expected."""
         connections = [Connection(server) for server in options.servers]
         try:
             await _together(connection.open() for connection in connections)
@@ -48,7 +49,7 @@ class Mcp(Environment[McpOptions]):
 
     @classmethod
     async def open(cls, options: McpOptions) -> dict[str, SharedServer]:
-        """Start the servers that samples share, so that one that can't be had stops the run at once."""
+        """Start the servers that samples share, so that a server that can't start stops the run at once."""
         shared = {server.name: SharedServer(server) for server in options.servers if server.per == "worker"}
         for server in shared.values():
             await server.release(await server.acquire())
@@ -80,7 +81,7 @@ class Mcp(Environment[McpOptions]):
         )
 
     async def _connect(self, server: ServerOptions) -> None:
-        """Get the sample's connection to a server, and hold it against the tools that the prompt shows."""
+        """Open or acquire the sample's connection to a server, and check that its tools match the prompt's."""
         shared: SharedServer | None = None
         if server.per == "worker":
             shared = self.shared[server.name]  # type: ignore[index]
@@ -99,26 +100,31 @@ class Mcp(Environment[McpOptions]):
 
 
 async def _together(work: Iterable[Awaitable[None]]) -> None:
-    """Await all; raise the first error when all have ended, so that nothing is still being opened."""
+    """Await all; raise the first error only after all have ended, so that no connection is still being opened."""
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
 
 
 def _united(connections: Sequence[Connection]) -> tuple[Tool, ...]:
-    """The tools of all servers. Raises ConfigError for two of one name, none, and those of another digest."""
+    """Return the tools of all servers.
+
+    Raises ConfigError if two tools have the same name, no server has a tool, or a digest differs from its option.
+    """
     tools: dict[str, Tool] = {}
     for at, connection in enumerate(connections):
         field, expected, found = f"environment.servers.{at}", connection.options.digest, tools_digest(connection.tools)
         if expected and expected != found:
             names = ", ".join(tool.name for tool in connection.tools)
             got = f"{expected}, and {connection.options.name} offers {names} with {found}"
-            raise ConfigError(f"{field}.digest", got, "write that digest if these are the tools to train with")
+            raise ConfigError(
+                f"{field}.digest", got, "set digest to the new value if you want to train with these tools"
+            )
         for tool in connection.tools:
             if tool.name in tools:
                 got = f"a tool {tool.name!r} of {tools[tool.name].source} and of {tool.source}"
-                raise ConfigError(f"{field}.prefix", got, "give one of them a prefix, or leave it out with allow")
+                raise ConfigError(f"{field}.prefix", got, "set prefix for one server, or exclude the tool with allow")
             tools[tool.name] = tool
     if not tools:
-        raise ConfigError("environment.servers", "no tool at all", "name a server that offers some")
+        raise ConfigError("environment.servers", "no tool at all", "add a server that offers tools")
     return tuple(tools.values())

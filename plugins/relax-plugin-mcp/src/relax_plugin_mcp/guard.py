@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of its own that runs a server and ends with it, and with all that it started, when its worker ends.
+"""Program that runs a server and kills it, with all processes that it started, when the worker or the server ends.
 
-`python guard.py DESCRIPTOR COMMAND...`: the descriptor is the reading end of a pipe that the worker holds and never writes to.
-Orphans of the server come to this process, which is their subreaper, so that none escapes by leaving its parent or its session.
-The server has this process's standard input and output; its messages do not pass through here.
+`python guard.py DESCRIPTOR COMMAND...`: the descriptor is the read end of a pipe whose write end the worker holds and
+never writes to. This process is a subreaper: it becomes the parent of the server's orphans, so that no process escapes
+by leaving its parent or session. The server inherits this process's standard input and output; its messages do not pass
+through here.
 """
 
 import contextlib
@@ -15,14 +16,14 @@ import sys
 
 PR_SET_CHILD_SUBREAPER = 36
 REAP_MS = 1000
-"""Interval at which orphans that have ended are reaped."""
+"""Interval in milliseconds at which dead orphans are reaped."""
 
 
 def main() -> int:
     alive, command = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(alive, False)
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        print("the kernel refuses a subreaper", file=sys.stderr)
+        print("the kernel refuses to make this process a subreaper", file=sys.stderr)
         return 126
     try:
         server = os.posix_spawnp(command[0], command, os.environ)
@@ -30,7 +31,7 @@ def main() -> int:
         print(f"{command[0]} can't be started: {error.strerror}", file=sys.stderr)
         return 127
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):  # the server alone holds its ends, so that the worker sees them close
+    for stream in (0, 1):  # only the server holds its pipes, so that the worker sees them close
         os.dup2(nothing, stream)
     status = watch(alive, server)
     end_all()
@@ -52,7 +53,7 @@ def watch(alive: int, server: int) -> int:
 
 
 def end_all() -> None:
-    """Kill children until there are none; those of each that dies are children of this process then."""
+    """Kill children until none is left; the children of a killed process become children of this process."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for entry in os.listdir("/proc"):

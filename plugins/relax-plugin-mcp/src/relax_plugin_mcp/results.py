@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a call as the policy is shown it: its texts up to a bound, its images, and other things in words."""
+"""The result of a call as it is shown to the policy: text up to a limit, images, and descriptions of the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUT = "\n[{} bytes more are not shown]"
 
 
 def content_of(result: CallToolResult, most_bytes: int, images: bool) -> str | tuple[Part, ...]:
-    """Text, or parts where there are images; `most_bytes` of text together, cut between characters."""
+    """Return the result as text, or as parts if it has images; text is cut after `most_bytes` at a character's end."""
     parts: list[Part] = []
     texts: list[str] = []
     blocks: list[Any] = list(result.content)

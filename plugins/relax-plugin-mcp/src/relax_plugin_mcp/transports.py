@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways to a server, as the transports that the SDK's client takes: the pipes of a program, and HTTP.
+"""The two transports for the SDK's client: the pipes of a program, and HTTP.
 
-Both note why they failed, in words, and bound what a server may send. The SDK's own pipes are not used: a server may outlive
-them, and fill the memory with one line.
+Both record why they failed, and limit the size of a server's messages. The SDK's own pipe transport is not used,
+because a server may outlive it and fill the memory with one long line.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from relax_plugin_mcp import guard
 from relax_plugin_mcp.options import ServerOptions
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
-"""Variables of its worker that a program sees."""
+"""Environment variables of its worker that a program sees."""
 MAX_MESSAGE = 1 << 24
-"""Bytes of one message of a server."""
+"""Most bytes of one message from a server."""
 CHUNK = 1 << 16
 QUOTED_BYTES = 500
-"""Of the end of what a program said on its standard error."""
+"""Bytes of the end of a program's standard error that an error quotes."""
 GRACE_S = 1.0
-"""Time that a program has to end after its standard input was closed; then it is killed."""
+"""Seconds that a program has to end after its standard input was closed; after that the program is killed."""
 KILLED_S = 5.0
 CONNECT_S = 30.0
 ANSWERED = frozenset({400, 404, 422})
-"""Statuses at which a server may still answer with an error of its own, as JSON."""
+"""HTTP statuses with which a server may still send a protocol error as JSON."""
 BEGINS, ENDS = (
     re.compile(rb'^{"jsonrpc": ?"2\.0", ?"id": ?(\d+),'),
     re.compile(rb'"jsonrpc": ?"2\.0", ?"id": ?(\d+)}\s*$'),
 )
-"""The number of the request that a message answers, as the SDKs write it: at the beginning, or at the end."""
+"""Patterns for the request id in a message, which the SDKs write at the message's beginning or end."""
 
 
 class Stdio:
-    """A program, and the pipes to it. Whatever it started ends with it, and all of it with this process."""
+    """A server that is a program, and its pipes. All its processes end with it or with this process."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
@@ -59,14 +59,14 @@ class Stdio:
 
     @property
     def evidence(self) -> str:
-        """The words of the program beside its messages, for errors."""
-        stray = f"; on its standard output, which is for messages alone, it said {self._stray!r}" * bool(self._stray)
+        """Return the program's output that is not a message, for error texts."""
+        stray = f"; its standard output, which must hold only messages, has {self._stray!r}" * bool(self._stray)
         said = self._said.decode(errors="replace").strip()
-        return f"{stray}; it said {said!r}" if said else stray
+        return f"{stray}; its standard error ends with {said!r}" if said else stray
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
-        """Start the program and give the streams of messages from it and to it; end it at the end."""
+        """Start the program and yield the streams of messages from and to it; stop it when the context ends."""
         alive, held = os.pipe()
         with contextlib.ExitStack() as descriptors:
             release = descriptors.enter_context(contextlib.ExitStack())
@@ -98,7 +98,7 @@ class Stdio:
                 try:
                     await asyncio.to_thread(_ended, program, GRACE_S)
                 finally:
-                    release.close()  # the guard kills what is left
+                    release.close()  # the guard kills the remaining processes
                     for task in tasks:
                         task.cancel()
                     await asyncio.to_thread(_ended, program, KILLED_S)
@@ -111,7 +111,7 @@ class Stdio:
         directory = self._options.directory
         if directory is not None and not directory.is_dir():
             os.close(alive)
-            raise NotADirectoryError(f"there is no directory {directory}")
+            raise NotADirectoryError(f"directory {directory} does not exist; correct option directory")
         try:
             return subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(alive), *command], cwd=directory,
@@ -122,10 +122,10 @@ class Stdio:
             os.close(alive)
 
     async def _read(self, pipe: asyncio.StreamReader, arrived: Any) -> None:
-        """Hand on the lines that are messages. A longer one than may be is the error of the request that it answers."""
+        """Pass on the lines that are messages. A line above `MAX_MESSAGE` becomes an error answer to its request."""
         line = bytearray()
         head = b""
-        """Beginning of a line that is too long; its rest is read and forgotten, but for the end."""
+        """Beginning of a line that is too long; the rest is read and dropped except for the line's end."""
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
             async with arrived:
                 while chunk := await pipe.read(CHUNK):
@@ -159,7 +159,7 @@ class Stdio:
         await arrived.send(SessionMessage(answer))
 
     async def _write(self, writer: asyncio.StreamWriter, sent: Any) -> None:
-        with contextlib.suppress(OSError):  # the end of its output tells that it has ended
+        with contextlib.suppress(OSError):  # `_read` notices the program's end
             async with sent:
                 async for message in sent:
                     writer.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
@@ -172,7 +172,7 @@ class Stdio:
 
 
 class Http:
-    """A server at an address."""
+    """A server at an HTTP address."""
 
     evidence = ""
 
@@ -182,9 +182,9 @@ class Http:
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
-        """Give the streams of messages from the server and to it."""
-        headers = {"accept-encoding": "identity", **revealed(self._options.headers)}  # nothing that grows when unpacked
-        timeout = httpx2.Timeout(CONNECT_S, read=None)  # a call has a deadline of its own
+        """Yield the streams of messages from and to the server."""
+        headers = {"accept-encoding": "identity", **revealed(self._options.headers)}  # no compression bombs
+        timeout = httpx2.Timeout(CONNECT_S, read=None)  # `Connection.call` has its own deadline
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, transport=_Watched(self)) as client,
             streamable_http_client(self._options.url, http_client=client, max_sse_event_size=MAX_MESSAGE) as streams,
@@ -193,8 +193,10 @@ class Http:
 
 
 class _Watched(httpx2.AsyncHTTPTransport):
-    """Notes requests that failed and answers that no server of this protocol gives, which the SDK turns into errors that look
-    like the server's own; ends answers that are too long."""
+    """An HTTP transport that records failures and limits the size of answers.
+
+    It records failed requests and statuses outside the protocol, which the SDK would turn into errors of the server.
+    """
 
     def __init__(self, owner: Http) -> None:
         super().__init__()
@@ -204,7 +206,7 @@ class _Watched(httpx2.AsyncHTTPTransport):
         try:
             response = await super().handle_async_request(request)
         except httpx2.TransportError as error:
-            if request.method == "POST":  # the stream of announcements may come and go
+            if request.method == "POST":  # a GET opens the stream of announcements, which may fail and reconnect
                 self._owner.failure = f"{type(error).__name__}: {error}"
             raise
         status, is_json = response.status_code, response.headers.get("content-type", "").startswith("application/json")
@@ -216,7 +218,7 @@ class _Watched(httpx2.AsyncHTTPTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of an answer, up to `MAX_MESSAGE`."""
+    """The body of an answer; more than `MAX_MESSAGE` bytes raise ReadError."""
 
     def __init__(self, body: httpx2.AsyncByteStream, owner: Http) -> None:
         self._body, self._owner = body, owner
@@ -235,13 +237,13 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 def revealed(values: Mapping[str, Secret | str]) -> dict[str, str]:
-    """Read credentials. Raises ConfigError that says how one gets to a worker."""
+    """Return values with credentials resolved. Raises ConfigError, which explains how a worker gets a variable."""
     found = {}
     for name, value in values.items():
         try:
             found[name] = value.reveal() if isinstance(value, Secret) else value
         except ConfigError as error:
-            fix = f"{error.fix}; a worker sees only variables that the environment's table names: inherit_env"
+            fix = f"{error.fix}; a worker sees only the variables listed in the environment's option inherit_env"
             raise ConfigError(error.field, str(error.got), fix) from error
     return found
 

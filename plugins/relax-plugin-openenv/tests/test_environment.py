@@ -65,7 +65,7 @@ async def test_an_action_that_does_not_fit_is_told_and_costs_a_turn(server: Any)
         assert (await say("a")).reward == 0.1
     words = [step.observation.content for step in told]
     assert "message: Field required; nope: Extra inputs are not permitted" in words[0]
-    assert "no JSON object" in words[1] and "no JSON object" in words[2]
+    assert "no JSON object" in words[1] and "not a JSON object" in words[2]
     assert [(step.reward, step.done) for step in told] == [(-0.5, False)] * 3
     assert told[-1].info["openenv"] == {"turns": 3, "invalid": 3}
 
@@ -73,9 +73,9 @@ async def test_an_action_that_does_not_fit_is_told_and_costs_a_turn(server: Any)
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ("vanish", "closed the connection instead of an answer to a step"),
+        ("vanish", "closed the connection instead of answering a step"),
         ("silence", "did not answer a step within 0.5 s"),
-        ("nonsense", "which is no observation"),
+        ("nonsense", "not with type observation"),
         ("nan", "finite number"),
         ("boom", 'EXECUTION_ERROR: boom inside; .* raised = "say"'),
     ],
@@ -152,9 +152,9 @@ async def test_a_server_that_is_not_there_stops_the_run_at_its_start() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"act": "text"}, "needs the place"),
-        ({"action": {"a": "{text}"}}, "leave it out"),
-        ({"opening": "{board}"}, "no place {board}"),
+        ({"act": "text"}, "needs {text} in action"),
+        ({"action": {"a": "{text}"}}, "no effect without act"),
+        ({"opening": "{board}"}, "no placeholder {board}"),
         ({"headers": {"authorization": "hush"}}, "never the value"),
         ({"url": "ftp://host"}, "pattern"),
     ],

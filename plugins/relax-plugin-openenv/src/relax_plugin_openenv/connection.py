@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One episode with a server of OpenEnv: JSON messages over its WebSocket, one request after another.
+"""One episode on an OpenEnv server: JSON messages over its WebSocket, one request at a time.
 
-A request is `{"type": "reset" | "step" | "state" | "close", "data": {...}}`; the answer is an `observation` (its data have
-`observation`, `reward` and `done`), a `state`, or an `error` with a code. A server has a session for each connection, and ends
-it with that.
+A request is `{"type": "reset" | "step" | "state" | "close", "data": {...}}`. The answer is an `observation` (its data
+have `observation`, `reward` and `done`), a `state`, or an `error` with a code. A server has a session for each
+connection, and ends the session with the connection.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from urllib.parse import urlsplit
 import aiohttp
 
 CLOSE_S = 5.0
+"""Longest time to close a connection, in seconds."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-"""Pauses between attempts at a server that has no session left."""
+"""First and longest pause in seconds between attempts at a server without a free session."""
 MAX_SCHEMA = 1 << 20
+"""Most bytes of a server's schema."""
 INVALID, FULL = "VALIDATION_ERROR", "CAPACITY_REACHED"
-"""Codes of errors: the action does not fit the schema; the server has no session left."""
+"""Error codes: the action does not fit the schema; the server has no free session."""
 RAISED = "EXECUTION_ERROR"
-"""The code of an error that the environment's own code raised."""
+"""Error code for an exception in the environment's own code."""
 
 
 class ServerFailed(RuntimeError):
-    """The server, or the way to it, failed: nothing that the policy did."""
+    """Failure of the server or the connection, which the policy did not cause."""
 
 
 class NotAccepted(ValueError):
-    """The server's answer to an action that it does not accept; `code` says why."""
+    """The server's error answer to a request; `code` is the error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -43,7 +45,7 @@ class NotAccepted(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of a reset or of a step."""
+    """The server's answer to a reset or a step."""
 
     observation: Mapping[str, Any]
     reward: float | None
@@ -53,8 +55,8 @@ class Answer:
 class EpisodeConnection:
     """A session with a server: `new -> begun -> (step -> answer)* -> closed`.
 
-    Invariants: one request is under way at a time; after a failure the connection is closed, so that a late answer is never
-    taken for that of another request.
+    Invariants: at most one request is pending; after a failure the connection is closed, so that a late answer is never
+    matched to a later request.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], max_bytes: int) -> None:
@@ -64,7 +66,7 @@ class EpisodeConnection:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def begin(self, data: Mapping[str, Any], within_s: float) -> Answer:
-        """Connect and reset; wait for a session where the server has none left. Raises ServerFailed."""
+        """Connect and reset; retry while the server has no free session. Raises ServerFailed after `within_s`."""
         pause, full = FIRST_PAUSE_S, ""
         try:
             async with asyncio.timeout(within_s):
@@ -74,7 +76,7 @@ class EpisodeConnection:
                         return _observed(await self._answer("reset", data, "observation"))
                     except NotAccepted as error:
                         if error.code != FULL:
-                            raise self._failed(f"it does not reset with {dict(data)}: {error}") from error
+                            raise self._failed(f"the reset with {dict(data)} failed: {error}") from error
                         full = str(error)
                     await self.close()
                     await asyncio.sleep(pause)
@@ -82,21 +84,21 @@ class EpisodeConnection:
         except TimeoutError:
             await self.close()
             why = f"it has no session left: {full}" if full else "it did not begin an episode"
-            raise self._failed(f"{why}, within {within_s:g} s") from None
+            raise self._failed(f"{why} within {within_s:g} s") from None
         except ServerFailed:
             await self.close()
             raise
 
     async def step(self, action: Mapping[str, Any], within_s: float) -> Answer:
-        """Act. Raises NotAccepted for an action that the server refuses, ServerFailed where there is no answer."""
+        """Take an action. Raises NotAccepted if the server refuses it, and ServerFailed without a valid answer."""
         return _observed(await self._asked("step", action, "observation", within_s))
 
     async def state(self, within_s: float) -> dict[str, Any]:
-        """Return what the server tells of its state."""
+        """Return the server's state of the episode. Raises ServerFailed, or NotAccepted for an error answer."""
         return await self._asked("state", None, "state", within_s)
 
     async def close(self) -> None:
-        """End the session, and with it what the server keeps for it; it may be called again."""
+        """End the session on the server; closing twice is allowed."""
         socket, client = self._socket, self._client
         self._socket = self._client = None
         with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
@@ -122,23 +124,25 @@ class EpisodeConnection:
                 return await self._answer(what, data, wanted)
         except TimeoutError:
             await self.close()
-            raise self._failed(f"it did not answer a {what} within {within_s:g} s") from None
+            raise self._failed(f"did not answer a {what} within {within_s:g} s") from None
         except ServerFailed:
             await self.close()
             raise
 
     async def _answer(self, what: str, data: Mapping[str, Any] | None, wanted: str) -> dict[str, Any]:
-        """Send a request and take its answer. Raises NotAccepted for an error of the server's, ServerFailed for anything else
-        that was not wanted."""
+        """Send a request and return the data of its answer.
+
+        Raises NotAccepted if the server answers with an error, and ServerFailed for every answer of an unexpected type.
+        """
         if self._socket is None or self._socket.closed:
             raise self._failed("the connection is gone")
         request = {"type": what} if data is None else {"type": what, "data": dict(data)}
-        with suppress(ConnectionError, aiohttp.ClientError):  # what it said before it closed is still to be read
+        with suppress(ConnectionError, aiohttp.ClientError):  # an answer sent before the close can still be read
             await self._socket.send_str(json.dumps(request))
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             code = f" (status {self._socket.close_code})" if self._socket.close_code else ""
-            raise self._failed(f"it closed the connection instead of an answer to a {what}{code}")
+            raise self._failed(f"closed the connection instead of answering a {what}{code}")
         try:
             answer = json.loads(message.data)
             kind, told = answer["type"], answer["data"]
@@ -149,7 +153,7 @@ class EpisodeConnection:
         except NotAccepted:
             raise
         except (ValueError, TypeError, KeyError) as error:
-            raise self._failed(f"it answered a {what} with {message.data[:200]!r}, which is no {wanted}") from error
+            raise self._failed(f"answered a {what} with {message.data[:200]!r}, not with type {wanted}") from error
         return told
 
     def _failed(self, why: str) -> ServerFailed:
@@ -157,11 +161,13 @@ class EpisodeConnection:
 
 
 def client(headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """Return a client that follows no redirect, so that only the named host is asked, and uses no proxy of the environment."""
+    """Return a client that refuses redirects and ignores proxy variables, so that it contacts only the given host."""
 
     async def refuse(_session: Any, _context: Any, params: aiohttp.TraceRequestRedirectParams) -> None:
         place = params.response.headers.get("Location", "")
-        raise ServerFailed(f"it redirects to {place[:200]}, which is not followed: write that address as url")
+        raise ServerFailed(
+            f"the server redirects to {place[:200]}; redirects are not followed: set url to that address"
+        )
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(refuse)
@@ -169,7 +175,7 @@ def client(headers: Mapping[str, str]) -> aiohttp.ClientSession:
 
 
 async def action_schema(url: str, headers: Mapping[str, str], within_s: float) -> dict[str, Any]:
-    """Ask a server for the JSON schema of its actions. Raises ServerFailed."""
+    """Return the JSON schema of a server's actions, without the property `metadata`. Raises ServerFailed."""
     place = f"{url.rstrip('/')}/schema"
     try:
         async with asyncio.timeout(within_s), client(headers) as asking, asking.get(place) as answer:
@@ -183,20 +189,20 @@ async def action_schema(url: str, headers: Mapping[str, str], within_s: float) -
     except (aiohttp.ClientError, OSError) as error:
         raise ServerFailed(f"{place}: no connection: {_words(error)}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ServerFailed(f"{place} answered with no schema of actions: {_words(error)}") from error
+        raise ServerFailed(f"{place} answered without a schema of actions: {_words(error)}") from error
 
 
 def _observed(told: Mapping[str, Any]) -> Answer:
     observation, reward, done = told.get("observation"), told.get("reward"), told.get("done", False)
     if not isinstance(observation, dict) or not isinstance(done, bool):
-        raise ServerFailed(f"the server gave no observation: {str(told)[:200]}")
+        raise ServerFailed(f"the server's answer has no valid observation: {str(told)[:200]}")
     if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
         raise ServerFailed(f"the server gave the reward {reward!r}; it must be a finite number")
     return Answer(observation, None if reward is None else float(reward), done)
 
 
 def _told(data: Mapping[str, Any]) -> str:
-    """The words of an error, with the places of an action that do not fit."""
+    """Return the text of an error answer, with each field of the action that does not fit."""
     errors = data.get("errors") or []
     places = "; ".join(f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg', '')}" for one in errors)
     return f"{data.get('message', '')}{f' ({places})' if places else ''}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `openenv`: an episode on a server of OpenEnv, where each turn of the policy is one action.
+"""The environment `openenv`: an episode on an OpenEnv server, where each turn of the policy is one action.
 
-Rewards are the server's and credited turn by turn. An action that does not fit is answered in words; a server that fails, is
-late or raises is the sample's outcome.
+The server's rewards are credited turn by turn. An action that does not fit the schema gets an error text as its
+observation. If the server fails, exceeds a deadline or raises, the sample's outcome is `environment_error`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from relax_plugin_openenv.connection import (
 )
 
 COLUMN = "openenv"
-"""Column of the task file that a task may say its episode in."""
+"""Column of the task file with a task's `TaskEpisode`, which overrides the options."""
 TEXT = "{text}"
 _PLACE = re.compile(r"\{(\w+)\}")
 PLACES = ("shown", "reward", "turn", "schema")
@@ -50,48 +50,51 @@ class OpenEnvOptions(Options):
     """Options of `openenv`."""
 
     url: str = Field(pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
-    """Address of the server, `http://host:8000`."""
+    """Address of the server, such as `http://host:8000`."""
     allowed_hosts: tuple[str, ...] = ()
-    """Hosts of further servers of the same environment that a task may name: `env.example.org`, `*.example.org`, or an address.
-    Empty: a task names none."""
+    """Hosts of further servers of the same environment that tasks may use: `env.example.org`, `*.example.org`, or an IP
+    address. Empty: tasks use only `url`."""
     headers: dict[str, Annotated[Secret | str, Field(union_mode="left_to_right")]] = {}
-    """Headers of requests to `url`, and to no other server; credentials as `"env:NAME"` or `"file:PATH"`."""
+    """Headers of requests to `url`; they are never sent to a task's server. Credentials as `"env:NAME"` or
+    `"file:PATH"`."""
     act: Literal["json", "text", "tool"] = "json"
-    """A turn becomes an action as the JSON object that it ends with; as its text, in a place of `action`; or as a call of the
-    one tool, whose parameters are the server's schema of actions."""
+    """Source of a turn's action. `json`: the JSON object at the end of the turn. `text`: `action` with the turn's text
+    inserted. `tool`: the arguments of a call of one tool, whose parameters are the server's schema of actions."""
     action: dict[str, Any] = {}
-    """With `act = "text"`: the action, with `{text}` where the turn's text goes, such as `{ message = "{text}" }`."""
+    """With `act = "text"`: the action, with `{text}` in the place of the turn's text, such as `{ message = "{text}"
+    }`."""
     tool: str = Field("act", pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
     """With `act = "tool"`: the tool's name."""
     after: str = ""
-    """Only what the policy says after the last of these marks is its action, such as `</think>`; without the mark it made
-    none. Empty: all that it says."""
+    """Marker such as `</think>`: only the text after its last occurrence is read as the action, and a turn without the
+    marker has no action. Empty: the whole text is read."""
     show: str = ""
-    """Field of the observation that `{shown}` is, `board` or `info.text`; empty: the whole observation as JSON."""
+    """Field of the observation that `{shown}` stands for, such as `board` or `info.text`; empty: the whole observation
+    as JSON."""
     opening: str = ""
-    """The first observation, behind the task's prompt, with the places of `template` and `{schema}`, that of actions. Empty:
-    what is shown, and with `act = "json"` how to answer."""
+    """Template of the first observation, which follows the task's prompt. It has the placeholders of `template`, and
+    `{schema}` for the schema of actions. Empty: `{shown}`, with `act = "json"` followed by the answer format."""
     template: str = "{shown}"
-    """Later observations: `{shown}`, `{reward}` of the turn, `{turn}`."""
+    """Template of later observations; placeholders: `{shown}`, `{reward}` of the turn, `{turn}`."""
     reset: dict[str, Any] = {}
-    """Further arguments of each reset; a task's own win over them."""
+    """Further arguments of each reset; a task's own arguments override them."""
     reward: Literal["server", "rewards"] = "server"
-    """Who judges: the server, or the run's `[[rewards]]` alone."""
+    """Source of the reward: the server, or only the run's `[[rewards]]`."""
     invalid_reward: float = Field(0.0, allow_inf_nan=False)
     """Reward of a turn whose action can't be read or is not accepted."""
     raised: Literal["fail", "say"] = "fail"
-    """An error that the environment's own code raised: the sample's outcome `environment_error`, or told to the policy, for
-    environments that raise where an action is against their rules."""
+    """Handling of an exception in the environment's own code. `fail`: the sample's outcome is `environment_error`.
+    `say`: the policy gets the error text, for environments that raise if an action breaks their rules."""
     seed_of: Literal["sample", "task"] = "sample"
-    """`task`: all samples of a task, in all epochs, reset with the same seed."""
+    """`sample`: each sample has its own seed. `task`: all samples of a task, in all epochs, have the same seed."""
     note_state: bool = False
-    """Ask for the server's state at the end of an episode, and keep it in the sample's `info`."""
+    """Request the server's state at the end of an episode, and keep it in the sample's `info`."""
     begin_s: PositiveFloat = 60.0
-    """Longest time until an episode has begun, also where the server has no session left for a while."""
+    """Longest time in seconds until an episode has begun, including the wait for a free session."""
     step_s: PositiveFloat = 60.0
-    """Longest time of one action."""
+    """Longest time of one action in seconds."""
     max_message_mb: PositiveInt = 16
-    """Longest message that is taken from the server."""
+    """Largest message from the server, in MiB."""
 
     @field_validator("headers")
     @classmethod
@@ -104,24 +107,24 @@ class OpenEnvOptions(Options):
     @model_validator(mode="after")
     def _acts_one_way(self) -> OpenEnvOptions:
         if self.act == "text" and TEXT not in json.dumps(self.action):
-            raise ValueError('act = "text" needs the place of it: action = { message = "{text}" }')
+            raise ValueError('act = "text" needs {text} in action, such as action = { message = "{text}" }')
         if self.act != "text" and self.action:
-            raise ValueError('action belongs to act = "text"; leave it out')
+            raise ValueError('action has no effect without act = "text"; remove it')
         for name, text in (("opening", self.opening), ("template", self.template)):
             if wrong := [place for place in _PLACE.findall(text) if place not in PLACES]:
-                raise ValueError(f"{name} has no place {{{wrong[0]}}}; there are {', '.join(PLACES)}")
+                raise ValueError(f"{name} has no placeholder {{{wrong[0]}}}; the placeholders are {', '.join(PLACES)}")
         return self
 
 
 class TaskEpisode(Options):
-    """The column `openenv` of a task: what it names wins over the options."""
+    """The column `openenv` of a task; its fields override the options."""
 
     url: str = Field("", pattern=r"^(https?://[^/?#@]+(/[^?#]*)?)?$")
-    """Another server of the same environment, on a host that `allowed_hosts` names."""
+    """Another server of the same environment, on a host in `allowed_hosts`; empty: option `url`."""
     reset: dict[str, Any] = {}
     """Arguments of the reset."""
     seed: int = Field(-1, ge=-1)
-    """Seed of all samples of the task."""
+    """Seed of all samples of the task; -1: as option `seed_of` says."""
 
 
 class OpenEnv(Environment[OpenEnvOptions]):
@@ -132,14 +135,14 @@ class OpenEnv(Environment[OpenEnvOptions]):
 
     @classmethod
     async def find_tools(cls, options: OpenEnvOptions) -> tuple[Tool, ...]:
-        """Make the tool from the server's schema."""
+        """Return the tool whose parameters are the server's schema of actions; no tool unless `act = "tool"`."""
         if options.act != "tool":
             return ()
         return (Tool(options.tool, await _schema(options), "Act in the environment.", options.url),)
 
     @classmethod
     async def open(cls, options: OpenEnvOptions) -> str:
-        """Ask for the schema of actions, so that a server that can't be had stops the run at once."""
+        """Return the schema of actions as JSON. A server that can't be reached stops the run before any sample."""
         return json.dumps(await _schema(options), ensure_ascii=False)
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
@@ -149,7 +152,7 @@ class OpenEnv(Environment[OpenEnvOptions]):
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise ValueError(
-                f"task {task.id}: column {COLUMN} says {column!r}, which is no episode: {wrong}"
+                f"task {task.id}: column {COLUMN} is {column!r}, which does not describe an episode: {wrong}"
             ) from error
         url = own.url or options.url
         if own.url:
@@ -176,7 +179,7 @@ class OpenEnv(Environment[OpenEnvOptions]):
         except NotAccepted as error:
             if error.code == INVALID or (error.code == RAISED and self.options.raised == "say"):
                 return self._refused(action, str(error))
-            fix = '; if it raises where an action is against its rules, set raised = "say"' * (error.code == RAISED)
+            fix = '; if it raises because an action breaks its rules, set raised = "say"' * (error.code == RAISED)
             raise ServerFailed(f"OpenEnv server {self._connection.url}: {error.code}: {error}{fix}") from error
         self._rewarded |= answer.reward is not None
         judged = self.options.reward == "server"
@@ -194,7 +197,7 @@ class OpenEnv(Environment[OpenEnvOptions]):
             await self._connection.close()
 
     def _chosen(self, action: Action) -> dict[str, Any]:
-        """Read the action of a turn. Raises ValueError, in words for the policy, where there is none."""
+        """Return the action of a turn. Raises ValueError, whose text the policy sees, if the turn has no action."""
         options, text = self.options, action.text
         if options.act == "tool":
             if not action.tool_calls:
@@ -210,9 +213,9 @@ class OpenEnv(Environment[OpenEnvOptions]):
         try:
             found = json.loads(marked[-1])
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"there is no JSON object in <action></action>: {error}") from None
+            raise ValueError(f"the turn has no JSON object in <action></action>: {error}") from None
         if not isinstance(found, dict):
-            raise ValueError("the action is no JSON object")
+            raise ValueError("the action is not a JSON object")
         return found
 
     def _refused(self, action: Action, why: str) -> Step:
@@ -222,7 +225,7 @@ class OpenEnv(Environment[OpenEnvOptions]):
         return Step(self._heard(action, f"No action was taken: {why}."), False, reward, info)
 
     def _heard(self, action: Action, text: str) -> Observation:
-        """Say something to the policy, as the answer of the tool where it called that."""
+        """Return a text as the next observation: as the tool's result if the policy called the tool."""
         if not action.tool_calls:
             return Observation(text)
         first, *further = action.tool_calls
@@ -250,7 +253,7 @@ class OpenEnv(Environment[OpenEnvOptions]):
 
 
 def _filled(value: Any, text: str) -> Any:
-    """Put the text in its places."""
+    """Return a value with `{text}` replaced in all its strings."""
     if isinstance(value, str):
         return value.replace(TEXT, text)
     if isinstance(value, Mapping):
@@ -263,10 +266,10 @@ def _revealed(options: OpenEnvOptions) -> dict[str, str]:
 
 
 def _check_host(task: Task, url: str, options: OpenEnvOptions) -> None:
-    """Raise ConfigError unless a task's server is on a host that may be asked."""
+    """Raise ConfigError unless the host of a task's server is in `allowed_hosts`."""
     host = urlsplit(url).hostname or ""
     if not any(fnmatchcase(host, allowed.lower()) for allowed in options.allowed_hosts):
-        fix = f'write allowed_hosts = ["{host}"] in [environment] if it may be asked'
+        fix = f'set allowed_hosts = ["{host}"] in [environment] to allow this host'
         raise ConfigError("environment.allowed_hosts", f"task {task.id} with {url}, whose host is not allowed", fix)
 
 

@@ -280,8 +280,8 @@ def test_a_task_names_its_environment_and_beginning() -> None:
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ({"id": "Nowhere-v0"}, "task t9: Gymnasium does not make Nowhere-v0"),
-        ({"kwargs": {"width": 3}}, "task t9: Gymnasium does not make FrozenLake-v1 .*width"),
+        ({"id": "Nowhere-v0"}, "task t9: Gymnasium can't make Nowhere-v0"),
+        ({"kwargs": {"width": 3}}, "task t9: Gymnasium can't make FrozenLake-v1 .*width"),
         ({"seed": "one"}, "task t9: column gymnasium .*seed"),
         ({"env": "Taxi-v4"}, "task t9: column gymnasium .*env"),
         (["Taxi-v4"], "task t9: column gymnasium"),
@@ -296,13 +296,13 @@ def test_a_task_that_names_none_says_what_is_wrong(column: object, says: str) ->
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"id": "Fixture-v0", "kwargs": {"observed": "graph"}}, "Graph.* can't be told"),
-        ({"id": "Fixture-v0", "kwargs": {"observed": "pixels"}, "show": "render"}, "no rendering as text"),
-        ({"id": "Fixture-v0", "image": "observation"}, "no pixels"),
-        ({"id": "CartPole-v1", "show": "render"}, "no rendering as text"),
-        ({"id": "Fixture-v0", "actions": MOVES}, "4 names were given"),
-        ({"id": "Pendulum-v1", "actions": MOVES}, "4 names were given"),
-        ({"id": "no_such_module_of_mine:Fixture-v0"}, "does not make"),
+        ({"id": "Fixture-v0", "kwargs": {"observed": "graph"}}, "Graph.* can't be written"),
+        ({"id": "Fixture-v0", "kwargs": {"observed": "pixels"}, "show": "render"}, "can't render text"),
+        ({"id": "Fixture-v0", "image": "observation"}, "not pixels"),
+        ({"id": "CartPole-v1", "show": "render"}, "can't render text"),
+        ({"id": "Fixture-v0", "actions": MOVES}, "has 4 names"),
+        ({"id": "Pendulum-v1", "actions": MOVES}, "has 4 names"),
+        ({"id": "no_such_module_of_mine:Fixture-v0"}, "can't make"),
     ],
 )
 def test_what_has_no_words_is_refused_when_the_worker_opens(options: dict[str, Any], says: str) -> None:

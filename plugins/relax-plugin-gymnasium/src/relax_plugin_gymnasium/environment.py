@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment of Gymnasium, played in words: what it shows becomes text or an image, what the policy writes an action.
+"""The environment `gymnasium`: a Gymnasium environment whose observations are text or images, and its actions text.
 
-Rewards are the environment's own and credited turn by turn. Nothing is clipped or guessed: an action that can't be read is
-answered with the reason and costs a turn.
+The environment's own rewards are credited turn by turn. Actions are never clipped or guessed: for an action that can't
+be read, the policy gets the reason as its observation, and the turn counts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from relax_core.api import Action, Environment, Observation, Options, Part, Step, Task
 
-if TYPE_CHECKING:  # it takes half a second
+if TYPE_CHECKING:  # importing gymnasium takes half a second
     from gymnasium import Env
 
 COLUMN = "gymnasium"
-"""Column of the task file that a task may say its environment in."""
+"""Column of the task file with a task's `TaskEnvironment`, which overrides the options."""
 _PLACE = re.compile(r"\{(\w+)\}")
 PLACES = ("shown", "value", "reward", "actions", "turn")
 
@@ -30,58 +30,63 @@ class GymnasiumOptions(Options):
     """Options of `gymnasium`."""
 
     id: str = "FrozenLake-v1"
-    """The environment, as Gymnasium names it; `module:Name-v0` imports the module first, which registers it."""
+    """Id of the environment in Gymnasium; `module:Name-v0` first imports the module, which must register the
+    environment."""
     kwargs: dict[str, Any] = {}
     """Arguments of the environment, such as `{is_slippery = false}`."""
     actions: tuple[str, ...] = ()
-    """Names of numbered actions, in their order: `["left", "down", "right", "up"]`. Numbers are always understood."""
+    """Names of numbered actions, in order: `["left", "down", "right", "up"]`. Numbers are always accepted, too."""
     max_steps: int = Field(0, ge=0)
-    """Turns of the policy, unreadable ones included, after which the episode is cut off; 0: the environment's own limit."""
+    """Most turns of the policy, including turns with an unreadable action; 0: only the environment's own limit."""
     show: Literal["auto", "render", "value"] = "auto"
-    """`{shown}` is the environment's rendering as text, or the value of the observation; `auto`: rendering where it has one."""
+    """Content of `{shown}`. `render`: the environment's rendering as text. `value`: the observation as JSON. `auto`:
+    the rendering if the environment has one as text, else the value."""
     opening: str = "{shown}\n\nActions: {actions}. End your answer with one of them in <action></action>."
-    """The first observation, behind the task's prompt; places as in `template`."""
+    """Template of the first observation, which follows the task's prompt; placeholders as in `template`."""
     template: str = "{shown}"
-    """Later observations: `{shown}`, `{value}`, `{reward}` of the turn, `{actions}`, `{turn}`."""
+    """Template of later observations; placeholders: `{shown}`, `{value}`, `{reward}` of the turn, `{actions}`,
+    `{turn}`."""
     digits: int = Field(3, ge=0, le=12)
     """Decimal places of numbers in `{value}`."""
     image: Literal["none", "render", "observation"] = "none"
-    """An image before each text: the environment's picture of itself, or its observation where that is pixels."""
+    """Image before each text. `render`: the environment's rendered picture. `observation`: an observation that is
+    pixels."""
     invalid: Literal["say", "end"] = "say"
-    """An action that can't be read: say why and go on, or end the episode."""
+    """Handling of an action that can't be read. `say`: tell the policy the reason and continue. `end`: end the
+    episode."""
     invalid_reward: float = 0.0
-    """Reward of such a turn. Where steps cost, as in Taxi and CliffWalking, it must cost more than they do, or saying nothing
-    pays."""
+    """Reward of a turn with an unreadable action. If steps have negative rewards, as in Taxi and CliffWalking, set it
+    lower than a step's reward; otherwise the policy learns to write no action."""
     seed_of: Literal["sample", "task"] = "sample"
-    """`task`: all samples of a task, in all epochs, begin alike and meet the same chance."""
+    """`sample`: each sample has its own seed. `task`: all samples of a task, in all epochs, have the same seed."""
 
     @model_validator(mode="after")
     def _plausible(self) -> GymnasiumOptions:
         for name, text in (("opening", self.opening), ("template", self.template)):
             if wrong := [place for place in _PLACE.findall(text) if place not in PLACES]:
-                raise ValueError(f"{name} has no place {{{wrong[0]}}}; there are {', '.join(PLACES)}")
+                raise ValueError(f"{name} has no placeholder {{{wrong[0]}}}; the placeholders are {', '.join(PLACES)}")
         if not math.isfinite(self.invalid_reward):
-            raise ValueError("invalid_reward is a finite number")
+            raise ValueError("invalid_reward must be a finite number")
         if len({name.casefold() for name in self.actions}) < len(self.actions):
-            raise ValueError("two actions have the same name")
+            raise ValueError("actions: two actions have the same name; rename one")
         return self
 
 
 class TaskEnvironment(Options):
-    """The column `gymnasium` of a task: what it names wins over the options."""
+    """The column `gymnasium` of a task; its fields override the options."""
 
     id: str = ""
-    """The environment; with another than the options', the options' `kwargs` and `actions` do not apply."""
+    """Id of the environment. If it differs from the option `id`, the options `kwargs` and `actions` do not apply."""
     kwargs: dict[str, Any] = {}
-    """Its arguments."""
+    """Arguments of the environment."""
     actions: tuple[str, ...] = ()
-    """Names of its actions."""
+    """Names of the environment's actions."""
     seed: int = Field(0, ge=0)
-    """Beginning and chance of all samples of the task."""
+    """Seed of all samples of the task; absent: as option `seed_of` says."""
 
 
 class Gymnasium(Environment[GymnasiumOptions]):
-    """One episode.
+    """One episode of a Gymnasium environment.
 
     reset -> (step ...) -> terminated | truncated | cut off by max_steps | ended by an unreadable action
     """
@@ -96,7 +101,7 @@ class Gymnasium(Environment[GymnasiumOptions]):
 
     @classmethod
     async def open(cls, options: GymnasiumOptions) -> object:
-        """Refuse an environment that does not exist or has no words, before the first sample asks for it."""
+        """Raise ValueError before the first sample if the environment does not exist or can't be written as text."""
         make(options.id, options.kwargs, options.actions, options).close()
         return None
 
@@ -111,7 +116,7 @@ class Gymnasium(Environment[GymnasiumOptions]):
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise ValueError(
-                f"task {task.id}: column {COLUMN} says {column!r}, which is no environment: {wrong}"
+                f"task {task.id}: column {COLUMN} is {column!r}, which does not describe an environment: {wrong}"
             ) from error
         except ValueError as error:
             raise ValueError(f"task {task.id}: {error}" if column is not None else str(error)) from error
@@ -171,7 +176,7 @@ class Gymnasium(Environment[GymnasiumOptions]):
 
 
 def make(name: str, kwargs: dict[str, Any], actions: tuple[str, ...], options: GymnasiumOptions) -> Env[Any, Any]:
-    """Make an environment that can be told and played. Raises ValueError for one that can't, with what to change."""
+    """Create an environment. Raises ValueError with the fix if it can't be shown or played as the options ask."""
     import gymnasium
 
     from relax_plugin_gymnasium.spaces import untold
@@ -180,12 +185,12 @@ def make(name: str, kwargs: dict[str, Any], actions: tuple[str, ...], options: G
     try:
         made = gymnasium.make(name, disable_env_checker=True, **kwargs)
         modes = made.metadata.get("render_modes", [])
-        if wanted in modes:  # which only its maker can tell it
+        if wanted in modes:  # the render mode can only be set when the environment is made
             made.close()
             made = gymnasium.make(name, disable_env_checker=True, render_mode=wanted, **kwargs)
     except Exception as error:
         raise ValueError(
-            f"Gymnasium does not make {name} with {kwargs}: {type(error).__name__}: {error}; correct id or kwargs"
+            f"Gymnasium can't make {name} with {kwargs}: {type(error).__name__}: {error}; correct id or kwargs"
         ) from error
     mode = made.render_mode or ""
     wrong = ""
@@ -193,15 +198,15 @@ def make(name: str, kwargs: dict[str, Any], actions: tuple[str, ...], options: G
     if part := untold(made.action_space):
         wrong = f"its actions are {part} which can't be read from text"
     elif options.image == "render" and mode != "rgb_array":
-        wrong = f'it has no picture of itself, only {modes}; image = "render" needs one'
+        wrong = f'it can\'t render a picture, only {modes}; image = "render" needs "rgb_array"'
     elif options.image == "observation" and len(pixels.shape or ()) not in (2, 3):
-        wrong = f'its observations are {pixels}, no pixels; image = "observation" needs them'
+        wrong = f'its observations are {pixels}, not pixels; image = "observation" needs pixels'
     elif options.show == "render" and mode != "ansi":
-        wrong = f'it has no rendering as text, only {modes}; show = "render" needs one'
+        wrong = f'it can\'t render text, only {modes}; show = "render" needs "ansi"'
     elif options.image == "none" and mode != "ansi" and (part := untold(made.observation_space)):
-        wrong = f'its observations are {part} which can\'t be told in text; image = "observation" shows pixels'
+        wrong = f'its observations are {part} which can\'t be written as text; image = "observation" shows pixels'
     elif actions and getattr(made.action_space, "n", 0) != len(actions):
-        wrong = f"its actions are {made.action_space}, and {len(actions)} names were given"
+        wrong = f"its actions are {made.action_space}, but option actions has {len(actions)} names"
     if wrong:
         made.close()
         raise ValueError(f"{name} of Gymnasium can't be played: {wrong}")

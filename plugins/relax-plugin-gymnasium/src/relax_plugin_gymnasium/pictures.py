@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renderings as what a model reads: terminal colours as marks in the text, pixels as an image."""
+"""Renderings in a form that a model reads: terminal colours as marks in the text, pixels as an image."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _ESCAPE = re.compile(r"\x1b\[([\d;]*)([A-Za-z])")
 
 
 def marked(render: str) -> str:
-    """Write colours as `[red S]`: some environments tell by a colour alone where the player is. Colours over each other are
-    all named, the text's own first."""
+    """Replace terminal colours by marks such as `[red S]`, since some environments mark the player only by colour.
+
+    If several colours apply to a text, the mark lists the colours in the order of their escape codes.
+    """
     text, end = "", 0
     colours: list[str] = []
     for escape in _ESCAPE.finditer(render):
@@ -32,11 +34,11 @@ def marked(render: str) -> str:
 
 
 def image(pixels: np.ndarray) -> Media:
-    """Make an image of pixels, [height, width, 3] or [height, width] of bytes. Raises ValueError for others."""
+    """Return bytes [height, width, 3 or 1] or [height, width] as an image. Raises ValueError for further shapes."""
     from PIL import Image
 
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3)):
-        raise ValueError(f"an image has bytes [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
+        raise ValueError(f"an image must be bytes [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
     file = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2:] == (1,) else pixels).convert("RGB").save(file, "PNG")
     return Media("image", f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")

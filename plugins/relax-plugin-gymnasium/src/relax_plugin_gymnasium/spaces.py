@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spaces of Gymnasium in words: values told as JSON, and actions read from what the policy wrote.
+"""Conversion of Gymnasium spaces: values to JSON, and the policy's text to actions.
 
-An action that can't be read is an `UnreadableAction`, whose message is for the policy. A new sort of space is a case in
-`plain`, `value_of` and `untold`.
+An action that can't be read raises `UnreadableAction`, whose message is shown to the policy. To support a new type of
+space, add a case in `plain`, `value_of` and `untold`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 from gymnasium import spaces
 
 MOST_NUMBERS = 256
-"""Most numbers of an observation that are still told in words."""
+"""Most numbers of an observation or action that are written as text."""
 _TAG = re.compile(r"<(/?)action>", re.IGNORECASE)
 
 
 class UnreadableAction(Exception):
-    """Tell the policy: no action of the space was found in what it wrote."""
+    """Error for a text without an action of the space; its message is shown to the policy."""
 
 
 def untold(space: spaces.Space[Any]) -> str:
-    """Name the part of a space that has no words: empty where all can be told and read."""
+    """Return the part of a space that can't be written as text; empty if the whole space can."""
     match space:
         case spaces.Discrete() | spaces.Text():
             return ""
@@ -41,7 +41,7 @@ def untold(space: spaces.Space[Any]) -> str:
 
 
 def plain(space: spaces.Space[Any], value: Any, digits: int) -> Any:
-    """Make a value of a space into what JSON has."""
+    """Convert a value of a space to plain JSON data, with floats rounded to `digits` decimal places."""
     match space:
         case spaces.Discrete():
             return int(value)
@@ -53,12 +53,12 @@ def plain(space: spaces.Space[Any], value: Any, digits: int) -> Any:
             return str(value)
     array = np.asarray(value)
     if array.dtype.kind == "f":
-        array = array.astype(np.float64).round(digits) + 0.0  # no digits of float32's own, and no negative zero
+        array = array.astype(np.float64).round(digits) + 0.0  # float64 avoids float32's extra digits; + 0.0 avoids -0.0
     return array.tolist()
 
 
 def value_of(space: spaces.Space[Any], data: Any) -> Any:
-    """Make what JSON has into a value of a space. Raises UnreadableAction where it is none."""
+    """Convert plain JSON data to a value of a space. Raises UnreadableAction if the data are not in the space."""
     try:
         value = _converted(space, data)
         inside = space.contains(value)
@@ -72,8 +72,11 @@ def value_of(space: spaces.Space[Any], data: Any) -> Any:
 
 
 def read_action(space: spaces.Space[Any], text: str, names: Sequence[str]) -> Any:
-    """Read the action of a response: in its last `<action>..</action>`, else in its last line. Of a space of numbered
-    actions a number or a name, alone or the only one that is mentioned; of other spaces JSON."""
+    """Read the action in the last `<action>..</action>` of a response, else in its last line that is not empty.
+
+    In a `Discrete` space the action is a number or a name, alone or as the only action that the text mentions. In a
+    `Text` space the action is the text, and in further spaces it is JSON. Raises UnreadableAction.
+    """
     tags = list(_TAG.finditer(text))
     tagged = [text[a.end() : b.start()] for a, b in pairwise(tags) if (a[1], b[1]) == ("", "/")]
     said = (tagged or [line for line in text.splitlines() if line.strip()] or [""])[-1].strip()
@@ -86,12 +89,12 @@ def read_action(space: spaces.Space[Any], text: str, names: Sequence[str]) -> An
     try:
         data = json.loads(said[begin:end], parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise UnreadableAction(f"{said[-200:]!r} is no JSON list of {space}") from None
+        raise UnreadableAction(f"{said[-200:]!r} is not a JSON list of {space}") from None
     return value_of(space, data)
 
 
 def actions_of(space: spaces.Space[Any], names: Sequence[str]) -> str:
-    """Say in words which actions there are."""
+    """Describe the actions of a space for the policy."""
     if not isinstance(space, spaces.Discrete):
         return f"JSON of {space}"
     first, count = int(space.start), int(space.n)
@@ -116,23 +119,23 @@ def _numbered(space: spaces.Discrete, said: str, names: Sequence[str]) -> int:
 def _converted(space: spaces.Space[Any], data: Any) -> Any:
     match space:
         case spaces.Discrete() if type(data) is not int:
-            raise ValueError("no whole number")
+            raise ValueError("a whole number is required")
         case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
             given = np.asarray(data)
             value = given.astype(space.dtype)
             if given.dtype.kind not in "iuf" or not np.isfinite(given).all():
-                raise ValueError("no numbers")
+                raise ValueError("finite numbers are required")
             if value.dtype.kind != "f" and (value != given).any():
-                raise ValueError("no whole numbers, or too large")
+                raise ValueError("whole numbers in the range of the type are required")
             return value
         case spaces.Tuple():
             return tuple(value_of(part, one) for part, one in zip(space.spaces, data, strict=True))
         case spaces.Dict():
             if set(data) != set(space.spaces):
-                raise ValueError("other names")
+                raise ValueError("wrong names")
             return {name: value_of(part, data[name]) for name, part in space.spaces.items()}
     return data
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

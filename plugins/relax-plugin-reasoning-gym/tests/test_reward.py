@@ -91,9 +91,9 @@ def test_a_response_cut_off_scores_zero_unless_told() -> None:
 @pytest.mark.parametrize(
     ("columns", "answer", "said"),
     [
-        ({"recipe": None}, "156", "no recipe of the source"),
-        ({"recipe": {"set": "chain_sum"}}, "156", "no recipe of the source"),
-        ({}, "157", "task t1 can't be judged: its recipe makes the answer '156' here"),
+        ({"recipe": None}, "156", "must be a recipe of the source"),
+        ({"recipe": {"set": "chain_sum"}}, "156", "must be a recipe of the source"),
+        ({}, "157", "task t1 can't be judged: its recipe generates the answer '156' here"),
         ({}, None, "task t1 can't be judged"),
     ],
 )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that a set's rule may be given: those of some sets evaluate an answer as Python, or accept what is no answer.
+"""Checks of answers before a set's rule scores them, for rules that evaluate Python or accept wrong answers.
 
-An answer that is not admitted is wrong and the rule never sees it. A set that is not named here reads text as text.
+An answer that fails its check scores 0, and the rule never reads it. Sets without a check here treat answers only as
+text.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 _SUM = re.compile(r"(?:[\d\s+\-/().]|\*(?!\s*\*))*")
-"""Integers and the four operations; no powers, which could be as large as an answer likes."""
+"""Integers and the four operations; no powers, because an answer could make them arbitrarily large."""
 _POLYNOMIAL = re.compile(
     r"""(?: [\d\s+\-/()] | \.(?=\d) | (?<=\d)\.(?!\s*[A-Za-z_])  # numbers
           | [A-Za-z](?![A-Za-z_\d])                              # variables
@@ -19,12 +20,13 @@ _POLYNOMIAL = re.compile(
         )*""",
     re.VERBOSE,
 )
-"""Numbers, variables of one letter, and powers with an exponent of at most two digits, none of which is a power itself."""
+"""Numbers, variables of one letter, and powers with an exponent of at most two digits; powers of powers are
+excluded."""
 _COMPLEX = re.compile(r"[-+\d.eEiIjJ()\s]*")
 
 
 def is_inert(text: str) -> bool:
-    """Tell whether evaluating a text as Python does nothing: it is a literal, one name, or no expression at all."""
+    """Return True if evaluating a text as Python runs no code: a literal, a single name, or a syntax error."""
     try:
         tree = ast.parse(text.lstrip(" \t"), mode="eval")
         if isinstance(tree.body, ast.Name):
@@ -48,6 +50,6 @@ ADMITTED: Mapping[str, Callable[[str], bool]] = {
     "string_insertion": is_inert,
     "countdown": _only(_SUM),
     "simple_integration": _only(_POLYNOMIAL),
-    "complex_arithmetic": _only(_COMPLEX),  # nan would be as near as can be to every number
+    "complex_arithmetic": _only(_COMPLEX),  # excludes nan, which the rule would accept for every number
 }
-"""By set, the test that an answer must pass before its rule reads it."""
+"""Check of an answer by set; an answer must pass the check before the set's rule scores it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
+"""Components of this plugin, named by strings so that listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook
@@ -8,10 +8,14 @@ from relax_core.api.hooks import hook
 @hook
 def relax_task_sources() -> list[Component]:
     target = "relax_plugin_reasoning_gym.source:ReasoningGymSource"
-    return [Component("reasoning-gym", target, "Tasks that reasoning-gym makes from a name, options and a seed")]
+    return [
+        Component("reasoning-gym", target, "Tasks that reasoning-gym generates from a set's name, options and seed")
+    ]
 
 
 @hook
 def relax_rewards() -> list[Component]:
     target = "relax_plugin_reasoning_gym.reward:ReasoningGymReward"
-    return [Component("reasoning-gym", target, "1 when the rule of the task's reasoning-gym set accepts the answer")]
+    return [
+        Component("reasoning-gym", target, "1 if the rule of the task's reasoning-gym set accepts the answer, else 0")
+    ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe: the few values that one task of reasoning-gym is made from, and made from again where it is judged.
+"""Recipes: the few values from which a reasoning-gym task is generated, and generated again when it is judged.
 
-Entries hold tuples, fractions and grids that JSON does not give back as they were, so a task carries its recipe and no entry.
-All that is known about the package's own interface is in this file.
+Entries of reasoning-gym hold tuples, fractions and grids that do not survive a round trip through JSON. So a task
+carries its recipe instead of its entry. Only this file uses the interface of reasoning-gym.
 """
 
 from __future__ import annotations
@@ -18,59 +18,61 @@ from functools import lru_cache
 from typing import Any
 
 DATASETS_KEPT = 128
-"""Datasets that are kept: one for each entry of a tasks file, and for each time that tasks of it are drawn anew. Most weigh
-nothing, some hold 10 to 20 MB of words or grids."""
+"""Most datasets in the cache: one for each table of a tasks file, and for each redraw of its tasks. Most are tiny; some
+hold 10 to 20 MB of words or grids."""
 ENTRIES_KEPT = 4096
-"""Entries that are kept, some kilobytes each: making one takes from microseconds to tenths of a second."""
+"""Most entries in the cache, some kilobytes each. Generating an entry takes from microseconds to tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One task by name and number.
+    """The description of one task by set, seed and index.
 
     Invariants:
-    - plain data: what `as_column` gives passes through JSON, and `of` reads it back;
-    - two processes make the same task of it, unless its set is barred.
+    - plain data: the result of `as_column` survives JSON, and `of` reads it back;
+    - two processes generate the same task from a recipe, unless its set is barred.
     """
 
     set: str
     seed: int
-    """The dataset's own seed; a set makes its task `index` from `seed + index`."""
+    """Seed of the dataset; most sets generate task `index` from `seed + index`."""
     size: int
-    """Tasks of the dataset; a few sets make all of them together, so that it matters."""
+    """Number of tasks in the dataset. A few sets generate all tasks together, so it affects each task."""
     index: int
+    """Index of the task in the dataset."""
     level: int | None = None
+    """Level of the set's curriculum; None: the set's defaults."""
     options: str = "{}"
     """The dataset's options as JSON with sorted keys."""
 
     @classmethod
     def of(cls, column: Any) -> Recipe:
-        """Read the column of a task. Raises ValueError for anything else."""
+        """Read the column `recipe` of a task. Raises ValueError if it is not a recipe."""
         try:
             return cls(**{**column, "options": json.dumps(column["options"], sort_keys=True)})
         except (TypeError, KeyError) as error:
-            raise ValueError(f"the column 'recipe' is no recipe of the source reasoning-gym: {column!r}") from error
+            raise ValueError(f"column 'recipe' must be a recipe of the source reasoning-gym: {column!r}") from error
 
     def as_column(self) -> dict[str, Any]:
-        """Give the recipe as a column of a task."""
+        """Return the recipe as a column of a task."""
         return {**dataclasses.asdict(self), "options": json.loads(self.options)}
 
 
 def set_names() -> list[str]:
-    """List the names of all sets that the installed reasoning-gym has."""
+    """Return the names of all sets in the installed reasoning-gym."""
     from reasoning_gym.factory import DATASETS
 
     return sorted(DATASETS)
 
 
 def open_set(recipe: Recipe) -> Any:
-    """Make the dataset of a recipe, once. Raises ValueError, which says what is wrong with its level or options."""
+    """Return the cached dataset of a recipe. Raises ValueError for a wrong level or option."""
     return _dataset(dataclasses.replace(recipe, index=0))
 
 
 @lru_cache(ENTRIES_KEPT)
 def entry(recipe: Recipe) -> dict[str, Any]:
-    """Make the entry of a recipe: `question`, `answer`, and what the set's rule reads. Leave it as it is: it is kept."""
+    """Return the entry of a recipe: `question`, `answer`, data for the set's rule. Do not change the cached entry."""
     dataset = open_set(recipe)
     with _apart(recipe):
         made: dict[str, Any] = dataset[recipe.index]
@@ -78,7 +80,7 @@ def entry(recipe: Recipe) -> dict[str, Any]:
 
 
 def set_score(recipe: Recipe, answer: str) -> float:
-    """Score an answer by the set's own rule, which may raise anything."""
+    """Score an answer with the set's own rule, which may raise any exception."""
     dataset, made = open_set(recipe), entry(recipe)
     with _apart(recipe):
         return float(dataset.score_answer(answer, made))
@@ -86,9 +88,9 @@ def set_score(recipe: Recipe, answer: str) -> float:
 
 @contextlib.contextmanager
 def _apart(recipe: Recipe) -> Iterator[None]:
-    """Run code of a set where it disturbs nothing: some print, draw from the global random numbers, or seed them.
+    """Isolate code of a set from global state: drop its prints, and restore the global random generators afterwards.
 
-    What they draw there is made a function of the recipe.
+    Python's generator is seeded from the recipe, so that the code's draws from it depend only on the recipe.
     """
     import numpy
 
@@ -112,7 +114,7 @@ def _dataset(recipe: Recipe) -> Any:
     dataset_class, config_class = DATASETS[name]
     own = sorted({field.name for field in dataclasses.fields(config_class)} - {"seed", "size"})
     if unknown := sorted(set(options) - set(own)):
-        raise ValueError(f"the set {name!r} has no option {unknown[0]!r}; it has {', '.join(own) or 'none'}")
+        raise ValueError(f"the set {name!r} has no option {unknown[0]!r}; its options: {', '.join(own) or 'none'}")
     given = {"seed": recipe.seed, "size": recipe.size}
     try:
         with _apart(recipe):
@@ -129,12 +131,12 @@ def _dataset(recipe: Recipe) -> Any:
 
 
 def _at_level(curricula: Mapping[str, Any], name: str, level: int, given: Mapping[str, int]) -> Any:
-    """Make the configuration of a set at a level of its curriculum. Raises ValueError where there is no such level."""
+    """Return the configuration of a set at a level of its curriculum. Raises ValueError if the level does not exist."""
     if name not in curricula:
-        raise ValueError("it has no curriculum, and so no levels")
+        raise ValueError("the set has no curriculum, and so no levels; remove level")
     curriculum = curricula[name]()
     highest = max((len(attribute.levels) for attribute in curriculum.attributes.values()), default=1) - 1
     if level > highest:
-        raise ValueError(f"its levels are 0 to {highest}")
+        raise ValueError(f"the set has only levels 0 to {highest}")
     curriculum.set_global_level(level)
     return curriculum.generate_configuration(dict(given))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward `reasoning-gym`: the rule of the task's own set, `score_answer`, judges the answer that a response gives.
+"""The reward `reasoning-gym`, which scores a response's answer with the rule `score_answer` of the task's set.
 
-The rules pay prose, length and parts of an answer to a degree, so only a full score counts unless `partial` is set.
+Many rules give partial scores to prose, length or parts of an answer, so only a full score counts unless `partial` is
+set.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ class ReasoningGymRewardOptions(Options):
     """Options of the reward `reasoning-gym`."""
 
     answer: Form = "tags"
-    r"""The answer in a response: between its last `<answer>` and `</answer>`, in its last `\boxed{}`, its last line with
-    text, or the whole of it. A response that has none is 0."""
+    r"""Place of the answer in a response: between the last `<answer>` and `</answer>` (`tags`), in the last `\boxed{}`
+    (`boxed`), the last line with text, or the whole response. A response without an answer scores 0."""
     partial: bool = False
-    """Give the score of the set's rule as it is, from 0 to 1; several sets pay prose and length. False: 1 for a full score,
+    """True: return the rule's own score, from 0 to 1; several rules reward prose and length. False: 1 for a full score,
     else 0."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """True: judge a response that a limit cut off. False: such a response scores 0."""
 
 
 class ReasoningGymReward(Reward[ReasoningGymRewardOptions]):
-    """Gives 1 when the set's rule accepts the answer in full, else 0.
+    """A reward of 1 if the set's rule gives the answer a full score, else 0; with `partial`, the rule's own score.
 
-    A task is judged only where its own answer gets a full score here. Some rules answer every failure of theirs with a low
-    score, so a broken installation would otherwise look like a policy that is always wrong.
+    A task is judged only if its own answer gets a full score here. Some rules return a low score for every internal
+    error, so without this check a broken installation would look like a policy that is always wrong.
     """
 
     needs_columns = ("set", "recipe")
 
     def __init__(self, options: ReasoningGymRewardOptions | None = None) -> None:
         super().__init__(options)
-        import reasoning_gym  # noqa: F401 - now, since it takes seconds, and the first sample has a deadline
+        import reasoning_gym  # noqa: F401 - slow import, which must not count against the first deadline
 
     def score(self, task: Task, trajectory: Trajectory) -> float:
         recipe = Recipe.of(task.column("recipe"))
@@ -59,17 +60,17 @@ class ReasoningGymReward(Reward[ReasoningGymRewardOptions]):
 
 
 def answer_score(recipe: Recipe, answer: str) -> float:
-    """Score an answer from 0 to 1 by its set's rule; one that the rule may not read, or can't, is 0."""
+    """Score an answer from 0 to 1 with its set's rule; 0 if the answer is not admitted or the rule raises."""
     admitted = ADMITTED.get(recipe.set)
     if admitted is not None and not admitted(answer):
         return 0.0
     try:
         score = set_score(recipe, answer)
     except (OSError, ImportError, MemoryError):
-        raise  # says nothing about the answer
-    except Exception:  # rules raise errors of all kinds over a text that they can't read
+        raise  # not caused by the answer
+    except Exception:  # rules raise many types of errors for a text that they can't parse
         return 0.0
-    return min(max(0.0, score), 1.0)  # in this order NaN is 0
+    return min(max(0.0, score), 1.0)  # this order of arguments turns NaN into 0
 
 
 @lru_cache(ENTRIES_KEPT)
@@ -78,14 +79,14 @@ def _own_answer_pays(recipe: Recipe) -> bool:
 
 
 def unfit(recipe: Recipe, answer: object) -> str | None:
-    """Say why a task with this recipe and answer can't be judged; None where it can.
+    """Return why a task with this recipe and answer can't be judged; None if it can.
 
-    A set whose tasks have no answer (it is barred) is judged all the same.
+    Tasks without an answer, which only barred sets have, are judged without this check.
     """
     own = entry(recipe)["answer"]
     if answer != own:
         fix = "use the version of reasoning-gym that the tasks were made with"
-        return f"its recipe makes the answer {own!r} here, and the task says {answer!r}; {fix}"
+        return f"its recipe generates the answer {own!r} here, but the task has the answer {answer!r}; {fix}"
     if own is not None and not _own_answer_pays(recipe):
         return (
             f"the set {recipe.set!r} does not accept its own answer {own!r}; leave the set out, or change its options"
@@ -94,7 +95,7 @@ def unfit(recipe: Recipe, answer: object) -> str | None:
 
 
 def extract(response: str, form: Form) -> str | None:
-    """Find the answer of a response, without white space around it; None where it gives none."""
+    """Return the answer in a response without outer white space; None if the response has no answer."""
     if form == "tags":
         answers = _TAGGED.findall(response)
         return answers[-1].strip() if answers else None
@@ -108,7 +109,7 @@ def extract(response: str, form: Form) -> str | None:
 
 
 def _last_boxed(response: str) -> str | None:
-    """Find what the box holds that is closed last, which is the outer one of two that are closed in each other."""
+    r"""Return the content of the `\boxed{}` that closes last; of two nested boxes this is the outer box."""
     found, starts = None, list[int]()
     for mark in _BOX_OR_BRACE.finditer(response):
         if mark[0] != "}":

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task source `reasoning-gym`: tasks that are made when they are asked for, from a tasks file (`NAME.gym`).
+"""The task source `reasoning-gym`, which generates tasks on request from a tasks file (`NAME.gym`).
 
-No task is stored. Each is a function of the file, so a resumed run goes on at the same one, and the reward makes it again.
+No task is stored. Each task is a function of the file, so a resumed run continues with the same tasks, and the reward
+can generate a task again.
 """
 
 from __future__ import annotations
@@ -20,34 +21,35 @@ from relax_plugin_reasoning_gym.tasks_file import FIELD, SEED_ROOM, TasksFile, r
 
 INSTRUCTION = "Think it through, then write the final answer, and nothing else, between <answer> and </answer>."
 MOST_DRAWS = 64
-"""Times that a task is drawn until its question is not excluded; a set that has asked in vain has hardly any left."""
+"""Most draws of a task until its question is not excluded; a set that needs more has hardly any questions left."""
 
 
 class ReasoningGymOptions(Options):
     """Options of the source `reasoning-gym`."""
 
     instruction: str = INSTRUCTION
-    """Text after each question, on lines of its own; it has to suit the option `answer` of the reward. Empty: none."""
+    """Text after each question, separated by an empty line; it must match the reward's option `answer`. Empty: no
+    text."""
     chat: bool = True
-    """Ask by the model's chat template; false: the text as it stands, for models that have none."""
+    """True: use the model's chat template. False: send the plain text, for models without a chat template."""
     allow_barred: bool = False
-    """Use sets that are barred since their rule can be deceived or their tasks change."""
+    """Allow barred sets, whose rule can be deceived or whose tasks differ between processes."""
 
 
 class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
     """Tasks of the sets that a file lists.
 
     Invariants:
-    - task `i` depends on the file, on those that it excludes, and on `i`; every stretch of tasks mixes the sets evenly;
-    - no two tasks of a file, nor of files with different seeds, are made from one seed of reasoning-gym;
-    - no task asks a question of an excluded file.
+    - task `i` depends only on the file, on the files that it excludes, and on `i`; the sets are evenly mixed;
+    - no two tasks of a file, nor of files with different seeds, are generated from the same seed of reasoning-gym;
+    - no task has a question of an excluded file.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".gym",)
 
     def open(self, path: str, columns: Mapping[str, str]) -> None:
         if columns:
-            fix = "leave it out: the tasks are made, and their columns are answer, set, level and recipe"
+            fix = "remove it: the tasks are made by reasoning-gym, with the columns answer, set, level and recipe"
             raise ConfigError("data.columns", dict(columns), fix)
         self._path, excluded = Path(path), set[str]()
         file = read_tasks_file(self._path)
@@ -56,7 +58,7 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
             other = self._path.parent / name
             held_out = read_tasks_file(other)
             if held_out.exclude:
-                fix = "leave `exclude` out there: only one of two files can make room for the other"
+                fix = "remove `exclude` from that file: an excluded file cannot exclude files itself"
                 raise ConfigError(FIELD, f"{other}, which excludes files itself", fix)
             excluded.update(entry(recipe)["question"] for recipe in self._planned(other, held_out))
         self._excluded = frozenset(excluded)
@@ -82,7 +84,7 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
         return f"{self._path} task {index} ({self._recipes[index].set})"
 
     def _planned(self, path: Path, file: TasksFile) -> list[Recipe]:
-        """Give the recipe of each task of a file, the sets evenly mixed. Raises ConfigError for a set that can't be used."""
+        """Return the recipe of each task of a file, with evenly mixed sets. Raises ConfigError for an unusable set."""
         known, counts = set_names(), shares(file.sets, file.size)
         tables, first = [], file.seed * SEED_ROOM
         for at, (table, count) in enumerate(zip(file.sets, counts, strict=True)):
@@ -90,20 +92,20 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
             if table.name not in known:
                 near = ", ".join(get_close_matches(table.name, known, 3)) or ", ".join(known)
                 fix = f"did you mean one of {near}?"
-                raise ConfigError(FIELD, f"{key}: {table.name!r}, which is no set of reasoning-gym", fix)
+                raise ConfigError(FIELD, f"{key}: {table.name!r}, which reasoning-gym does not have", fix)
             if table.name in BARRED and not self.options.allow_barred:
-                fix = "choose another, or set allow_barred = true under [source]"
+                fix = "choose another set, or set allow_barred = true under [source]"
                 raise ConfigError(FIELD, f"{key}: {table.name!r}, which is barred: {BARRED[table.name]}", fix)
             if not count:
                 raise ConfigError(
-                    FIELD, f"{key}: {table.name!r} with no task of {file.size}", "raise size or its weight"
+                    FIELD, f"{key}: {table.name!r} gets 0 of {file.size} tasks", "raise size or the set's weight"
                 )
             written = json.dumps(table.options, sort_keys=True)
             recipe = Recipe(table.name, first, count, 0, table.level, written)
             try:
                 open_set(recipe)
             except ValueError as error:
-                raise ConfigError(FIELD, f"{path}: sets.{at}: {error}", "correct it there") from error
+                raise ConfigError(FIELD, f"{path}: sets.{at}: {error}", "correct this entry") from error
             tables.append(recipe)
             first += count
         places = ((index + 0.5) / recipe.size for recipe in tables for index in range(recipe.size))
@@ -111,7 +113,7 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
         return [recipe for _, recipe in sorted(zip(places, recipes, strict=True), key=lambda pair: pair[0])]
 
     def _drawn(self, index: int) -> Recipe:
-        """Choose the first recipe for a task whose question is not excluded. Raises ConfigError where there is none."""
+        """Return the first draw of a task whose question is not excluded. Raises ConfigError after `MOST_DRAWS`."""
         recipe = self._recipes[index]
         if not self._excluded:
             return recipe
@@ -119,5 +121,5 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
             drawn = replace(recipe, seed=recipe.seed + draw * len(self))
             if entry(drawn)["question"] not in self._excluded:
                 return drawn
-        fix = "exclude fewer tasks, or let its options make more different ones"
+        fix = "exclude fewer tasks, or choose options that give the set more different questions"
         raise ConfigError(FIELD, f"{self.where(index)}: every question drawn is in an excluded file", fix)

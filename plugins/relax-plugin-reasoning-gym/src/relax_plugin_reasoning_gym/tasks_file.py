@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tasks file, `NAME.gym`: TOML that says how many tasks to make, from which seed, and of which sets.
+"""Tasks files, `NAME.gym`: TOML with the number of tasks, the seed, and the sets of reasoning-gym to use.
 
     size = 1000
     seed = 1
@@ -10,7 +10,7 @@
     weight = 2
     options = { min_terms = 2, max_terms = 3 }
 
-Training and evaluation have a file each, so that they can differ in everything.
+Training and evaluation use separate files.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from relax_core.api import ConfigError, Options
 
 FIELD = "data"
 SEED_ROOM = 1 << 20
-"""Seeds of reasoning-gym that belong to one seed of a tasks file. Most sets make task `i` from `seed + i`, so two files with
-neighbouring seeds would otherwise share nearly all tasks; some take no seed of more than 32 bits."""
+"""Number of reasoning-gym seeds that belong to one seed of a tasks file. Most sets generate task `i` from `seed + i`,
+so files with adjacent seeds would otherwise share nearly all tasks. Some sets accept only seeds of 32 bits."""
 
 
 class SetTable(Options):
-    """One entry of `[[sets]]`; a set may have several, such as one for each level."""
+    """One entry of `[[sets]]`; a set may have several entries, such as one for each level."""
 
     name: str
-    """The set, as reasoning-gym calls it."""
+    """Name of the set in reasoning-gym."""
     weight: PositiveFloat = 1.0
-    """Share of the tasks, beside the weights of the other entries."""
+    """Share of the tasks, relative to the sum of all weights."""
     level: NonNegativeInt | None = None
-    """Level of the set's curriculum, 0 is the easiest: its ranges reach up to this level. Absent: the set's defaults."""
+    """Level of the set's curriculum from 0, the easiest; its ranges reach up to this level. Absent: the set's
+    defaults."""
     options: dict[str, Any] = {}
-    """Options of the set; they go before what the level says."""
+    """Options of the set, which override the values of `level`."""
 
     @field_validator("options")
     @classmethod
@@ -48,7 +49,7 @@ class SetTable(Options):
         try:
             json.dumps(options)
         except TypeError as error:
-            raise ValueError(f"write dates and times as text ({error})") from error
+            raise ValueError(f"options must be JSON data; write dates and times as text ({error})") from error
         return options
 
 
@@ -56,17 +57,18 @@ class TasksFile(Options):
     """The content of a tasks file."""
 
     sets: tuple[SetTable, ...] = Field(min_length=1)
-    """The sets that tasks are made of, evenly mixed."""
+    """The sets that generate the tasks, evenly mixed."""
     size: int = Field(1000, ge=1, le=SEED_ROOM >> 2)
     """Number of tasks."""
     seed: int = Field(0, ge=0, lt=(1 << 32) // SEED_ROOM)
-    """Tasks of different seeds are made from different random numbers."""
+    """Seed of the tasks; files with different seeds share no seed of reasoning-gym."""
     exclude: tuple[str, ...] = ()
-    """Tasks files beside this one, none of whose questions is asked here: another is drawn instead."""
+    """Paths, relative to this file's folder, of tasks files whose questions are excluded; a new task is drawn
+    instead."""
 
 
 def read_tasks_file(path: Path) -> TasksFile:
-    """Read and check a file. Raises ConfigError, which names the file and the key."""
+    """Read and check a tasks file. Raises ConfigError, which names the file and the key."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -78,11 +80,11 @@ def read_tasks_file(path: Path) -> TasksFile:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise ConfigError(FIELD, f"{path}: {key}: {first['msg']}", "correct it there") from error
+        raise ConfigError(FIELD, f"{path}: {key}: {first['msg']}", "correct this key") from error
 
 
 def shares(tables: tuple[SetTable, ...], size: int) -> list[int]:
-    """Divide `size` tasks by the tables' weights; what is left goes to the largest remainders, the first of equal ones."""
+    """Divide `size` tasks by the tables' weights; the largest remainders get the rest, earlier tables first."""
     total = sum(table.weight for table in tables)
     exact = [size * table.weight / total for table in tables]
     counts = [int(count) for count in exact]

@@ -58,13 +58,13 @@ def test_rows_may_have_other_keys_and_empty_lines_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"text": "a"}\n{"text": \n', ":2 is no JSON"),
+        ('{"text": "a"}\n{"text": \n', ":2 is not valid JSON"),
         ('["a"]\n', ":1 has no words"),
         ('{"text": "a"}\n{"text": "..."}\n', ":2 has no words"),
         ('{"title": "a"}\n', ":1 has no words"),
         ('{"text": "a", "title": 3}\n', ":1 has no words"),
         ("\n\n", "has no documents"),
-        ("[" * 100_000 + "\n", ":1 is no JSON"),
+        ("[" * 100_000 + "\n", ":1 is not valid JSON"),
     ],
 )
 def test_a_row_that_is_no_document_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -80,5 +80,5 @@ def test_a_text_that_looks_like_a_place_is_shown_as_it_stands(tmp_path: Path) ->
 
 
 def test_a_template_with_an_unknown_place_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"no place \{score\}; there are rank, title, text"):
+    with pytest.raises(ValidationError, match=r"no placeholder \{score\}; the placeholders are rank, title, text"):
         SearchOptions(corpus=CORPUS, template="{score} {text}")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search as a tool: `environment = "search"`."""
+"""The environment `search`, whose tool searches a file of documents."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `search`: the policy may look things up in a file of documents before it answers.
+"""The environment `search`: the policy can search a file of documents before it answers.
 
-A turn with calls of `search` is answered with what was found; the first turn without one is the answer, which the run's
-rewards judge. What a call got wrong is an observation, so that the policy can learn from it.
+Calls of `search` return the documents found. The first turn without a call is the answer, which the run's `[[rewards]]`
+judge. A wrong call gets an error text as its result, so that the policy can learn from it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ class SearchOptions(Options):
     """Options of `search`."""
 
     corpus: Path
-    """JSON lines file of documents, `{"text": ..., "title": ...}`; the title may be left out."""
+    """JSON lines file of documents, `{"text": ..., "title": ...}`; the title is optional."""
     top_k: int = Field(3, ge=1)
     """Most documents that a search returns."""
     max_chars: int = Field(2000, ge=1)
-    """Characters of a document's text that are shown; the rest is left out, marked with `...`."""
+    """Most characters of a document's text that are shown; a longer text is cut and ends with `...`."""
     max_searches: int = Field(0, ge=0)
-    """Searches of a sample; later ones are refused with a word. 0: as many as `rollout.max_turns` leaves."""
+    """Most searches of a sample; a later call gets an error text. 0: no limit except `rollout.max_turns`."""
     template: str = "[{rank}] {title}\n{text}"
-    """Text of a document in an observation: `{rank}` from 1 on, `{title}`, `{text}`."""
+    """Template of a document in an observation; placeholders: `{rank}` from 1, `{title}`, `{text}`."""
     separator: str = "\n\n"
     """Text between two documents."""
     nothing: str = "Nothing was found."
-    """Said where no document has a word of the query."""
+    """Result of a search if no document has a word of the query."""
 
     @field_validator("template")
     @classmethod
     def _known_places(cls, template: str) -> str:
         if wrong := [place for place in _PLACE.findall(template) if place not in PLACES]:
-            raise ValueError(f"there is no place {{{wrong[0]}}}; there are {', '.join(PLACES)}")
+            raise ValueError(f"template has no placeholder {{{wrong[0]}}}; the placeholders are {', '.join(PLACES)}")
         return template
 
 
@@ -59,7 +59,7 @@ class Search(Environment[SearchOptions]):
 
     @classmethod
     async def open(cls, options: SearchOptions) -> Index:
-        """Read the corpus, once a worker."""
+        """Read and index the corpus, once per worker."""
         return Index(read_documents(options.corpus))
 
     async def reset(self, task: Task, seed: int) -> Observation | None:

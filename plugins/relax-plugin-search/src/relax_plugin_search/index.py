@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of a JSON lines file, ranked by BM25 in memory.
+"""An in-memory BM25 index of the documents in a JSON lines file.
 
-Words are compared by their letters and digits, without case; there is no stemming and no list of stop words, so that any
-language and any made-up vocabulary is searched alike. Weights are computed when the index is built: a query adds numbers.
+A word is a run of letters, digits and underscores, compared without case. Neither stemming nor stop words are used, so
+that every language and vocabulary is treated alike. Weights are computed when the index is built; a query only adds
+them.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from typing import Any
 
 FIELD = "environment.corpus"
 TERM_SATURATION, LENGTH_NORMALIZATION = 1.2, 0.75
-"""The usual k1 and b."""
+"""The parameters k1 and b of BM25, at their usual values."""
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One passage. Its title is searched with its text."""
+    """One passage, which is searched by its text and title."""
 
     text: str
     title: str = ""
 
 
 class Index:
-    """An inverted index: for each word, the documents that have it and what it adds to their scores."""
+    """An inverted index: for each word, its documents and the weight that the word adds to each document's score."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self.documents = tuple(documents)
@@ -48,7 +49,7 @@ class Index:
                 self._postings[word].append((number, rarity * times * (TERM_SATURATION + 1) / (times + room)))
 
     def search(self, query: str, top_k: int) -> list[Document]:
-        """Return the best documents that have a word of the query, of equal ones the first in the file."""
+        """Return the `top_k` best documents that have a word of the query; ties are in the order of the file."""
         scores: dict[int, float] = defaultdict(float)
         for word in sorted(set(words(query))):
             for number, weight in self._postings.get(word, ()):
@@ -62,7 +63,7 @@ def words(text: str) -> list[str]:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """Read `{"text", "title"}` rows; other keys are ignored. Raises ValueError, which names file and line."""
+    """Read documents from rows `{"text", "title"}`; extra keys are ignored. Raises ValueError with file and line."""
     documents = []
     try:
         with path.open(encoding="utf-8") as file:
@@ -72,7 +73,7 @@ def read_documents(path: Path) -> list[Document]:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{FIELD}: {path} can't be read ({error}); name a JSON lines file in UTF-8") from error
     if not documents:
-        raise ValueError(f'{FIELD}: {path} has no documents; write one {{"text": ...}} a line')
+        raise ValueError(f'{FIELD}: {path} has no documents; write one {{"text": ...}} on each line')
     return documents
 
 
@@ -80,10 +81,10 @@ def _document(where: str, line: str) -> Document:
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{FIELD}: {where} is no JSON ({error}); write one object a line") from error
+        raise ValueError(f"{FIELD}: {where} is not valid JSON ({error}); write one object on each line") from error
     text, title = (row.get("text"), row.get("title") or "") if isinstance(row, dict) else (None, "")
     if not isinstance(text, str) or not isinstance(title, str) or not words(f"{title} {text}"):
         raise ValueError(
-            f'{FIELD}: {where} has no words in "text"; give each document a text, and a text as its "title"'
+            f'{FIELD}: {where} has no words in "text"; give each document a "text", and write the "title" as text'
         )
     return Document(text, title)

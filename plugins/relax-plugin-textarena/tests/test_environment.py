@@ -129,11 +129,11 @@ def test_settings_of_the_options_are_not_those_of_another_game() -> None:
         ({"seed": -1}, "task t9: column textarena .*seed"),
         ({"name": "TicTacToe-v0"}, "task t9: column textarena .*name"),
         ("TicTacToe-v0", "task t9: column textarena"),
-        ({"seats": 3}, "task t9: TicTacToe-v0 is a game for 2, not 3"),
+        ({"seats": 3}, "task t9: TicTacToe-v0 is a game for 2 players, not 3"),
         ({"seat": 2}, "task t9: TicTacToe-v0 has the seats 0 to 1"),
         ({"kwargs": {"width": 9}}, "task t9: TicTacToe-v0 does not start with .*width"),
         ({"id": "Taboo-v0"}, "task t9: .*textarena-team"),
-        ({"id": "Tak-v0"}, 'task t9: .*choose "replies"'),
+        ({"id": "Tak-v0"}, 'task t9: .*set opponent to "replies"'),
     ],
 )
 def test_a_task_that_names_no_game_says_what_is_wrong(column: object, says: str) -> None:
@@ -154,7 +154,7 @@ def test_options_without_effect_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_a_scripted_opponent_never_loses_for_the_policy_by_forfeit() -> None:
-    with pytest.raises(ValueError, match="refuses 'hello' .* correct replies"):
+    with pytest.raises(ValueError, match="refuses the move 'hello' .* correct replies"):
         played(["[4]"], opponent="replies", replies=("hello",))
 
 

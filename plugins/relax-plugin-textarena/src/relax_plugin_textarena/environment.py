@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TextArena's games as environments: the policy has one seat, others have the rest.
+"""The environments `textarena` and `textarena-team`, for games of TextArena.
 
-`textarena-team` is for games of teams: the policy has all seats of one, each seat a conversation of its own. A policy
-that plays against itself is not offered: a sample has one value for all its tokens, and what one seat wins the other loses.
+In `textarena` the policy plays one seat and opponents play the rest. In `textarena-team` the policy plays all seats of
+one team, each in a separate conversation. Self-play is not offered: a sample has one value for all its tokens, but a
+win of one seat is a loss of its opponent.
 """
 
 from __future__ import annotations
@@ -17,106 +18,111 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 from relax_core.api import Action, Environment, Observation, Options, Session, Step, Task
 from relax_plugin_textarena.opponents import EngineOpponent, Opponent, RandomMoves, Replies
 
-if TYPE_CHECKING:  # it imports TextArena, which takes a second
+if TYPE_CHECKING:  # importing TextArena takes a second
     from relax_plugin_textarena.match import Match
 
 COLUMN = "textarena"
-"""Column of the task file that a task may say its game in."""
+"""Column of the task file with a task's `TaskGame`, which overrides the options."""
 FORFEIT = -1.0
-"""Worth of a game that the policy does not finish."""
+"""Value of a game that the policy does not finish, on the game's scale from -1 to 1."""
 MOVES_OF_OTHERS = 1000
-"""Most moves of others between two of the policy; none of the games has as many."""
+"""Most opponents' moves between two moves of the policy; no game comes near this number."""
 YOUR_TURN = "It is your turn."
-"""Said where the game says nothing: a conversation has to go on with somebody else's words."""
+"""Observation if the game has no new message, because an observation must not be empty."""
 
 
 class TextArenaOptions(Options):
     """Options of `textarena`."""
 
     id: str = "TicTacToe-v0"
-    """The game and its variant, as TextArena names them."""
+    """TextArena's id of the game and its variant."""
     kwargs: dict[str, Any] = {}
-    """Settings of the game, such as `{max_turns = 20}`; which there are is TextArena's."""
+    """Settings of the game in TextArena, such as `{max_turns = 20}`."""
     seats: int = Field(0, ge=0)
-    """How many play; 0: the fewest that the game is for."""
+    """Number of players; 0: the fewest that the game allows."""
     seat: int = Field(0, ge=-1)
-    """The policy's seat, from 0 on, the team's first where it has a team's; -1: drawn from the seed."""
+    """The policy's seat, counted from 0; for a team, the team's first seat. -1: drawn from the seed."""
     opponent: Literal["random", "replies", "engine"] = "random"
-    """The others' play: legal moves at random, the same replies in turn, or a pool of `[[engines]]`."""
+    """Player of the opponents' seats. `random`: random legal moves. `replies`: the texts in `replies`. `engine`: a pool
+    of `[[engines]]`."""
     replies: tuple[str, ...] = ()
-    """Replies of the others, in turn and for ever, such as `["[Cooperate]"]`."""
+    """The opponents' replies, repeated in this order, such as `["[Cooperate]"]`."""
     engine: str = "opponent"
-    """Pool of `[[engines]]` that plays, where an engine does. Its weights stay as they are."""
+    """With `opponent = "engine"`: the pool of `[[engines]]` that plays. Its weights are not updated."""
     engine_prompt: str = "You are playing a game. Answer with your move in the format that the game asks for."
-    """System message to that model; empty: none."""
+    """System message for the pool's model; empty: no system message."""
     engine_max_new_tokens: PositiveInt = 256
-    """Most tokens of its move."""
+    """Most tokens of a move of the pool's model."""
     engine_temperature: float = Field(1.0, ge=0.0)
-    """0: its likeliest move."""
+    """Temperature of the pool's model; 0: always the likeliest tokens."""
     after: str = ""
-    """Only what the policy says after the last of these marks is its move, such as `</think>`; without the mark it made
-    none. Empty: all that it says."""
+    """Marker such as `</think>`: only the text after its last occurrence is the move, and a turn without the marker is
+    an empty move. Empty: the whole text is the move."""
     reward: Literal["unit", "game"] = "unit"
-    """`unit`: 0 lost, 0.5 drawn, 1 won, and alone the game's own from 0 to 1, so that a sample that a limit cuts off, which is
-    worth 0, is not worth more than a lost one. `game`: as the game says, -1 to 1."""
+    """Scale of the reward. `unit`: 0 lost, 0.5 drawn, 1 won; games for one player give 0 to 1. `game`: the game's own
+    scale from -1 to 1, on which a sample that a limit cuts off, with value 0, has a higher value than a lost game."""
     max_refused: PositiveInt = 8
-    """Moves in a row that the game may refuse; then the policy has lost. Most games end after two."""
+    """Number of refused moves in a row after which the policy has lost. Most games end after two."""
     max_turns: int = Field(0, ge=0)
-    """Turns of the policy, after which it has lost; 0: as many as the game has."""
+    """Number of the policy's turns after which it has lost; 0: no limit except the game's own."""
     seed_of: Literal["sample", "task"] = "sample"
-    """`task`: all samples of a task, in all epochs, meet the same chance: cards, boards and the others' draws."""
+    """`sample`: each sample has its own seed. `task`: all samples of a task, in all epochs, have the same seed for
+    cards, boards and the opponents' moves."""
 
     @model_validator(mode="after")
     def _played(self) -> TextArenaOptions:
         if self.opponent == "replies" and not self.replies:
-            raise ValueError('opponent = "replies" needs some: replies = ["..."]')
+            raise ValueError('opponent = "replies" needs at least one reply: set replies = ["..."]')
         if self.opponent != "replies" and self.replies != type(self).model_fields["replies"].default:
-            raise ValueError('replies belong to opponent = "replies"; leave them out')
+            raise ValueError('replies has no effect without opponent = "replies"; remove it')
         return self
 
 
 class TextArenaTeamOptions(TextArenaOptions):
-    """Options of `textarena-team`: those of `textarena` with a game of teams."""
+    """Options of `textarena-team`: the options of `textarena`, for a game of teams."""
 
     id: str = "Taboo-v0-animals"
-    """The game and its variant, as TextArena names them: one of Taboo's."""
+    """TextArena's id of the game and its variant; only Taboo has teams."""
     opponent: Literal["random", "replies", "engine"] = "replies"
-    """The other team's play: the same replies in turn, or a pool of `[[engines]]`; nobody draws words at random."""
+    """Player of the opposing team: `replies`, or `engine` for a pool of `[[engines]]`. `random` is refused, because
+    Taboo has no templates of moves."""
     replies: tuple[str, ...] = ("...",)
-    """Replies of the others, in turn and for ever. A clue that has a forbidden word is refused, and so an error."""
+    """The opponents' replies, repeated in this order. A clue with a forbidden word is refused by the game, which is an
+    error here."""
 
 
 class TaskGame(Options):
-    """The column `textarena` of a task: what it names wins over the options."""
+    """The column `textarena` of a task; its fields override the options."""
 
     id: str = ""
-    """The game; with another than the options', the options' `kwargs` do not apply."""
+    """Id of the game. If it is set, the options' `kwargs` do not apply."""
     kwargs: dict[str, Any] = {}
     """Settings of the game."""
     seed: int = Field(0, ge=0)
-    """Cards, boards and the others' draws of all samples of the task."""
+    """Seed of all samples of the task, for cards, boards and the opponents' moves; absent: as option `seed_of` says."""
     seats: int = Field(0, ge=0)
-    """How many play; 0: the fewest."""
+    """Number of players; 0: the fewest that the game allows."""
     seat: int = Field(0, ge=-1)
-    """The policy's seat."""
+    """The policy's seat; -1: drawn from the seed."""
 
 
 @dataclass(slots=True)
 class Table:
-    """A match that has begun, with a player for each seat that the policy does not have."""
+    """A match that has begun, and the players of the opponents' seats."""
 
     match: Match
     seat: int
-    """The policy's, or its team's first."""
+    """The policy's seat, or the first seat of its team."""
     own: range
-    """The seats of the policy."""
+    """All seats of the policy."""
     others: dict[int, Opponent]
+    """The opponents by seat."""
     chance: int
-    """The seed that everything of it was drawn from."""
+    """Seed of the match, its seats and its opponents."""
 
 
 class TextArena(Environment[TextArenaOptions]):
-    """A game of TextArena, worth what it gives the policy's seat at its end."""
+    """A game of TextArena, whose value for the policy's seat at its end is the reward."""
 
     gives_reward: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("relax_plugin_textarena.match",)
@@ -129,7 +135,7 @@ class TextArena(Environment[TextArenaOptions]):
 
     @classmethod
     async def open(cls, options: TextArenaOptions) -> object:
-        """Refuse a game that can't be played before the first sample asks for it."""
+        """Raise ValueError before the first sample if the game can't be played."""
         begun(options, None, "", 0, cls.plays_team)
         return None
 
@@ -148,11 +154,11 @@ class TextArena(Environment[TextArenaOptions]):
         self._table = self._begin(task, seed)
         self._turns = self._refused = self._refused_now = self._refused_of_others = 0
         await self._let_others_play()
-        if self._table.match.done:  # in which the policy had no part, so that it is worth nothing that could be learned
+        if self._table.match.done:  # without a turn of the policy, the game's value teaches nothing
             raise RuntimeError(f"{self._table.match.variant} ended before the policy's first turn; choose another seat")
 
     async def _move(self, text: str) -> None:
-        """Make the policy's move, and those of the others until it is the policy's turn again."""
+        """Make the policy's move, and the opponents' moves until the policy's next turn."""
         taken = self._table.match.say(moved(text, self.options.after))
         self._turns += 1
         self._refused += not taken
@@ -190,11 +196,11 @@ class TextArena(Environment[TextArenaOptions]):
             if self._table.match.done or self._table.match.seat in self._table.own:
                 return
             self._refused_of_others += not await play(self._table)
-        raise RuntimeError(f"{self._table.match.variant}: the others moved {MOVES_OF_OTHERS} times in a row")
+        raise RuntimeError(f"{self._table.match.variant}: the opponents moved {MOVES_OF_OTHERS} times in a row")
 
 
 class TextArenaTeam(TextArena, Environment[TextArenaTeamOptions]):
-    """A game of teams in which the policy has all seats of one, each a conversation of its own, worth the team's result."""
+    """A game whose reward is the value of a team. The policy plays all its seats, each in a separate conversation."""
 
     plays_team: ClassVar[bool] = True
 
@@ -211,7 +217,7 @@ class TextArenaTeam(TextArena, Environment[TextArenaTeamOptions]):
 
 
 def begun(options: TextArenaOptions, column: object, name: str, seed: int, team: bool) -> Table:
-    """Begin the game of a task. Raises ValueError for one that can't be, naming the task and what to change."""
+    """Begin the game of a task. Raises ValueError with the task and the fix if the game can't be played."""
     from relax_plugin_textarena.match import Match, game_of
 
     try:
@@ -231,13 +237,15 @@ def begun(options: TextArenaOptions, column: object, name: str, seed: int, team:
             seat = Random(f"seat {chance}").randrange(match.seats // size) * size
         if seat >= match.seats or seat % size:
             raise ValueError(
-                f"{variant} has the seats 0 to {match.seats - 1}, and no {'team that begins ' * team}at {seat}"
+                f"{variant} has the seats 0 to {match.seats - 1}; {seat} is not a seat{' that begins a team' * team}"
             )
         if options.opponent == "random" and match.seats > size and not game.moves:
-            raise ValueError(f'{variant} has no opponent that moves at random: choose "replies" or "engine"')
+            raise ValueError(f'{variant} has no random opponent: set opponent to "replies" or "engine"')
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ValueError(f"task {name}: column {COLUMN} says {column!r}, which is no game: {wrong}") from error
+        raise ValueError(
+            f"task {name}: column {COLUMN} is {column!r}, which does not describe a game: {wrong}"
+        ) from error
     except ValueError as error:
         raise ValueError(f"task {name}: {error}" if column is not None else str(error)) from error
     own = range(seat, seat + size)
@@ -249,13 +257,13 @@ def begun(options: TextArenaOptions, column: object, name: str, seed: int, team:
 
 
 async def play(table: Table) -> bool:
-    """Let the other whose turn it is move; return False where the game refused that."""
+    """Let the opponent whose turn it is make a move; return False if the game refused the move."""
     match, seat = table.match, table.match.seat
     heard = match.heard(seat)
     text = await table.others[seat].move(match, joined(heard), heard)
     taken = match.say(text)
     if not taken and table.others[seat].scripted:
-        raise ValueError(f"{match.variant} refuses {text[:100]!r} of its scripted opponent; correct replies")
+        raise ValueError(f"{match.variant} refuses the move {text[:100]!r} of the scripted opponent; correct replies")
     return taken
 
 
@@ -264,12 +272,12 @@ def told(match: Match, seat: int) -> str:
 
 
 def joined(heard: list[tuple[str, str]]) -> str:
-    """Messages as one text; others by name."""
+    """Join messages into one text; messages of players begin with the player's name."""
     return "\n".join(f"[{who}] {text}" if who else text for who, text in heard).strip("\n") or YOUR_TURN
 
 
 def moved(text: str, after: str) -> str:
-    """The part of a response that is the move."""
+    """Return the part of a response after the last `after`, which is the move; empty without this marker."""
     if not after:
         return text
     _, mark, move = text.rpartition(after)

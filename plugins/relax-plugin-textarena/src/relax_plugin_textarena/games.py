@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The games of TextArena as data: how many play, what a move looks like, and which can't be played here, with the reason.
+"""The games of TextArena as data: number of players, templates of moves, and the games that can't be played here.
 
-A game is named by the folder of `textarena.envs` that it lies in, which all its variants share. A move is written as a
-template: `<0-8>` is a number, `<a-e>` a letter, `<up,down>` one of these words, `<near>` a square beside the one before it;
-everything else stands as it is. A new game of TextArena is one line.
+A game is named by its folder in `textarena.envs`, which all its variants share. A template describes a move: `<0-8>` is
+a number, `<a-e>` a letter, `<up,down>` a choice of words, `<near>` a square adjacent to the preceding square; all
+further text is literal. To add a game, add a line to `GAMES`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHOWN = "<shown>"
-"""Template of games that list the legal moves in brackets, in what they show to the seat whose turn it is."""
+"""Template of games whose messages list the legal moves in brackets."""
 DIRECTION = "[<up,down,left,right>]"
 
 
@@ -20,12 +20,12 @@ class Game:
     """One game."""
 
     moves: tuple[str, ...] = ()
-    """Templates that every legal move is made from; none: talk, or a notation too rich for that, and so no random
-    opponent."""
+    """Templates that generate every legal move; empty: free text or a notation without templates, so that the game has
+    no random opponent."""
     seats: tuple[int, int] = (1, 1)
-    """The fewest and the most that play."""
+    """Lowest and highest number of players."""
     team: bool = False
-    """True where the first half of the seats is a team that wins and loses as one."""
+    """True if each half of the seats is a team, which wins and loses together."""
 
 
 TWO = (2, 2)
@@ -54,7 +54,7 @@ GAMES: dict[str, Game] = {
     "Sudoku": Game(("[<1-9> <1-9> <1-9>]",)),
     "ThreeCardMonte": Game(("[<0-2>]",)),
     "TowerOfHanoi": Game(("[<A-C> <A-C>]",)),
-    # against others
+    # against opponents
     "Alquerque": Game(("[<a-e><1-5> <a-e><1-5>]",), TWO),
     "Battleship": Game(("[<A-T><0-19>]",), TWO),
     "Breakthrough": Game(("[<a-h><1-8><near>]", "[<a-j><1-10><a-j><1-10>]"), TWO),
@@ -110,9 +110,9 @@ GAMES: dict[str, Game] = {
 }  # fmt: skip
 
 DOWNLOADS = "it downloads word lists when it is imported"
-JUDGE = "it asks a model over the network, by a key, who is right"
+JUDGE = "it calls a judge model over the network, which needs an API key"
 PYTHON = "its source needs Python 3.12"
-FILES = "its distribution lacks files that it reads"
+FILES = "files that it reads are missing from TextArena's distribution"
 
 BARRED: dict[str, str] = {
     **dict.fromkeys(
@@ -124,7 +124,7 @@ BARRED: dict[str, str] = {
     **dict.fromkeys(("ScorableGames", "UsedCar", "UsedCarNegotiation"), FILES),
     "BabyAiText": "it needs the distribution gym, which gymnasium has replaced",
     "CharacterConclave": "it raises on the first message",
-    "SettlersOfCatan": "its players can bargain for ever, whatever the limits",
+    "SettlersOfCatan": "its players can trade without end, regardless of limits",
     "UltimateTicTacToe": "it sends players to boards that are full, where no move is legal",
 }  # fmt: skip
-"""Games of TextArena 0.7.4 that can't be played, and why."""
+"""Games of TextArena 0.7.4 that can't be played, with the reason."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One game of TextArena between seats, with its own chance: what each seat is told, what it says, who is next, who won.
+"""One game of TextArena: messages to each seat, moves, turn order and values, with a separate random state.
 
-Games draw from Python's global generator. Each match keeps a state of it for itself and puts that in its place only while its
-game works, so that the many matches of a process do not touch each other.
+Games draw from Python's global random generator. Each match keeps its own state of the generator, which is installed
+only while its game runs. So matches in one process stay independent.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from textarena.envs.registration import ENV_REGISTRY
 from relax_plugin_textarena.games import BARRED, GAMES, Game
 
 FORFEIT = -1.0
-"""TextArena's own worth of a game that ends by moves that it refuses, where the game names none."""
+"""TextArena's value of a game that ends by refused moves, used if the game gives no number."""
 
 
 def game_of(variant: str) -> Game:
-    """Return the game that a variant, such as `Nim-v0-large`, is of. Raises ValueError where that can't be played."""
+    """Return the game of a variant such as `Nim-v0-large`. Raises ValueError if the game can't be played."""
     if variant not in ENV_REGISTRY:
-        raise ValueError(f"TextArena has no game {variant!r}; its names are such as TicTacToe-v0 and Nim-v0-large")
+        raise ValueError(f"TextArena has no game {variant!r}; set a name such as TicTacToe-v0 or Nim-v0-large")
     folder = ENV_REGISTRY[variant].entry_point.split(".")[2]
     if folder in BARRED:
         raise ValueError(f"{variant} of TextArena can't be played: {BARRED[folder]}; choose another game")
     if folder not in GAMES:
-        raise ValueError(f"{variant} of TextArena was never tried with Relax; choose another game")
+        raise ValueError(f"{variant} of TextArena is not tested with Relax; choose another game")
     return GAMES[folder]
 
 
@@ -42,15 +42,15 @@ class Match:
         made -> (heard, say) by the seat whose turn it is ... -> done -> value of each seat
 
     Invariants:
-    - The game is only ever touched inside `_alone`: with this match's chance in place, and its printing thrown away.
-    - A message is heard once by each seat; a seat does not hear itself.
+    - The game's code runs only inside `_alone`: with this match's random state installed, and its prints dropped.
+    - Each seat gets each message once, and never its own messages.
     """
 
     def __init__(self, variant: str, settings: Mapping[str, Any], seats: int, seed: int) -> None:
         low, high = game_of(variant).seats
         if seats and not low <= seats <= high:
             allowed = f"{low}" if low == high else f"{low} to {high}"
-            raise ValueError(f"{variant} is a game for {allowed}, not {seats}; set seats")
+            raise ValueError(f"{variant} is a game for {allowed} players, not {seats}; correct seats")
         self.seats, self.done = seats or low, False
         self.variant = variant
         small = seed % 2**32
@@ -67,11 +67,11 @@ class Match:
 
     @property
     def seat(self) -> int:
-        """The seat whose turn it is."""
+        """Return the seat whose turn it is."""
         return int(self._rules.state.current_player_id)
 
     def heard(self, seat: int) -> list[tuple[str, str]]:
-        """Take what a seat was told since it last heard: (who, text), the game's own under an empty name."""
+        """Remove and return the new messages for a seat as (player, text); the game's messages have an empty player."""
         state = self._rules.state
         with self._alone():
             if seat == self.seat and not self.done:
@@ -86,14 +86,14 @@ class Match:
         ]
 
     def say(self, text: str) -> bool:
-        """Let the seat whose turn it is say something; return False where the game refused it as a move."""
+        """Make a move for the seat whose turn it is; return False if the game refused the move."""
         with self._alone():
             return self._say(self._game, text)
 
     def allows(self, text: str) -> bool:
-        """Tell whether the game would take this as a move of the seat whose turn it is, by trying it on a copy."""
+        """Return True if the game accepts a move of the seat whose turn it is, by trying the move on a copy."""
         state = self._rules.state
-        logs, state.logs = state.logs, []  # they only grow, and nothing of a game reads them
+        logs, state.logs = state.logs, []  # logs only grow and no game reads them, so they are not copied
         chance = self._chance
         try:
             with self._alone():
@@ -104,17 +104,17 @@ class Match:
             state.logs, self._chance = logs, chance
 
     def value(self, seat: int) -> float:
-        """Worth of the game to a seat, as the game says it: -1 to 1, alone mostly 0 to 1."""
+        """Return the game's value for a seat: -1 to 1, mostly 0 to 1 for one player. Raises RuntimeError."""
         state = self._rules.state
         reward = (state.rewards or {}).get(seat)
         if isinstance(reward, str) and state.game_info[seat]["invalid_move"]:
-            return FORFEIT  # four games give a reason in its place when they have refused too many moves
+            return FORFEIT  # four games return a reason instead of a number after too many refused moves
         if not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise RuntimeError(f"{self.variant} ended with the rewards {state.rewards}, none for seat {seat}")
+            raise RuntimeError(f"{self.variant} ended with the rewards {state.rewards}, without seat {seat}")
         return float(reward)
 
     def reason(self, seat: int) -> str:
-        """The game's own words for how it ended."""
+        """Return the game's own text about its end."""
         return str(self._rules.state.game_info.get(seat, {}).get("reason") or "")
 
     def _say(self, game: Any, text: str) -> bool:

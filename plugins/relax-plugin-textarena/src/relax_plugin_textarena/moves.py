@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves at random from a game's templates: made from words alone, and legal where the game itself says so."""
+"""Random moves from a game's templates; the game itself checks if a move is legal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from relax_plugin_textarena.games import SHOWN
 
-if TYPE_CHECKING:  # it imports TextArena, which takes a second
+if TYPE_CHECKING:  # importing TextArena takes a second
     from relax_plugin_textarena.match import Match
 
 DRAWS = 30_000
-"""Most moves that are drawn before a seat is said to have no legal one: seven times as many as the largest board has."""
+"""Most moves drawn until a seat counts as having no legal move: seven times the moves of the largest board."""
 _PLACE = re.compile(r"<([^<>]+)>")
 _SHOWN = re.compile(r"\[[^\[\]]+\]")
 
 
 def made(template: str, random: Random) -> str:
-    """Fill a template's places at random, from left to right."""
+    """Fill the placeholders of a template at random, from left to right."""
     text, end = "", 0
     for place in _PLACE.finditer(template):
         text += template[end : place.start()]
@@ -30,9 +30,10 @@ def made(template: str, random: Random) -> str:
 
 
 def legal_move(match: Match, templates: Sequence[str], told: str, random: Random) -> str:
-    """Draw a move that the game allows the seat whose turn it is; `told` is the newest that showed it moves in brackets.
+    """Draw a legal move of the seat whose turn it is; `told` is the newest text that listed moves in brackets.
 
-    The game is asked by trying, so that no rules of any game stand here. Raises RuntimeError where there is none."""
+    The game checks each move on a copy, so this function needs no rules. Raises RuntimeError without a legal move.
+    """
     if tuple(templates) == (SHOWN,):
         shown = shown_moves(told)
         random.shuffle(shown)
@@ -44,11 +45,11 @@ def legal_move(match: Match, templates: Sequence[str], told: str, random: Random
         if move not in seen and match.allows(move):
             return move
         seen.add(move)
-    raise RuntimeError(f"{match.variant} has no legal move for seat {match.seat} among {len(seen)} that were tried")
+    raise RuntimeError(f"{match.variant} has no legal move for seat {match.seat} among {len(seen)} tried moves")
 
 
 def shown_moves(text: str) -> list[str]:
-    """Find what stands in brackets, each once, in order."""
+    """Return the distinct texts in brackets, in order."""
     return list(dict.fromkeys(_SHOWN.findall(text)))
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Players of the seats that the policy does not have: legal moves at random, fixed replies, or a model of `[[engines]]`.
+"""Players of the opponents' seats: random legal moves, fixed replies, or a model of `[[engines]]`.
 
-A scripted one never forfeits: a policy would learn to win by the other's mistakes. A model may, by the game's rules.
+A refused move of a scripted opponent is an error, because a policy would learn to win by such mistakes. A model may
+forfeit by the game's rules.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from relax_core.api import Message, ModelClient
 from relax_plugin_textarena.games import Game
 from relax_plugin_textarena.moves import legal_move, shown_moves
 
-if TYPE_CHECKING:  # it imports TextArena, which takes a second
+if TYPE_CHECKING:  # importing TextArena takes a second
     from relax_plugin_textarena.match import Match
 
 
 class Opponent(ABC):
-    """Player of one seat."""
+    """The player of one seat."""
 
     scripted: bool = True
-    """True: a move that the game refuses is a fault of the set-up."""
+    """True if a move that the game refuses is an error of the configuration."""
 
     @abstractmethod
     async def move(self, match: Match, told: str, heard: Sequence[tuple[str, str]]) -> str:
-        """Say something in the seat whose turn it is: `told` is what it heard since its last move as one text."""
+        """Return a move of the seat whose turn it is; `told` joins `heard`, the messages since the seat's last move."""
 
 
 class RandomMoves(Opponent):
-    """Legal moves at random."""
+    """An opponent that makes random legal moves."""
 
     def __init__(self, game: Game, seed: int) -> None:
         self._game, self._random = game, Random(seed)
@@ -44,7 +45,7 @@ class RandomMoves(Opponent):
 
 
 class Replies(Opponent):
-    """The same replies in turn, for ever."""
+    """An opponent that repeats a list of replies."""
 
     def __init__(self, replies: Sequence[str]) -> None:
         self._replies, self._next = tuple(replies), 0
@@ -56,7 +57,7 @@ class Replies(Opponent):
 
 
 class EngineOpponent(Opponent):
-    """A model that keeps the conversation of its seat."""
+    """An opponent that is a model, with the conversation of its seat."""
 
     scripted = False
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
+"""Components of this plugin, named by strings so that listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook
@@ -10,6 +10,6 @@ HERE = "relax_plugin_textarena.environment"
 @hook
 def relax_environments() -> list[Component]:
     return [
-        Component("textarena", f"{HERE}:TextArena", "games of TextArena, alone or against others"),
+        Component("textarena", f"{HERE}:TextArena", "games of TextArena, alone or against opponents"),
         Component("textarena-team", f"{HERE}:TextArenaTeam", "games of TextArena in which the policy is a whole team"),
     ]

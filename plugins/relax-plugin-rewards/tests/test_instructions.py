@@ -172,7 +172,7 @@ def test_another_column_may_hold_them() -> None:
         ({"instructions": [{"name": "existence", "arguments": {"keywords": [" "]}}]}, "existence: keywords.0"),
         (
             {"instructions": [{"name": "response_language", "arguments": {"language": "xx"}}]},
-            "language 'xx' is none of",
+            "language 'xx' is unknown",
         ),
         ({"instruction_id_list": ["no_comma"], "kwargs": [{}, {}]}, "1 instructions have 2 sets of arguments"),
     ],

@@ -215,5 +215,5 @@ def test_geo3k_pays_for_a_thought_before_a_box() -> None:
 
 
 def test_geo3k_refuses_a_gold_answer_that_is_no_number() -> None:
-    with pytest.raises(ValueError, match="task t1: answer 'nothing' is no mathematical expression"):
+    with pytest.raises(ValueError, match="task t1: answer 'nothing' is not a mathematical expression"):
         geo3k("nothing", "5")

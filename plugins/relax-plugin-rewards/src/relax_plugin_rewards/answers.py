@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two sides that a reward compares: a task's gold answers, and the place where a response states its own.
+"""Extraction of the two texts that a reward compares: a task's gold answers and the answer in a response.
 
-Nothing here decides what is equal; that is each reward's own matter.
+Nothing here decides whether answers are equal; each reward does that itself.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import Any, Literal, TypeAlias
 from relax_core.api import Task
 
 Think: TypeAlias = Literal["optional", "required", "ignored"]
-"""`optional`: what follows the last `</think>` counts, and everything where nothing was thought; `required`: a response
-without `</think>` states nothing; `ignored`: everything counts."""
+"""`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`; `required`:
+a response without `</think>` has no answer; `ignored`: the whole response is judged."""
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 
 
 def gold_values(task: Task) -> tuple[Any, ...]:
-    """Return the task's gold answers as they are: its `answer`, or each one where that is a list."""
+    """Return the task's gold answers unchanged: the items of `answer` if it is a list, else `answer` itself.
+
+    Raises ValueError if the answer is missing or the list empty, or if an answer is None, NaN or blank.
+    """
     golds = tuple(task.answer) if isinstance(task.answer, (list, tuple)) else (task.answer,)
     if not golds or any(gold is None or gold != gold or not str(gold).strip() for gold in golds):
         raise ValueError(f"task {task.id} has no answer; give every row of the task file an `answer` column")
@@ -28,12 +31,12 @@ def gold_values(task: Task) -> tuple[Any, ...]:
 
 
 def gold_texts(task: Task) -> tuple[str, ...]:
-    """Return the task's gold answers as texts, without white space around them."""
+    """Return the task's gold answers as stripped strings."""
     return tuple(str(gold).strip() for gold in gold_values(task))
 
 
 def after_thinking(response: str, think: Think) -> str:
-    """Return the part of a response in which its answer counts; a thought that never ends is followed by none."""
+    """Return the judged part of a response; empty if `<think>` is never closed, unless `think` is `ignored`."""
     if think == "ignored":
         return response
     _, ended, said = response.rpartition("</think>")
@@ -43,10 +46,10 @@ def after_thinking(response: str, think: Think) -> str:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    """Find each outermost `\\boxed{...}` and `\\fbox{...}`, in order: where it begins and ends, and its content.
+    r"""Return start, end and content of each outermost `\boxed{...}` and `\fbox{...}`, in order.
 
-    One pass with a stack, so that a response of nothing but opening braces costs no more than prose. A box that never
-    closes ends the list with a content that is empty: the response stopped in the middle of its answer.
+    The single pass with a stack keeps the time linear, also for a response of opening braces alone. A box that is never
+    closed becomes the last entry, with empty content: the response stopped in the middle of its answer.
     """
     found: list[tuple[int, int, str]] = []
     opened: list[tuple[int, int, bool]] = []
@@ -67,7 +70,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def last_box(text: str) -> str:
-    """Return what stands in the last box, without boxes around it; empty where there is none, or an unfinished one."""
+    """Return the content of the last box, nested boxes unwrapped; empty without a box or if it is not closed."""
     found = boxes(text)
     content = found[-1][2] if found else ""
     while whole := _WHOLE_BOX.fullmatch(content):
@@ -76,7 +79,7 @@ def last_box(text: str) -> str:
 
 
 def last_tagged(text: str, tag: str) -> str:
-    """Return what stands in the last `<tag>...</tag>`, empty where there is none."""
+    """Return the content of the last `<tag>...</tag>`; empty without such a tag."""
     before, closed, _ = text.rpartition(f"</{tag}>")
     _, opened, content = before.rpartition(f"<{tag}>")
     return content.strip() if closed and opened else ""

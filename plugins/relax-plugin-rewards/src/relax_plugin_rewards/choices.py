@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice: the label that a response settles on is the gold one. `gpqa` is the same with four letters by default.
+"""Multiple choice: 1 if the final choice of a response is the gold label. `gpqa` defaults to the four letters A to D.
 
-A response states its choice in a box, in `<answer>` tags, after "answer is" or "Answer:", as "I pick B", or alone at its
-end. The last statement counts, so that a change of mind is read as one; statements that only a comma, "or" or nothing parts
-are one hedge, and a hedge is wrong.
+A response states its choice in a box, in `<answer>` tags, after "answer is" or "Answer:", as "I pick B", or alone at
+its end. The last statement counts, so a response may change its mind. Statements separated only by a comma, "or" or
+nothing are a hedge: if they name different labels, the response is wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relax_plugin_rewards.answers import Think, after_thinking, boxes, gold_valu
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPEN, _CLOSE = "\ue000", "\ue001"
-"""Signs of the private use area that mark a box or a tag in the text that is searched."""
+"""Characters of Unicode's private use area that mark a box or a tag in the searched text."""
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _MARKUP = re.compile(
     r"\\(?:text|textbf|mathrm|mathbf|mbox|boldsymbol|rm|bf)(?![a-zA-Z])|\\[()\[\],;! ]|[*$`{}\[\]\"']|(?<!\w)_|_(?!\w)"
@@ -40,18 +40,19 @@ class MultipleChoiceOptions(Options):
     """Options of `multiple-choice`."""
 
     choices: str = "choices"
-    """Column with the choices: a list, whose labels are letters from A, or a table of labels and texts."""
+    """Column with the choices: a list (labelled A, B, ...), or a table of labels and texts."""
     letters: int = Field(0, ge=0, le=26)
-    """Number of letters from A on that are the choices of tasks without that column; 0: each task has it."""
+    """Number of letters, from A on, that are the choices of a task without that column; 0: every task needs the
+    column."""
     think: Think = "optional"
-    """`optional`: what follows the last `</think>` counts, and everything where nothing was thought; `required`: there
-    must be one; `ignored`: everything counts."""
+    """`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`;
+    `required`: a response without `</think>` has no answer; `ignored`: the whole response is judged."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class MultipleChoice(Reward[MultipleChoiceOptions]):
-    """Gives 1 when the response's final choice is the gold one, else 0."""
+    """A reward of 1 if the response's final choice is the gold one, else 0."""
 
     needs_columns = ("answer",)
 
@@ -63,7 +64,7 @@ class MultipleChoice(Reward[MultipleChoiceOptions]):
         return float(final_choice(after_thinking(trajectory.response, self.options.think), choices) in golds)
 
     def _choices(self, task: Task) -> dict[str, str]:
-        """Return the text of each label; texts are empty where only the number of choices is known."""
+        """Return the text of each label; the texts are empty if `letters` supplies the labels."""
         column, name = task.column(self.options.choices), self.options.choices
         if column is None and self.options.letters:
             return dict.fromkeys(LETTERS[: self.options.letters], "")
@@ -81,15 +82,19 @@ class GpqaOptions(MultipleChoiceOptions):
     """Options of `gpqa`."""
 
     letters: int = Field(4, ge=0, le=26)
-    """Number of letters from A on that are the choices of tasks without that column; 0: each task has it."""
+    """Number of letters, from A on, that are the choices of a task without that column; 0: every task needs the
+    column."""
 
 
 class Gpqa(MultipleChoice, Reward[GpqaOptions]):
-    """Gives 1 when the response's final choice among the letters A to D is the gold one, else 0."""
+    """A reward of 1 if the response's final choice, among A to D by default, is the gold one, else 0."""
 
 
 def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
-    """Return the label of a gold answer: a label itself, a choice's text, or a number counted from 0."""
+    """Return the label of a gold answer, which may be a label, a choice's text, or an index from 0.
+
+    Raises ValueError naming the task if the answer matches no choice, or the text of several.
+    """
     said = str(gold).strip()
     by_case = {label.casefold(): label for label in choices}
     bare = said.strip("().: ").casefold()
@@ -105,7 +110,7 @@ def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
 
 
 def final_choice(response: str, choices: Mapping[str, str]) -> str | None:
-    """Return the label that a response settles on; None for none, or for several at once."""
+    """Return the label of the response's final choice; None if it names no label, or several at once."""
     choices = {label: _unmarked(text) for label, text in choices.items()}
     text = response.replace(_OPEN, "").replace(_CLOSE, "")
     for start, end, content in reversed(boxes(text)):
@@ -126,7 +131,7 @@ def final_choice(response: str, choices: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A place in the text that names one label, or several."""
+    """A place in the text that names one or more labels."""
 
     start: int
     end: int
@@ -136,10 +141,11 @@ class Statement:
 @dataclass(frozen=True, slots=True)
 class _Pattern:
     spoken: re.Pattern[str]
-    """A box, a tag or a phrase, and after it a list of labels in the first group or one in the second."""
+    """A phrase and the labels after it. Groups: a list of labels, one label in any case, a list of labels after a
+    verb."""
     label: re.Pattern[str]
     whole: re.Pattern[str]
-    """A line or a content that begins with a list of labels; the second group is the rest."""
+    """A text that begins with a list of labels (group 1); group 2 is the rest."""
     by_case: Mapping[str, str]
 
 
@@ -161,7 +167,7 @@ def _pattern(labels: tuple[str, ...]) -> _Pattern:
 
 
 def _spoken(text: str, pattern: _Pattern) -> list[Statement]:
-    """Find phrases that name labels."""
+    """Return the phrases that name labels, such as "the answer is B"."""
     found = []
     for match in pattern.spoken.finditer(text):
         labels = next(group for group in match.groups() if group)
@@ -170,7 +176,7 @@ def _spoken(text: str, pattern: _Pattern) -> list[Statement]:
 
 
 def _alone(text: str, pattern: _Pattern, choices: Mapping[str, str]) -> list[Statement]:
-    """Find boxes and tags, and the lines at the end that are no more than a label, a choice's text, or both."""
+    """Return boxes and tags, and the last lines that consist of a label, a choice's text, or both."""
     found = []
     for marked in re.finditer(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}", text):
         if labels := _named(marked[1], pattern, choices, loosely=True):
@@ -188,7 +194,10 @@ def _alone(text: str, pattern: _Pattern, choices: Mapping[str, str]) -> list[Sta
 
 
 def _named(said: str, pattern: _Pattern, choices: Mapping[str, str], *, loosely: bool) -> frozenset[str]:
-    """Read what is expected to be a choice and nothing else. Loosely: words may follow a label and a sign after it."""
+    """Return the labels in a text that should be a choice and nothing else.
+
+    With `loosely`, any words may follow a label and a punctuation mark.
+    """
     bare = said.strip().strip("().:, ")
     if label := pattern.by_case.get(bare.casefold()):
         return frozenset((label,))
@@ -205,7 +214,7 @@ def _named(said: str, pattern: _Pattern, choices: Mapping[str, str], *, loosely:
 
 
 def _unmarked(text: str) -> str:
-    """Drop signs of Markdown and LaTeX that only change how a text looks, and widths of letters."""
+    """Remove Markdown and LaTeX markup that only changes the appearance, and normalise Unicode's compatible forms."""
     return _MARKUP.sub("", unicodedata.normalize("NFKC", text)).strip()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that the policy writes, run against cases in the run's sandbox: input and output, or functions and their values.
+"""Programs that the policy writes, run in the run's sandbox against cases of input and output, or of function calls.
 
-What is expected never enters the box: a program is judged by what it answers, so that there is no verdict in its reach. The
-last fenced block of the response is the program.
+The program is the last fenced block of the response. Expected values never enter the box, so a program cannot forge its
+verdict: only its output is compared, outside.
 """
 
 from __future__ import annotations
@@ -54,31 +54,31 @@ answer.write(json.dumps(function(*arguments), default=list))
 answer.flush()
 os._exit(0)
 """
-"""Calls one function of the program and tells its value; what the program prints goes elsewhere."""
+"""Program that calls one function and writes the value to stdout; prints of the called program go to stderr."""
 
 
 class CodeOptions(Options):
     """Options of `code`."""
 
     language: Literal["auto", "python", "c", "c++"] = "auto"
-    """Language of the program; auto: what the block says, Python where it says nothing."""
+    """Language of the program; `auto`: the language named by the fenced block, Python if it names none."""
     mode: Literal["all", "share"] = "all"
-    """`all`: 1 where every case is right, else 0; `share`: the share of cases that are."""
+    """`all`: 1 if every case passes, else 0; `share`: the share of cases that pass."""
     max_cases: NonNegativeInt = 0
-    """Cases that are run, the first of them; 0: all."""
+    """Number of cases to run, from the first; 0: all."""
     tolerance: NonNegativeFloat = 1e-6
-    """Largest difference of numbers that are no whole ones, relative to the expected."""
+    """Largest difference between non-integer numbers, relative to the expected value (absolute for values below 1)."""
     case_s: PositiveFloat = 5.0
-    """Longest time of one case."""
+    """Seconds that one case may take."""
     program_memory_mb: PositiveInt = 512
-    """Memory of the program."""
+    """MiB of memory that the program may use."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case: text in and out, or the arguments of a function and its value."""
+    """A test case: input and output text, or a function's arguments and its value."""
 
     stdin: str = ""
     function: str = ""
@@ -87,7 +87,7 @@ class Case:
 
 
 class Code(Reward[CodeOptions]):
-    """Gives 1 where the program of the response is right in every case."""
+    """A reward of 1 if the response's program passes every case, or the share of cases that pass."""
 
     needs_columns = ("cases",)
 
@@ -113,7 +113,7 @@ class Code(Reward[CodeOptions]):
         return Score(float(share == 1.0) if self.options.mode == "all" else share, {"passed": share})
 
     async def _prepared(self, box: Box, language: str, text: str) -> bool:
-        """Write the program and compile it; False where it can't be compiled."""
+        """Write the program and compile it; return False if compilation fails."""
         if language == "python":
             await box.write("main.py", text.encode(errors="replace"))
             await box.write("driver.py", DRIVER.encode())
@@ -123,7 +123,7 @@ class Code(Reward[CodeOptions]):
         compiled = await box.run(command, wall_s=COMPILE_S)
         if compiled.code == NOT_FOUND or b"prlimit: failed to execute" in compiled.stderr:
             raise InfrastructureError(
-                f"reward code: the sandbox has no {command[0]}: install a compiler, or ask for Python"
+                f'reward code: the sandbox has no compiler {command[0]!r}; install it, or set language = "python"'
             )
         return compiled.end is ProgramEnd.OK
 
@@ -145,7 +145,10 @@ class Code(Reward[CodeOptions]):
 
 
 def find_program(response: str, language: str) -> tuple[str, str] | None:
-    """Find the last fenced block in a language that is known, or in the one that is asked for; None where there is none."""
+    """Return language and text of the last fenced block in a supported language, or None.
+
+    Any supported language counts if `language` is `auto`, else only `language` itself.
+    """
     found = [(LANGUAGES.get(name.strip().lower()), text) for name, text in FENCE.findall(response)]
     for known, text in reversed(found):
         if language in ("auto", known) and known is not None:
@@ -154,15 +157,18 @@ def find_program(response: str, language: str) -> tuple[str, str] | None:
 
 
 def read_cases(task: str, column: Any) -> list[Case]:
-    """Read the cases of a task: a list of `{input, output}`, of `{function, arguments, output}` or of `assert f(1) == 2`, or
-    `{inputs, outputs}`, with `fn_name` for a function; also as JSON text. Raises ValueError naming the task."""
+    """Return the cases of a task. Raises ValueError naming the task if they can't be read.
+
+    The column is a list of `{input, output}`, `{function, arguments, output}` or `assert f(1) == 2`, or one table
+    `{inputs, outputs}` with an optional `fn_name`; each also as JSON text.
+    """
     try:
         told = json.loads(column) if isinstance(column, str) else column
         cases = list(_cases(told))
     except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
-        raise ValueError(f"task {task}: its cases can't be read ({error}); correct the column") from error
+        raise ValueError(f"task {task}: column cases can't be read ({error}); correct it") from error
     if not cases:
-        raise ValueError(f"task {task} has no cases; give every row of the task file some")
+        raise ValueError(f"task {task} has no cases; give every row of the task file a non-empty `cases` column")
     return cases
 
 
@@ -184,14 +190,14 @@ def _cases(told: Any) -> Iterator[Case]:
 
 
 def _text_case(given: Any, expected: Any) -> Case:
-    """Make a case of text; lists are lines."""
+    """Return a case of input and output text; a list is joined as lines."""
     texts = ["\n".join(map(str, one)) if isinstance(one, Sequence) and not isinstance(one, str) else str(one)
              for one in (given, expected)]  # fmt: skip
     return Case(stdin=texts[0], expected=texts[1])
 
 
 def _asserted(line: str) -> Case:
-    """Read `assert f(1, 2) == 3`: a program is not let near an assertion, which it could leave out."""
+    """Turn `assert f(1, 2) == 3` into a case. The assertion itself is never run: the program could disable it."""
     test = ast.parse(line.strip()).body[0]
     if isinstance(test, ast.Assert) and isinstance(test.test, ast.Compare) and isinstance(test.test.ops[0], ast.Eq):
         call, value = test.test.left, test.test.comparators[0]
@@ -202,7 +208,7 @@ def _asserted(line: str) -> Case:
 
 
 def same_text(answer: str, expected: str, tolerance: float) -> bool:
-    """Compare word by word: white space is all one, and numbers that are no whole ones may differ by the tolerance."""
+    """Return True if the texts agree word by word; non-integer numbers may differ by the tolerance."""
     ours, theirs = answer.split(), expected.split()
     return len(ours) == len(theirs) and all(
         one == other or _near(_number(one), _number(other), tolerance) for one, other in zip(ours, theirs, strict=True)
@@ -210,7 +216,11 @@ def same_text(answer: str, expected: str, tolerance: float) -> bool:
 
 
 def same_value(answer: Any, expected: Any, tolerance: float) -> bool:
-    """Compare what JSON can say: tuples are lists, sets are lists in any order, keys are texts."""
+    """Return True if a value decoded from JSON equals the expected Python value.
+
+    An expected tuple equals a list, an expected set equals a list in any order, and expected keys are compared as
+    strings.
+    """
     if isinstance(expected, set | frozenset):
         return (
             isinstance(answer, list)
@@ -242,7 +252,7 @@ def _near(one: float | None, other: float | None, tolerance: float) -> bool:
 
 
 def _number(word: str) -> float | None:
-    """Read a number; whole ones stay whole, so that they are compared exactly."""
+    """Return the word as a number, or None; integers stay int so that they are compared exactly."""
     try:
         return int(word) if re.fullmatch(r"[+-]?\d{1,4000}", word) else float(word)
     except ValueError:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of DAPO: the last `Answer: ...` line near the response's end equals the gold answer, after Minerva's
-normalisation of how an answer is written. Shaping by length is not its job.
+"""The reward of DAPO: the last `Answer: ...` line, normalised as in Minerva, is the gold answer.
+
+It does not shape rewards by length.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ class DapoOptions(Options):
     right: float = 1.0
     """Score of a right answer."""
     wrong: float = -1.0
-    """Score of every other response, and of one that a limit cut off."""
+    """Score of all wrong responses and, by default, of truncated responses."""
     strict_box: bool = False
-    """Read the last `\\boxed{...}` instead, which must be the gold answer without any normalisation but of numbers."""
+    """Read the last `\\boxed{...}` instead. It must be the gold answer's exact text, or an equal number."""
     tail: PositiveInt = 300
-    """Characters at the response's end in which an answer is looked for."""
+    """Number of characters at the response's end that are searched for an answer."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it is wrong: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores `wrong`."""
 
     @model_validator(mode="after")
     def _ordered(self) -> DapoOptions:
         if not self.wrong < self.right:
-            raise ValueError("wrong must be less than right")
+            raise ValueError(f"wrong: got {self.wrong:g}; it must be less than right, which is {self.right:g}")
         return self
 
 
 class Dapo(Reward[DapoOptions]):
-    """Gives `right` when the response's last `Answer:` is a gold answer, else `wrong`."""
+    """A reward of `right` if the response's last `Answer:` is a gold answer, else `wrong`."""
 
     needs_columns = ("answer",)
 
@@ -73,21 +74,21 @@ class Dapo(Reward[DapoOptions]):
 
 
 def stated_answer(text: str) -> str:
-    """Return the last stated answer; different ones in lines that follow each other are a list of guesses: none."""
+    """Return the last stated answer; empty without an answer, or if consecutive lines state different answers."""
     stated = list(_STATED.finditer(text))
     if not stated:
         return ""
     said = stated[-1][1]
     for earlier, later in zip(reversed(stated[:-1]), reversed(stated[1:]), strict=True):
         if text[earlier.end() : later.start()].strip(" \t\n*-") or re.search(r"[.!?]\s+\w", earlier[1]):
-            break  # words between them: a change of mind
+            break  # words between two answers are a change of mind, so only the last answer counts
         if not same(normalised(earlier[1]), normalised(said)):
             return ""
     return said
 
 
 def normalised(answer: str) -> str:
-    """Bring an answer into one way of writing: no box, no mathematics mode, no unit, no article, no thousands comma."""
+    """Return an answer in normal form: without box, mathematics mode, unit, article and thousands commas."""
     text = last_box(answer) or answer
     text = text.replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "")
     for sign, plain in _SIGNS.items():
@@ -102,12 +103,12 @@ def normalised(answer: str) -> str:
 
 
 def same(answer: str, gold: str) -> bool:
-    """Tell whether two normalised answers are one: equal as rational numbers, or letter by letter."""
+    """Return True if two normalised answers are equal as rational numbers or as text."""
     return answer == gold or _same_number(answer, gold)
 
 
 def rational(text: str) -> Fraction | None:
-    """Read a whole number, a decimal, a fraction or a percentage exactly; None for anything else."""
+    """Return the exact value of an integer, decimal, fraction or percentage; None for a different text."""
     found = _RATIONAL.fullmatch(text)
     if found is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of DeepScaleR: the last box after the thought holds one of the gold answers."""
+"""The reward of DeepScaleR: 1 if the last box after `</think>` holds one of the gold answers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class DeepScalerOptions(Options):
     """Options of `deepscaler`."""
 
     think: Think = "optional"
-    """`optional`: the answer follows the last `</think>` where there is one; `required`: there must be one; `ignored`: a
-    box in the thought counts too."""
+    """`optional`: only text after the last `</think>`, if there is one, is judged; `required`: a response without
+    `</think>` scores 0; `ignored`: a box before `</think>` counts too."""
     precision: int = 6
     """Decimal digits to which numbers must agree."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class DeepScaler(Reward[DeepScalerOptions]):
-    """Gives 1 when the last `\\boxed{...}` or `\\fbox{...}` equals one of the gold answers, else 0."""
+    r"""A reward of 1 if the last `\boxed{...}` or `\fbox{...}` equals one of the gold answers, else 0."""
 
     needs_columns = ("answer",)
 

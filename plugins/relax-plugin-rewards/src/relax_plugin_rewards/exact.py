@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact match: the whole response, special tokens removed, is the answer. No search, no normalisation beyond `strip`."""
+"""Exact match: the whole response, without special tokens, is the answer. Nothing is normalised except by `strip`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class ExactOptions(Options):
     strip: bool = False
     """Ignore white space around response and answer."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class Exact(Reward[ExactOptions]):
-    """Gives 1 when the whole response equals the answer, else 0."""
+    """A reward of 1 if the whole response equals the answer, else 0."""
 
     needs_columns = ("answer",)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mathematical expressions: gold answers parsed once, and equality as judged by math-verify.
+"""Mathematical expressions: cached parsing of gold answers, and equality by math-verify.
 
-The library's own timeouts use signals, which only a main thread may set: they are off, and the killable process that
-rewards run in bounds the time instead. Short answers that would take it minutes are compared by their text alone.
+math-verify's own timeouts use signals, which work in the main thread only, so they are off. The process that runs the
+rewards can be killed, which bounds the time. Answers that would take math-verify minutes are compared as text alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ AnswerFormat: TypeAlias = Literal["auto", "latex", "plain"]
 
 _SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)")
 _WORD = re.compile(r"[A-Za-z]{3,}(?![A-Za-z(])")
-"""A word that no function call is: prose, which LaTeX would read as a product of letters."""
+"""A word that is not a function call: prose, which a LaTeX parser would read as a product of letters."""
 _EXPLOSIVE = re.compile(
     r"\d[)}]*(?:\^|\*\*)[({]*-?\d+[)}]*(?:\^|\*\*)"  # a tower of numbers, 9^{9^9}
     r"|(?:\^|\*\*)[({]*-?\d{7}"  # an exponent in the millions
-    r"|(?<![\\A-Za-z])[A-Za-z][^()]*\)(?:\^|\*\*)[({]*\d{3}"  # (x-1)^{1000}, which is multiplied out
+    r"|(?<![\\A-Za-z])[A-Za-z][^()]*\)(?:\^|\*\*)[({]*\d{3}"  # (x-1)^{1000}, which would be expanded
     r"|\d{5}!|!!|\([^()A-Za-z]*\)!"  # the factorial of a large number
-    r"|\\(?:sum|prod|int|iint|lim)(?![A-Za-z])"  # nothing that an answer leaves to be worked out
+    r"|\\(?:sum|prod|int|iint|lim)(?![A-Za-z])"  # a sum, product, integral or limit that would be evaluated
 )
 _PERCENT = re.compile(r"(?<=\d)\s*\\?%\s*$")
 _LONGEST, _DEEPEST = 1000, 100
@@ -32,21 +32,23 @@ _WORDING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([
 
 
 def quiet() -> None:
-    """Silence the library's warning that its timeouts are off, which is meant."""
+    """Silence math-verify's warning about disabled timeouts."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def parse_gold(task_id: str, answer: str, answer_format: AnswerFormat = "auto") -> tuple[Any, ...]:
-    """Read a gold answer as expressions. Raises ValueError, which names the task, for one that is no mathematics."""
+    """Return a gold answer as expressions. Raises ValueError naming the task if it is not a mathematical expression."""
     parsed = gold_expressions(answer, answer_format)
     if not parsed:
-        raise ValueError(f"task {task_id}: answer {answer!r} is no mathematical expression; correct the answer column")
+        raise ValueError(
+            f"task {task_id}: answer {answer!r} is not a mathematical expression; correct the answer column"
+        )
     return parsed
 
 
 @lru_cache(maxsize=4096)
 def gold_expressions(answer: str, answer_format: AnswerFormat = "auto") -> tuple[Any, ...]:
-    """Read a gold answer as expressions, none for words; parsed once for all samples of a task."""
+    """Return a gold answer as expressions; empty if it is words. The cache serves all samples of a task."""
     parsed: list[Any] = []
     if answer_format != "latex" and not _has_latex(answer):
         scientific = _SCIENTIFIC.fullmatch(answer)
@@ -61,7 +63,7 @@ def gold_expressions(answer: str, answer_format: AnswerFormat = "auto") -> tuple
 
 
 def parse(text: str, *, plain: bool, latex: bool) -> list[Any]:
-    """Read the final expression of a text; a string of it comes last where there is one, nothing where there is none."""
+    """Return the final expression of a text, followed by its source string; empty without an expression."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0)] if latex else []
@@ -69,17 +71,20 @@ def parse(text: str, *, plain: bool, latex: bool) -> list[Any]:
 
 
 def are_equal(gold: tuple[Any, ...], said: list[Any], precision: int = 6) -> bool:
-    """Tell whether parsed expressions are equal; the order matters, since a gold inequality may be said as an interval."""
+    """Return True if the parsed answer equals the parsed gold answer.
+
+    The arguments can't be swapped: an answer may write a gold inequality as an interval, but not the reverse.
+    """
     from math_verify import verify
 
     return bool(gold and said) and bool(verify(list(gold), said, float_rounding=precision, timeout_seconds=None))
 
 
 def states(answer: str, gold: str, precision: int = 6) -> bool:
-    """Tell whether an extracted answer, such as a box's content, says the same as a gold answer of formula or words."""
+    """Return True if an extracted answer, such as a box's content, equals a gold answer of formula or words."""
     if not answer:
         return False
-    if (bare := _PERCENT.sub("", answer)) != answer:  # half is 50%, and "what percentage" is answered by 50% or by 50
+    if (bare := _PERCENT.sub("", answer)) != answer:  # 50% equals the gold answers 50%, 50 and 1/2
         part = f"\\frac{{{bare}}}{{100}}"
         return states(bare, _PERCENT.sub("", gold), precision) or ("%" not in gold and states(part, gold, precision))
     gold = gold.replace("\\%", "%")
@@ -92,27 +97,27 @@ def states(answer: str, gold: str, precision: int = 6) -> bool:
 
 
 def parse_answer(answer: str) -> list[Any]:
-    """Read an extracted answer as one expression."""
+    """Parse an extracted answer as one LaTeX expression."""
     inside = answer.replace("$", "").removesuffix(".")
     return parse(f"\\boxed{{{inside}}}", plain=False, latex=True)
 
 
 def plain_text(answer: str, *, words: bool) -> str:
-    """Drop what only changes the looks of an answer; upper and lower case mean the same in words, not in formulas."""
+    """Return an answer without markup that only changes the appearance; case is folded if `words` is True."""
     text = _LAYOUT.sub("", _WORDING.sub(r"\1", answer)).removesuffix(".")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return text.casefold() if words else text
 
 
 def takes_long(answer: str) -> bool:
-    """Tell whether comparing an answer could take minutes: its final number is left to be worked out."""
+    """Return True if evaluating the answer could take minutes, as for `9^{9^9}`."""
     if len(answer) > _LONGEST or sum(map(answer.count, "({[")) > _DEEPEST:
         return True
     return bool(_EXPLOSIVE.search(re.sub(r"\\(?:left|right)|\s", "", answer)))
 
 
 def number(parsed: tuple[Any, ...] | list[Any]) -> float | None:
-    """Return the value of an expression that is one real number, else None."""
+    """Return the value of the first expression if it is a finite real number, else None."""
     try:
         value = complex(parsed[0])
     except (TypeError, ValueError, OverflowError, IndexError):

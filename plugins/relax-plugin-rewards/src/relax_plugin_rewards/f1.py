@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The F1 of question answering, as SQuAD and HotpotQA count it: words that a response shares with a gold answer.
+"""The F1 score of question answering (SQuAD, HotpotQA): the overlap in words of a response and a gold answer.
 
 Text is compared in Unicode's compatible form, without case, punctuation and English articles. Scripts that are written
-without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are counted by the letter, all others by the word.
+without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are split into letters, all remaining scripts into words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
 from relax_plugin_rewards.answers import Think, after_thinking, gold_texts, last_tagged
 
 WHOLE = ("yes", "no", "noanswer")
-"""Answers that share nothing with any other."""
+"""Answers that must match completely: a different text scores 0 against them."""
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _UNSPACED = re.compile(
     r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003134f])"
@@ -26,18 +26,19 @@ class F1Options(Options):
     """Options of `f1`."""
 
     exact_match: bool = False
-    """1 only for all words of a gold answer in their order, and for none else; otherwise the share that is common."""
+    """True: score 1 if the words and their order equal a gold answer's, else 0; False: score the F1 of the words."""
     think: Think = "optional"
-    """`optional`: what follows the last `</think>` counts, and everything where nothing was thought; `required`: there
-    must be one; `ignored`: everything counts."""
+    """`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`;
+    `required`: a response without `</think>` has no answer; `ignored`: the whole response is judged."""
     tag: str = ""
-    """Judge only what stands in the last `<tag>...</tag>` of this name, such as `answer`; empty: the whole response."""
+    """Name of a tag, such as `answer`: judge only the content of its last `<tag>...</tag>`; empty: the whole
+    response."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class F1(Reward[F1Options]):
-    """Gives from 0 to 1 for the words in common with the gold answer, with the best one where there are several."""
+    """A reward from 0 to 1: the best F1 of the response's words against any of the gold answers."""
 
     needs_columns = ("answer",)
 
@@ -54,7 +55,7 @@ class F1(Reward[F1Options]):
 
 
 def words(text: str) -> list[str]:
-    """Split a text into what is counted. An answer of nothing but articles or signs (`The The`, `+`) keeps them."""
+    """Return the words that are compared. A text of articles or punctuation alone (`The The`, `+`) keeps them."""
     text = unicodedata.normalize("NFKC", text).casefold()
     kept = "".join(sign for sign in text if unicodedata.category(sign)[0] not in "PSC" or sign.isspace())
     for form in (_ARTICLES.sub(" ", kept), kept, text):
@@ -64,7 +65,7 @@ def words(text: str) -> list[str]:
 
 
 def f1(said: list[str], gold: list[str]) -> float:
-    """Compute the harmonic mean of precision and recall over words, each as often as it occurs."""
+    """Return the harmonic mean of precision and recall over the words, counted with repetitions."""
     if said != gold and any(len(one) == 1 and one[0] in WHOLE for one in (said, gold)):
         return 0.0
     common = sum((Counter(said) & Counter(gold)).values())

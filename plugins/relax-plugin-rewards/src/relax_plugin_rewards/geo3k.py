@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of Geometry3K: a boxed length or angle near enough to the gold one, after a thought in tags."""
+"""The reward of Geometry3K: a boxed length or angle close to the gold answer, after `<think>...</think>`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Geo3kOptions(Options):
     """Options of `geo3k`."""
 
     tolerance: float = Field(1e-3, ge=0.0, lt=1.0)
-    """Largest difference to the gold number, as a share of it; whole numbers must be equal."""
+    """Largest difference from the gold number, as a share of the gold number; two integers must be equal."""
     format_weight: float = Field(0.1, ge=0.0, le=1.0)
-    """Share of the score that the format, a thought in tags and then a box, earns by itself."""
+    """Share of the score for the format, `<think>...</think>` and then a box; the rest is for a right answer."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class Geo3k(Reward[Geo3kOptions]):
-    """Gives from 0 to 1 for a right number or expression in the last box, and for `<think>...</think>` before it."""
+    """A reward from 0 to 1 for a right number or expression in the last box, and for `<think>...</think>` before it."""
 
     needs_columns = ("answer",)
 
@@ -64,5 +64,5 @@ class Geo3k(Reward[Geo3kOptions]):
 
 
 def _bare(answer: str) -> str:
-    """Drop the unit behind a number; lengths and angles of one figure have the same."""
+    """Return the answer without the unit after its number; all lengths and angles of a figure share one unit."""
     return _UNIT.sub(r"\1", re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", answer)).strip()

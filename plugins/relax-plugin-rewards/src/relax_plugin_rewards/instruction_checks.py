@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of instructions that a program can judge: lengths, keywords, formats, beginnings and ends, case, languages.
+"""Instructions that a program can check: lengths, keywords, formats, first and last words, case, languages.
 
-Names and arguments are those of IFEval, and of the training set of IFBench for what IFEval lacks; the part after the colon
-is a name too. No check needs a corpus, a download or chance. A new check is a function here: it takes the response and its
-arguments by keyword, whose annotations are what a task's row is checked against.
+Names and arguments are those of IFEval and, for further checks, of IFBench's training set. The part after the colon
+also works as a name. Every check is deterministic and downloads nothing. To add a check, write a function here that
+takes the response and its arguments by keyword; the annotations validate the arguments in a task's row.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Letter: TypeAlias = Annotated[str, Field(min_length=1, max_length=1)]
 Check: TypeAlias = Callable[..., bool]
 
 CHECKS: dict[str, tuple[Check, type[BaseModel]]] = {}
-"""By name: the check, and the model of its arguments."""
+"""Check function and model of its arguments, by full name."""
 
 
 def known_language(code: str) -> str:
     if code.casefold() not in SCRIPTS:
-        raise ValueError(f"language {code!r} is none of {', '.join(sorted(SCRIPTS))}")
+        raise ValueError(f"language {code!r} is unknown; use one of {', '.join(sorted(SCRIPTS))}")
     return code.casefold()
 
 
@@ -52,7 +52,7 @@ Language: TypeAlias = Annotated[str, AfterValidator(known_language)]
 
 
 def check(name: str) -> Callable[[Check], Check]:
-    """Enter a check under its name; its keyword arguments become the model that a row is read by."""
+    """Register a check under its name; its keyword arguments become the model that validates a row's arguments."""
 
     def entered(function: Check) -> Check:
         given = inspect.signature(function, eval_str=True).parameters.values()
@@ -73,7 +73,7 @@ def keywords_exist(response: str, *, keywords: Texts) -> bool:
 
 @check("keywords:forbidden_words")
 def no_forbidden_words(response: str, *, forbidden_words: Texts) -> bool:
-    """Tell whether none stands in the response as a word of its own; `art` is not in `party`."""
+    """Return True if no forbidden word occurs as a separate word; `art` does not occur in `party`."""
     alternatives = "|".join(re.escape(word) for word in forbidden_words)
     return re.search(rf"(?<!\w)(?:{alternatives})(?!\w)", response, re.IGNORECASE) is None
 
@@ -99,13 +99,13 @@ def letter_frequency(response: str, *, letter: Letter, let_frequency: Count, let
 
 
 @check("letters:letter_counting")
-def letter_counting(response: str, *, N: Count, relation: Relation) -> bool:  # noqa: N803 - so it is in data sets
+def letter_counting(response: str, *, N: Count, relation: Relation) -> bool:  # noqa: N803 - the data sets' name
     return COMPARED[relation](sum(sign.isalpha() for sign in response), N)
 
 
 @check("keywords:keyword_specific_position")
 def keyword_position(response: str, *, keyword: Text, n: Place, m: Place) -> bool:
-    """Tell whether the m-th word of the n-th sentence is the keyword."""
+    """Return True if the m-th word of the n-th sentence is the keyword."""
     found = sentences(response)
     return n <= len(found) and nth_word(found[n - 1], n=m, word=keyword)
 
@@ -118,7 +118,7 @@ def nth_word(response: str, *, n: Place, word: Text) -> bool:
 
 @check("keywords:palindrome")
 def palindrome(response: str) -> bool:
-    """Tell whether a word of at least three letters reads the same backwards."""
+    """Return True if a word of at least three letters reads the same backwards."""
     return any(len(word) > 2 and word == word[::-1] for word in words(response.casefold()) if word.isalpha())
 
 
@@ -130,7 +130,7 @@ def starts_and_ends_alike(response: str) -> bool:
 
 @check("keywords:no_adjacent_consecutive")
 def no_adjacent_consecutive(response: str) -> bool:
-    """Tell whether no two words in a row begin with consecutive letters of the alphabet."""
+    """Return True if no two adjacent words begin with consecutive letters of the alphabet, such as `a` and `b`."""
     initials = [ord(word[0]) for word in words(response.casefold()) if word[0].isalpha()]
     return all(later - earlier != 1 for earlier, later in pairwise(initials))
 
@@ -156,14 +156,14 @@ def number_sentences(response: str, *, num_sentences: Count, relation: Relation)
 
 @check("length_constraints:number_paragraphs")
 def number_paragraphs(response: str, *, num_paragraphs: Count) -> bool:
-    """Tell whether the divider `***` parts the response into so many paragraphs."""
+    """Return True if the divider `***` splits the response into `num_paragraphs` paragraphs."""
     found = split_by(response, "***")
     return found is not None and len(found) == num_paragraphs
 
 
 @check("length_constraints:nth_paragraph_first_word")
 def nth_paragraph_first_word(response: str, *, num_paragraphs: Count, nth_paragraph: Place, first_word: Text) -> bool:
-    """Tell whether there are so many paragraphs, parted by empty lines, and the n-th begins with the word."""
+    """Return True if empty lines separate `num_paragraphs` paragraphs and the n-th begins with `first_word`."""
     found = [paragraph.split() for paragraph in re.split(r"\n\s*\n", response) if paragraph.strip()]
     return len(found) == num_paragraphs >= nth_paragraph and bare(found[nth_paragraph - 1][0]) == bare(first_word)
 
@@ -178,20 +178,20 @@ def number_placeholders(response: str, *, num_placeholders: Count) -> bool:
 
 @check("detectable_content:postscript")
 def postscript(response: str, *, postscript_marker: Text) -> bool:
-    """Tell whether a line begins with the marker, `P.S.` or `P.P.S`, however it is dotted and spaced, and goes on."""
+    """Return True if a line begins with the marker, such as `P.S.`, and has text after it; dots and spaces may vary."""
     letters = r"\.?\s?".join(re.escape(sign) for sign in postscript_marker if sign.isalnum())
     return bool(letters) and re.search(rf"(?im)^[ \t*_]*{letters}\b[.:]*+[ \t*_]*+\S", response) is not None
 
 
 @check("detectable_format:number_bullet_lists")
 def number_bullet_lists(response: str, *, num_bullets: Count) -> bool:
-    """Tell whether there are exactly so many bullet points; `*emphasis*` and a divider, `* * *`, are none."""
+    """Return True if there are exactly `num_bullets` bullet points; `*emphasis*` and dividers (`* * *`) don't count."""
     return len(re.findall(r"(?m)^[ \t]*[*+•-][ \t]+(?![*-](?:[ \t]+[*-])*[ \t]*$)\S", response)) == num_bullets
 
 
 @check("detectable_format:constrained_response")
 def constrained_response(response: str) -> bool:
-    """Tell whether exactly one of the three answers is given."""
+    """Return True if exactly one of the three answers occurs."""
     return sum(f"My answer is {answer}." in response for answer in ("yes", "no", "maybe")) == 1
 
 
@@ -202,13 +202,13 @@ def number_highlighted_sections(response: str, *, num_highlights: Count) -> bool
 
 @check("detectable_format:multiple_sections")
 def multiple_sections(response: str, *, section_spliter: Text, num_sections: Count) -> bool:
-    """Tell whether at least so many sections begin with the word and their number, `Section 1`."""
+    """Return True if at least `num_sections` headings such as `Section 1` (the splitter and a number) occur."""
     return len(re.findall(rf"(?<!\w){re.escape(section_spliter)}\s?\d+", response)) >= num_sections
 
 
 @check("detectable_format:json_format")
 def json_format(response: str) -> bool:
-    """Tell whether the whole response, or a fenced block that is all of it, is a JSON object or list."""
+    """Return True if the whole response, which may be one fenced block, is a JSON object or list."""
     text = response.strip()
     if text.startswith("```") and text.endswith("```"):
         text = text[3:-3].removeprefix("json").removeprefix("JSON")
@@ -230,7 +230,7 @@ def square_brackets(response: str) -> bool:
 
 @check("combination:two_responses")
 def two_responses(response: str) -> bool:
-    """Tell whether `******` parts two responses that differ."""
+    """Return True if `******` separates exactly two different responses."""
     found = split_by(response, "******")
     return found is not None and len(found) == 2 and found[0] != found[1]
 
@@ -318,13 +318,13 @@ def capital_word_frequency(response: str, *, capital_frequency: Count, capital_r
 
 @check("change_case:alternating_case")
 def alternating_case(response: str) -> bool:
-    """Tell whether small and capital letters take turns in every word, `hElLo` or `HeLlO`."""
+    """Return True if the case alternates in every word, as in `hElLo` or `HeLlO`."""
     cased = [[sign.isupper() for sign in word if sign.isupper() or sign.islower()] for word in response.split()]
     return any(cased) and all(a != b for word in cased for a, b in pairwise(word))
 
 
 @check("count:lowercase_counting")
-def lowercase_words(response: str, *, N: Count) -> bool:  # noqa: N803 - so it is in data sets
+def lowercase_words(response: str, *, N: Count) -> bool:  # noqa: N803 - the data sets' name
     return sum(word.islower() and word.isalpha() for word in words(response)) <= N
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instruction following as IFEval and IFBench judge it: checks that a program can make, named by each task.
+"""Instruction following as in IFEval and IFBench: each task names checks that a program can run on the response.
 
-A task whose instruction is unknown, or lacks an argument, can't be judged: it raises, and never scores. The checks stand in
+A task with an unknown instruction or a missing argument raises an error and gets no score. The checks are defined in
 `instruction_checks.py`.
 """
 
@@ -27,22 +27,23 @@ class InstructionsOptions(Options):
     """Options of `instructions`."""
 
     column: str = "instructions"
-    """Column with the instructions: a list of `{name, arguments}`, or a text of one in JSON. Where a task lacks it, the
-    columns of IFEval count, `instruction_id_list` and `kwargs`."""
+    """Column with the instructions: a list of `{name, arguments}`, or that list as JSON text. A task without the column
+    uses the columns of IFEval, `instruction_id_list` and `kwargs`."""
     mode: Literal["all", "share"] = "all"
-    """`all`: 1 when every instruction is followed; `share`: the share that is."""
+    """`all`: 1 if every instruction is followed, else 0; `share`: the share of instructions that are followed."""
     loose: bool = False
-    """Also accept an instruction that is followed without the response's first line, its last line, both, or its asterisks."""
+    """Also accept an instruction that is followed once the first line, the last line, both, or all asterisks are
+    removed."""
     think: Think = "optional"
-    """`optional`: what follows the last `</think>` counts, and everything where nothing was thought; `required`: there
-    must be one; `ignored`: everything counts."""
+    """`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`;
+    `required`: a response without `</think>` has no answer; `ignored`: the whole response is judged."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of a task, its arguments checked."""
+    """An instruction of a task, with validated arguments."""
 
     check: Check
     arguments: Mapping[str, Any]
@@ -52,7 +53,7 @@ class Instruction:
 
 
 class Instructions(Reward[InstructionsOptions]):
-    """Gives from 0 to 1 for following a task's instructions; an empty response follows none."""
+    """A reward from 0 to 1 for following the task's instructions; an empty response scores 0."""
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         instructions = instructions_of(task, self.options.column)
@@ -66,7 +67,7 @@ class Instructions(Reward[InstructionsOptions]):
 
 
 def instructions_of(task: Task, column: str) -> tuple[Instruction, ...]:
-    """Read a task's instructions. Raises ValueError, which names task and instruction, for one that can't be judged."""
+    """Return a task's instructions. Raises ValueError naming task and instruction if one can't be judged."""
     rows: Any = task.column(column)
     if rows is None and task.column("instruction_id_list") is not None:
         rows = {"instruction_id_list": task.column("instruction_id_list"), "kwargs": task.column("kwargs")}
@@ -74,12 +75,12 @@ def instructions_of(task: Task, column: str) -> tuple[Instruction, ...]:
         rows = _written(task, column, rows)
     found = tuple(_read(task, name, arguments) for name, arguments in _named(task, column, rows))
     if not found:
-        raise ValueError(f"task {task.id} has no instructions in column {column!r}; {_FIX}")
+        raise ValueError(f"task {task.id} has no instructions in column {column!r}; add some: {_FIX}")
     return found
 
 
 def loosened(response: str) -> tuple[str, ...]:
-    """Return the response without the frame that chat puts around an answer, in each combination, itself first."""
+    """Return the response and its variants without first line, last line, both, and each also without asterisks."""
     lines = response.split("\n")
     texts = ["\n".join(part).strip() for part in (lines, lines[1:], lines[:-1], lines[1:-1])]
     return tuple(dict.fromkeys([response, *texts, *(text.replace("*", "") for text in texts)]))
@@ -87,12 +88,12 @@ def loosened(response: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def names() -> Mapping[str, str]:
-    """Return the full name of each check by its full and its short name."""
+    """Return the full name of each check, keyed by its full name and by the part after the colon."""
     return {**{name.rpartition(":")[2]: name for name in CHECKS}, **{name: name for name in CHECKS}}
 
 
 def _written(task: Task, column: str, text: str) -> Any:
-    """Read instructions that stand in a text: JSON, or Python as in the training set of IFBench."""
+    """Parse instructions from a text: JSON, or a Python literal as in the training set of IFBench."""
     for reader in (json.loads, ast.literal_eval):
         try:
             return reader(text)
@@ -102,7 +103,7 @@ def _written(task: Task, column: str, text: str) -> Any:
 
 
 def _named(task: Task, column: str, rows: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield names and arguments from any of the layouts that data sets have."""
+    """Yield name and arguments of each instruction, from any layout that the known data sets use."""
     for row in [rows] if isinstance(rows, Mapping) else rows if isinstance(rows, (list, tuple)) else ():
         if not isinstance(row, Mapping):
             raise ValueError(f"task {task.id}: column {column!r} has {str(row)[:100]!r}; {_FIX}")
@@ -122,7 +123,7 @@ def _named(task: Task, column: str, rows: Any) -> Iterator[tuple[Any, Any]]:
 def _read(task: Task, name: Any, arguments: Any) -> Instruction:
     full = names().get(str(name))
     if full is None:
-        raise ValueError(f"task {task.id}: no check is named {name!r}; there are {', '.join(sorted(CHECKS))}")
+        raise ValueError(f"task {task.id}: no check is named {name!r}; use one of {', '.join(sorted(CHECKS))}")
     if isinstance(arguments, str):
         arguments = _written(task, str(name), arguments)
     if not isinstance(arguments, (Mapping, type(None))):
@@ -130,7 +131,7 @@ def _read(task: Task, name: Any, arguments: Any) -> Instruction:
     check, model = CHECKS[full]
     given = {
         key: value for key, value in (arguments or {}).items() if value is not None
-    }  # tables fill rows up with nulls
+    }  # table formats fill missing fields with nulls
     try:
         valid = model.model_validate(given)
     except ValidationError as error:

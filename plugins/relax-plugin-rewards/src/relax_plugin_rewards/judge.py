@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge: another model is asked what a response is worth, and its number or its choice is the score.
+"""A judge: another model rates a response, and the number or choice in its answer is the score.
 
-It is asked through a pool of `[[engines]]`, by seeds that the content of the question makes: neither routing nor order nor
-a restart changes a verdict. An answer that can't be read is asked for again, then an outcome of that sample, never a zero.
+The judge is a pool of `[[engines]]`. The seed of each answer is a hash of its question, so routing, order and restarts
+don't change a verdict. An unreadable answer is requested again; after the last retry the sample ends with the outcome
+`reward_unreadable`, never with a score of 0.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Answer:
 
 How good is the answer? Think it over, then end with a line of its own that has only a number from {low} to {high}."""
 AGAIN = "This can't be read: {error}. Judge the same answer again, and end as you were asked to."
-"""What the judge is told behind an answer of its own that can't be read."""
+"""Message that follows an unreadable answer in the judge's conversation."""
 VERDICTS = "verdicts"
-"""Group of the figures about its judgements among the parts of a score: none of them is a reward."""
+"""Prefix of the parts of a score that describe the verdicts; none of these parts is a reward."""
 _PLACE = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?![\w])")
 
@@ -44,66 +45,69 @@ class JudgeOptions(Options):
     """Options of `judge`."""
 
     engine: str = "judge"
-    """Pool of `[[engines]]` that is asked."""
+    """Name of the pool in `[[engines]]` that serves the judge."""
     template: str = TEMPLATE
-    """The question: `{prompt}`, `{response}`, `{low}`, `{high}`, and any column of the task file, such as `{answer}`."""
+    """Text of the question; `{prompt}`, `{response}`, `{low}`, `{high}` and columns of the task file, such as
+    `{answer}`, are filled in."""
     system: str = ""
-    """The system message to the judge; empty: none."""
+    """System message for the judge; empty: none."""
     chat: bool = True
-    """Ask by the chat template of the judge; false: the text as it stands, for models that have none."""
+    """True: apply the judge's chat template; False: send the plain text, for models without a chat template."""
     low: float = 0.0
-    """The worst number; its score is 0. Numbers out of bounds can't be read."""
+    """The worst number, which scores 0. Numbers below it are not accepted."""
     high: float = 10.0
-    """The best number; its score is 1."""
+    """The best number, which scores 1. Numbers above it are not accepted."""
     choices: dict[str, float] = {}
-    """Instead of a number: words that the judge chooses from, and their scores, `{yes = 1.0, no = 0.0}`."""
+    """Words that the judge chooses from instead of a number, and their scores, such as `{yes = 1.0, no = 0.0}`."""
     read: Literal["text", "log-probs"] = "text"
-    """`text`: the last number or choice in what it writes; `log-probs`: the mean score of the choices, by how likely the
-    judge finds each as its whole answer."""
+    """`text`: read the last number or choice in the judge's text; `log-probs`: average the scores of the choices,
+    weighted by the probability that the judge gives to each as its whole answer."""
     keys: dict[str, float] = {}
-    """Instead of one number: keys of a JSON object that the judge writes last, each with a number from `low` to `high`, and
-    their weights in the score, `{correct = 2.0, clear = 1.0}`. Each is logged as `reward/<reward>/verdicts/<key>`."""
+    """Keys of the judge's last JSON object and their weights in the score, such as `{correct = 2.0, clear = 1.0}`. Each
+    key holds a number from `low` to `high` and is logged as `reward/<reward>/verdicts/<key>`."""
     votes: PositiveInt = 1
-    """Judgements of each sample, drawn apart; their agreement is logged (`reward/<reward>/verdicts/agreement` and others). Half
-    of them must be readable."""
+    """Number of independent verdicts on each sample, of which at least half must be readable. Their agreement is logged
+    (`reward/<reward>/verdicts/agreement` and more)."""
     combine: Literal["mean", "majority"] = "mean"
-    """The score of several judgements: their mean, or the most frequent one (of several, the mean of those)."""
+    """Score of several votes: their `mean`, or by `majority` the most frequent vote (the mean of tied votes)."""
     retries: NonNegativeInt = 1
-    """Further answers that are asked for, behind one that can't be read; then the outcome is `reward_unreadable`."""
+    """Number of further requests after an unreadable answer; after the last the sample's outcome is
+    `reward_unreadable`."""
     pattern: str = ""
-    """Expression whose last match in the text is read, its first group where it has one, such as `Score: (\\d+)`."""
+    """Regular expression whose last match (the first group, if any) is read, such as `Score: (\\d+)`; empty: all
+    text."""
     max_new_tokens: PositiveInt = 512
-    """Most tokens of its answer."""
+    """Largest number of tokens in the judge's answer."""
     temperature: float = Field(0.0, ge=0.0)
-    """0: the likeliest answer; else drawn, from a seed that the question, the response, the pool and the vote make."""
+    """0: greedy decoding; above 0: sampling, with a seed made of the pool, the question and the number of the vote."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
     @model_validator(mode="after")
     def _readable(self) -> JudgeOptions:
         if self.read == "log-probs" and len(self.choices) < 2:
-            raise ValueError('read = "log-probs" compares choices: give two or more')
+            raise ValueError('read = "log-probs" compares choices; give two or more in choices')
         if self.choices and not all(map(math.isfinite, self.choices.values())):
-            raise ValueError("the scores of choices are finite numbers")
+            raise ValueError("the scores in choices must be finite numbers")
         if self.keys and (self.choices or self.read != "text"):
-            raise ValueError("keys are read from a JSON object in the text: drop choices and read, or keys")
+            raise ValueError("keys are read from a JSON object in the text; remove choices and read, or remove keys")
         if self.keys and not (all(0 <= weight < math.inf for weight in self.keys.values()) and any(self.keys.values())):
-            raise ValueError("the weights of keys are finite, not negative, and not all zero")
+            raise ValueError("the weights in keys must be finite, not negative, and not all zero")
         if self.votes > 1 and (self.read != "text" or not self.temperature):
-            raise ValueError('several votes differ only where answers are drawn: set a temperature, and read = "text"')
+            raise ValueError('several votes need sampled answers; set temperature above 0 and read = "text"')
         if self.combine != "mean" and self.votes == 1:
-            raise ValueError("combine has no effect on one vote: raise votes, or drop it")
+            raise ValueError("combine has no effect with votes = 1; raise votes, or remove combine")
         if not self.low < self.high:
-            raise ValueError("low must be less than high")
+            raise ValueError(f"low: got {self.low:g}; it must be less than high, which is {self.high:g}")
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(f"pattern is no regular expression: {error}") from None
+            raise ValueError(f"pattern is not a valid regular expression: {error}") from None
         return self
 
 
 class Judge(Reward[JudgeOptions]):
-    """A reward by another model's opinion of the response, from 0 to 1, or the score of its choice."""
+    """A reward from another model's verdict on the response: from 0 to 1, or the score of the chosen word."""
 
     def __init__(self, options: JudgeOptions | None = None) -> None:
         super().__init__(options)
@@ -127,7 +131,7 @@ class Judge(Reward[JudgeOptions]):
         return combined([vote for vote in votes if isinstance(vote, Vote)], options)
 
     async def _vote(self, asked: str, number: int) -> Vote:
-        """Ask once, and again while the answer can't be read."""
+        """Request a verdict, and request it again while the answer can't be read, up to `retries` times."""
         options, client = self.options, self.engines[self.options.engine]
         said, error = "", ""
         for attempt in range(options.retries + 1):
@@ -140,7 +144,7 @@ class Judge(Reward[JudgeOptions]):
             except ValueError:
                 if not attempt:
                     raise
-                break  # with its first answer the question is too long for the judge
+                break  # with the first answer appended the prompt is too long for the judge
             said = answer.text
             try:
                 value, parts = verdict(said, options)
@@ -157,7 +161,7 @@ class Judge(Reward[JudgeOptions]):
         return (*first, Message("assistant", said), Message("user", again)) if error else first
 
     def question(self, task: Task, response: str) -> str:
-        """Fill the template in, once: what a response writes in braces stays as it is."""
+        """Fill in the template in one pass, so braces in a response stay as they are."""
         own = {
             "prompt": _shown(task),
             "response": response,
@@ -169,7 +173,9 @@ class Judge(Reward[JudgeOptions]):
             name = place[1]
             value = own.get(name, task.column(name))
             if value is None:
-                raise ValueError(f"task {task.id} has no column {name!r}, which the judge's template names")
+                raise ValueError(
+                    f"task {task.id} has no column {name!r}, which the judge's template names; add the column"
+                )
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
         return _PLACE.sub(filled, self.options.template)
@@ -181,13 +187,13 @@ class Judge(Reward[JudgeOptions]):
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One judgement of a sample."""
+    """One verdict of the judge on a sample."""
 
     value: float
-    """NaN where no answer could be read."""
+    """Score of the verdict; NaN if no answer could be read."""
     parts: Mapping[str, float] = field(default_factory=dict)
     unread: int = 0
-    """Answers that could not be read before it, or at all."""
+    """Number of unreadable answers: those before the readable answer, or all."""
     error: str = ""
 
     @property
@@ -196,14 +202,16 @@ class Vote:
 
 
 def verdict_seed(pool: str, system: str, asked: str, vote: int, attempt: int) -> int:
-    """Make the seed of one answer from its content: the pool, the question with the response, and the number of the answer. The
-    pool adds the folder of its model."""
+    """Return the seed of one answer: a hash of pool, system message, question, vote number and attempt number.
+
+    The pool mixes the folder of its model into the seed.
+    """
     content = json.dumps([pool, system, asked, vote, attempt]).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=4).digest(), "big") >> 1
 
 
 def combined(votes: Sequence[Vote], options: JudgeOptions) -> Score:
-    """Combine the votes on a sample. Raises Unreadable where more than half of them have no verdict."""
+    """Combine the votes on a sample into a score. Raises Unreadable if more than half of the votes are unreadable."""
     read_ones = [vote for vote in votes if vote.readable]
     answers = sum(vote.unread + vote.readable for vote in votes)
     unreadable = {f"{VERDICTS}/unreadable": sum(vote.unread for vote in votes) / max(answers, 1)}
@@ -225,8 +233,10 @@ def combined(votes: Sequence[Vote], options: JudgeOptions) -> Score:
 
 
 def agreement(values: Sequence[float]) -> dict[str, float]:
-    """Measure how far several judgements of one sample agree: `unanimous` 1 or 0, `agreement` the share of pairs that are
-    equal, `variance`."""
+    """Return figures on the votes of one sample.
+
+    `unanimous` is 1 if all are equal, else 0; `agreement` is the share of pairs that are equal; `variance` is theirs.
+    """
     pairs = list(combinations(values, 2))
     equal = sum(math.isclose(one, other, abs_tol=1e-9) for one, other in pairs)
     mean = sum(values) / len(values)
@@ -238,7 +248,7 @@ def agreement(values: Sequence[float]) -> dict[str, float]:
 
 
 def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
-    """Read an answer as the options say: its score, and those of its keys. Raises ValueError for one that can't be read."""
+    """Return the score in an answer, and the score of each of `keys`. Raises ValueError if the answer can't be read."""
     if not options.keys:
         return read(said, options), {}
     text = _matched(said, options.pattern)
@@ -250,7 +260,7 @@ def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
         number = found[-1][key]
         if isinstance(number, bool) or not isinstance(number, int | float) or not options.low <= number <= options.high:
             raise ValueError(
-                f"the judge said {key} = {str(number)[:80]}, which is no number from {options.low:g} to {options.high:g}"
+                f"the judge said {key} = {str(number)[:80]}, not a number from {options.low:g} to {options.high:g}"
             )
         parts[key] = (number - options.low) / (options.high - options.low)
     weights = options.keys
@@ -258,7 +268,7 @@ def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects that stand in a text, the outer ones only."""
+    """Yield the outermost JSON objects in a text."""
     decoder, at = json.JSONDecoder(), text.find("{")
     while at >= 0:
         try:
@@ -270,7 +280,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def read(said: str, options: JudgeOptions) -> float:
-    """Read the score that an answer names last. Raises ValueError for one that names none."""
+    """Return the score of the last number or choice in an answer. Raises ValueError if the answer has neither."""
     text = _matched(said, options.pattern)
     if options.choices:
         words = {word.casefold(): score for word, score in options.choices.items()}
@@ -289,7 +299,7 @@ def read(said: str, options: JudgeOptions) -> float:
 
 
 def expected(log_probs: Mapping[str, float], scores: Mapping[str, float]) -> float:
-    """Compute the mean of the scores, each as likely as its choice among them."""
+    """Return the mean of the scores, weighted by the probabilities of the choices, which are normalised to sum to 1."""
     most = max(log_probs.values())
     weights = {choice: math.exp(log_prob - most) for choice, log_prob in log_probs.items()}
     return sum(weights[choice] * scores[choice] for choice in scores) / sum(weights.values())
@@ -305,7 +315,7 @@ def _matched(said: str, pattern: str) -> str:
 
 
 def _longest_first(words: Mapping[str, float]) -> list[str]:
-    """Order choices so that `very good` comes before `good`."""
+    """Sort choices by length, so that `very good` is matched before `good`."""
     return sorted(words, key=len, reverse=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mathematics: the final expression of the whole response is equal to the answer, as judged by math-verify."""
+"""Mathematics: 1 if math-verify finds the final expression of the whole response equal to the answer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class MathsOptions(Options):
     """Options of `maths`."""
 
     answer_format: AnswerFormat = "auto"
-    """Notation of the answer column; auto reads LaTeX where it has its signs, else a plain expression."""
+    """Notation of the answer column; `auto`: LaTeX if the answer has LaTeX characters, else a plain expression."""
     boxed_only: bool = False
-    """Only what stands in the response's last \\boxed{...} counts."""
+    """Judge only the content of the response's last `\\boxed{...}`."""
     precision: int = 6
     """Decimal digits to which numbers must agree."""
     truncated: bool = False
-    """Judge a response that a limit cut off; otherwise it scores 0: finishing is part of the task."""
+    """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class Maths(Reward[MathsOptions]):
-    """Gives 1 when the final expression of the response equals the answer, else 0."""
+    """A reward of 1 if the final expression of the response equals the answer, else 0."""
 
     needs_columns = ("answer",)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
+"""The components of this distribution, named by strings so that listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook
@@ -8,11 +8,11 @@ from relax_core.api.hooks import hook
 @hook
 def relax_rewards() -> list[Component]:
     return [
-        Component("code", "relax_plugin_rewards.code:Code", "1 when the program that it writes is right in every case"),
+        Component("code", "relax_plugin_rewards.code:Code", "1 when the response's program passes every case"),
         Component("dapo", "relax_plugin_rewards.dapo:Dapo", "1 when the last `Answer:` is the answer, else -1"),
         Component("deepscaler", "relax_plugin_rewards.deepscaler:DeepScaler", "1 when the last box equals an answer"),
         Component("exact", "relax_plugin_rewards.exact:Exact", "1 when the whole response equals the answer"),
-        Component("f1", "relax_plugin_rewards.f1:F1", "Words in common with the answer of a question, from 0 to 1"),
+        Component("f1", "relax_plugin_rewards.f1:F1", "Overlap in words with the answer (SQuAD's F1), from 0 to 1"),
         Component(
             "geo3k", "relax_plugin_rewards.geo3k:Geo3k", "A boxed length or angle near the answer, and the format"
         ),
@@ -20,14 +20,16 @@ def relax_rewards() -> list[Component]:
         Component(
             "instructions", "relax_plugin_rewards.instructions:Instructions", "1 when all instructions are followed"
         ),
-        Component("judge", "relax_plugin_rewards.judge:Judge", "What another model thinks of the response"),
+        Component("judge", "relax_plugin_rewards.judge:Judge", "The verdict of another model on the response"),
         Component("maths", "relax_plugin_rewards.maths:Maths", "1 when the final expression equals the answer"),
         Component(
             "multiple-choice", "relax_plugin_rewards.choices:MultipleChoice", "1 when the final choice is the answer"
         ),
-        Component("openr1mm", "relax_plugin_rewards.openr1mm:OpenR1MM", "A right answer in tags, and their format"),
+        Component("openr1mm", "relax_plugin_rewards.openr1mm:OpenR1MM", "A right answer, and the format in tags"),
         Component(
-            "random", "relax_plugin_rewards.random_score:RandomScore", "A random number, to debug and to compare with"
+            "random",
+            "relax_plugin_rewards.random_score:RandomScore",
+            "A random number, for debugging and as a baseline",
         ),
-        Component("remote", "relax_plugin_rewards.remote:Remote", "The score that a service of your own answers"),
+        Component("remote", "relax_plugin_rewards.remote:Remote", "The score that an HTTP service of yours returns"),
     ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A random reward, to debug a run and as the baseline that a real reward must beat. Nothing can be learnt from it.
+"""A random reward, for debugging and as a baseline that a real reward must beat. A policy can't learn from it.
 
-The number is a pure function of seed, task and response, so that a run that is repeated or resumed sees the same.
+The number is a pure function of seed, task and response, so a repeated or resumed run gets the same numbers.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class RandomScoreOptions(Options):
     """Options of `random`."""
 
     seed: int = 0
-    """Another seed gives other numbers."""
+    """Seed of the numbers."""
     low: float = 0.0
-    """The least number."""
+    """The smallest number."""
     high: float = 1.0
     """The largest number."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RandomScoreOptions:
         if not (self.low < self.high and math.isfinite(self.high - self.low)):
-            raise ValueError("low must be less than high, and both finite")
+            raise ValueError(f"low = {self.low:g}, high = {self.high:g}: low must be less than high, and both finite")
         return self
 
 
 class RandomScore(Reward[RandomScoreOptions]):
-    """Gives a number from `low` to `high`, evenly spread."""
+    """A reward drawn uniformly from `low` to `high`."""
 
     def score(self, task: Task, trajectory: Trajectory) -> float:
         asked = f"{self.options.seed}\0{task.id}\0{trajectory.response}".encode("utf-8", "surrogatepass")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reward over HTTP: the sample is posted to an address of the user's, which answers with its score.
+"""A reward over HTTP: the sample is posted to a service of the user's, which answers with the score.
 
-The answer is `{"score": 0.5, "parts": {"style": 1}}` or a bare number. Anything else, a redirect too, is an error of the
-sample and never a zero. Connections that fail, 429 and 5xx are tried again, and are an error of the infrastructure in the
-end; the core's deadline for a sample (`timeout_s` of `[[rewards]]`) runs over all of its attempts, and over its wait for one
-of the `concurrency` places.
+The answer is `{"score": 0.5, "parts": {"style": 1}}` or a bare number. A different answer, a redirect included, is an
+error of the sample and never a score of 0. Failed connections, 429 and 5xx are retried and end as an infrastructure
+error. The deadline of a sample (`timeout_s` of `[[rewards]]`) covers all attempts and the wait for one of `concurrency`
+requests.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ class RemoteOptions(Options):
     """Options of `remote`."""
 
     url: str = Field("", pattern="^(https?://.+)?$")
-    """Address that samples are posted to, `http://...` or `https://...`. Required."""
+    """Address of the service, `http://...` or `https://...`. Required."""
     headers: dict[str, Annotated[Secret | str, Field(union_mode="left_to_right")]] = {}
-    """Headers of each request; `env:NAME` or `file:PATH` as a value that stays out of all files. `inherit_env` of
-    `[[rewards]]` lets the reward's process see the variable."""
+    """Headers of each request. Write secrets as `env:NAME` or `file:PATH`, so that no file of the run holds the value.
+    `inherit_env` of `[[rewards]]` gives the reward's process access to the variable."""
     request_timeout_s: PositiveFloat = 30.0
-    """Longest time of one attempt; a service that does not answer within it is not asked again."""
+    """Seconds until connecting, sending, or waiting for data fails. After a timeout in sending or waiting for data the
+    request is not retried."""
     retries: NonNegativeInt = 3
-    """Further attempts after a connection that failed, or an answer of 429 or 5xx."""
+    """Number of further attempts after a failed connection, or an answer of 429 or 5xx."""
     backoff_s: PositiveFloat = 0.5
-    """Pause before the second attempt; it doubles with each further one, up to 30 s."""
+    """Seconds before the second attempt; doubles with each further attempt, up to 30 s, and is shortened by up to half
+    at random."""
     concurrency: PositiveInt = 64
-    """Requests at once of one process."""
+    """Largest number of simultaneous requests from one process."""
     truncated: bool = True
-    """Send responses that a limit cut off too, marked as `truncated`; otherwise they score 0 without a request."""
+    """Send truncated responses too, marked `truncated`; False: they score 0 without a request."""
 
     @field_validator("headers")
     @classmethod
@@ -57,10 +59,10 @@ class RemoteOptions(Options):
 
 
 class Remote(Reward[RemoteOptions]):
-    """Gives the score that a service answers.
+    """A reward that a service computes.
 
-    Invariants:
-    - One client, and at most `concurrency` requests at once, for the event loop that samples are judged in.
+    Invariant: one client with at most `concurrency` simultaneous requests serves the event loop in which samples are
+    judged.
     """
 
     def __init__(self, options: RemoteOptions | None = None) -> None:
@@ -78,7 +80,7 @@ class Remote(Reward[RemoteOptions]):
         return read_score(await self._posted(request_body(task, trajectory)))
 
     def _connect(self) -> None:
-        """Make the client when the first sample comes: its connections belong to the event loop that runs then."""
+        """Create the client at the first sample: its connections belong to the running event loop."""
         import httpx
 
         loop = asyncio.get_running_loop()
@@ -93,7 +95,11 @@ class Remote(Reward[RemoteOptions]):
             self._places, self._loop = asyncio.Semaphore(self.options.concurrency), loop
 
     async def _posted(self, body: bytes) -> str:
-        """Post until an answer comes that is none to try again; return its text. Raises for every other end."""
+        """Post the sample, with retries, and return the text of the answer with status 200.
+
+        Raises ValueError for a status that is not retried, and InfrastructureError for a timeout or after the last
+        attempt.
+        """
         import httpx
 
         attempts = self.options.retries + 1
@@ -101,9 +107,9 @@ class Remote(Reward[RemoteOptions]):
         for attempt in range(attempts):
             if attempt:
                 pause = min(self.options.backoff_s * 2 ** (attempt - 1), LONGEST_BACKOFF_S)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # not all samples of a batch at the same moment
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # spreads the retries of a batch over time
             try:
-                async with self._places:  # none is held through a pause
+                async with self._places:  # released during a pause
                     answer = await self._client.post(self.options.url, content=body)
             except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
                 within = f"request_timeout_s = {self.options.request_timeout_s:g}"
@@ -120,7 +126,10 @@ class Remote(Reward[RemoteOptions]):
 
 
 def request_body(task: Task, trajectory: Trajectory) -> bytes:
-    """Write a sample as JSON: its task, the conversation with the prompt, and the response that is judged."""
+    """Return a sample as JSON: its task, the conversation and the response.
+
+    Raises ValueError naming the task if it can't be written as JSON.
+    """
     messages = [_plain(message) for message in trajectory.messages]
     prompt = task.prompt if isinstance(task.prompt, str) else [_plain(message) for message in task.prompt]
     body = {
@@ -139,7 +148,7 @@ def request_body(task: Task, trajectory: Trajectory) -> bytes:
 
 
 def read_score(text: str) -> Score:
-    """Read a service's answer. Raises ValueError, with the answer's words, for one that is no score."""
+    """Return the score in a service's answer. Raises ValueError quoting the answer if it is not a score."""
     try:
         answer = json.loads(text)
         found = answer if isinstance(answer, dict) else {"score": answer}
@@ -154,7 +163,7 @@ def read_score(text: str) -> Score:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Turn a message into data; media stand in it by their references."""
+    """Return a message as JSON data, in which a medium is its reference."""
     content: Any = message.content
     if not isinstance(content, str):
         content = [
@@ -171,5 +180,5 @@ def _plain(message: Message) -> dict[str, Any]:
 
 def _finite(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{value!r} is not a finite number")
     return float(value)

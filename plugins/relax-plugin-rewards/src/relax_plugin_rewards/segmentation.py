@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a text into words, sentences and paragraphs by rules alone, without a corpus of any language."""
+"""Splitting of a text into words, sentences and paragraphs by rules, without a corpus of any language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def words(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text at the ends of sentences and at empty lines; a period after an abbreviation or an initial is none."""
+    """Split a text into sentences and at empty lines; an abbreviation or initial does not end a sentence."""
     found: list[str] = []
     for block in re.split(r"\n\s*\n", text):
         start = 0
@@ -31,18 +31,18 @@ def sentences(text: str) -> list[str]:
 
 
 def occurrences(keyword: str, text: str) -> int:
-    """Count a keyword without regard to case, inside of longer words too: `flower` stands in `Flowers`."""
+    """Count a keyword, ignoring case and also inside longer words: `flower` occurs in `Flowers`."""
     return text.casefold().count(keyword.casefold())
 
 
 def split_by(text: str, separator: str) -> list[str] | None:
-    """Split at a separator; one at the very beginning or end parts nothing. None where nothing stands between two."""
+    """Split at a separator, ignoring one at the very beginning or end; return None if a part is empty."""
     parts = [part.strip() for part in text.strip().split(separator)]
     inner = parts[parts[0] == "" : len(parts) - (parts[-1] == "")]
     return inner if inner and all(inner) else None
 
 
 def bare(word: str) -> str:
-    """Drop the signs around a word."""
+    """Return a word in lower case without the punctuation around it."""
     inside = _BARE.search(word)
     return inside[0].casefold() if inside else ""

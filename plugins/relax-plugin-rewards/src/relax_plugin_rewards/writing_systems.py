@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Languages by the scripts that they are written in. It tells Hindi from English, and not Spanish from English."""
+"""Detection of a language by its script. It distinguishes Hindi from English, but not Spanish from English."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "ta": ("TAMIL",), "te": ("TELUGU",), "th": ("THAI",), "zh": ("CJK",), "zh-cn": ("CJK",), "zh-tw": ("CJK",),
     **dict.fromkeys(LATIN, ("LATIN",)),
 }  # fmt: skip
-"""Scripts of languages by their codes. Languages that share a script are not told apart."""
+"""Scripts of each language, by its code. Languages that share a script can't be distinguished."""
 MOSTLY = 0.75
-"""Share of letters in a language's script; names and terms of others may be the rest."""
+"""Smallest share of letters in the language's script; the rest allows for foreign names and terms."""
 
 
 def is_written_in(text: str, language: str) -> bool:
-    """Tell whether the letters are mostly of the language's script; Japanese needs some kana, Chinese has none."""
+    """Return True if most letters are in the language's script; Japanese needs some kana, Chinese must have none."""
     wanted = SCRIPTS[language]
     scripts = [script(sign) for sign in text if unicodedata.category(sign)[0] in "LM"]  # vowel signs are marks
     kana = any(one in ("HIRAGANA", "KATAKANA") for one in scripts)
@@ -37,5 +37,5 @@ def is_written_in(text: str, language: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def script(letter: str) -> str:
-    """Return the first word of a letter's name in Unicode, which is its script's."""
+    """Return the script of a letter: the first word of its Unicode name."""
     return unicodedata.name(letter, "UNKNOWN").split()[0].split("-")[0]

@@ -200,9 +200,9 @@ async def test_its_probe_names_what_a_program_could_do() -> None:
 @pytest.mark.parametrize(
     ("abi", "told"),
     [
-        (lambda: 5, "is of version 5; it needs version 6, of Linux 6.12"),
-        (lambda: raised(errno.EOPNOTSUPP), "the kernel gives none: .*not supported.*lsm="),
-        (lambda: raised(errno.ENOSYS), "the kernel gives none: .*not implemented"),
+        (lambda: 5, r"has Landlock version 5; the sandbox needs version 6 \(Linux 6\.12\)"),
+        (lambda: raised(errno.EOPNOTSUPP), "the kernel has no Landlock: .*not supported.*lsm="),
+        (lambda: raised(errno.ENOSYS), "the kernel has no Landlock: .*not implemented"),
     ],
 )
 async def test_a_kernel_without_it_is_refused_by_name(

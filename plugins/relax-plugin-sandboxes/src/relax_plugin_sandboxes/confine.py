@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of its own that confines itself with Landlock, runs one command below a filter of system calls, and ends all of it.
+"""A program that confines itself with Landlock, runs one command under a seccomp filter, and ends all of its processes.
 
-`python -I -S confine.py SETTINGS COMMAND...`: the settings are JSON, see `main`. Landlock bounds which files are opened and
-which processes are signalled; the filter refuses what Landlock knows nothing of: sockets, modes and owners of files,
-namespaces, memory and queues that processes share by name. It imports the standard library alone: it runs without packages.
+`python -I -S confine.py SETTINGS COMMAND...`: the settings are JSON, see `main`. Landlock limits which files are opened
+and which processes are signalled. The filter refuses system calls outside Landlock's scope: sockets, modes and owners
+of files, namespaces, and memory and queues shared by name. Only the standard library is imported: the program runs
+without packages.
 
-The command is in a Landlock domain within the one of this process. So `kill(-1)` here reaches all that the command has
-started, wherever it went, at once and nothing else, and nothing of the command reaches this process.
+The command runs in a Landlock domain nested in that of this process. `kill(-1)` here therefore reaches every process
+that the command started, even in a new session, and no process outside. The command can't signal this process.
 """
 
 from __future__ import annotations
@@ -24,30 +25,32 @@ import sys
 from collections.abc import Iterable, Sequence
 
 MIN_ABI = 6
-"""Landlock of Linux 6.12, the first one that keeps signals within a domain."""
+"""Landlock version of Linux 6.12, the first version that confines signals to a domain."""
 KERNEL_OF_ABI = "Linux 6.12"
 READ = 1 << 0 | 1 << 2 | 1 << 3
-"""Rights: to execute, read files, read folders."""
+"""Landlock rights: execute files, read files, list folders."""
 WRITE = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 14
-"""Rights: write files, remove folders and files, make folders, regular files, pipes and links, move, truncate."""
+"""Landlock rights: write files, remove folders and files, create folders, regular files, pipes and links, move,
+truncate."""
 FILE = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14
-"""Rights that a file, and no folder, may be given."""
+"""Landlock rights that apply to files; a rule for a file may contain only these."""
 ALL_FILES, ALL_TCP, ALL_SCOPES = (1 << 16) - 1, 0b11, 0b11
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 PATH_BENEATH, VERSION = 1, 1
 SET_NO_NEW_PRIVS, SET_CHILD_SUBREAPER, SET_SECCOMP, CAPBSET_DROP, SET_SECUREBITS, SET_PDEATHSIG = 38, 36, 22, 24, 28, 1
 NOROOT_LOCKED = 0b11
-"""Secure bits: the user root has no capabilities for being root, and that stays."""
+"""Secure bits that remove root's implicit capabilities and lock this setting."""
 CAPABILITY_VERSION = 0x20080522
 SECCOMP_FILTER = 2
 REAP_MS = 1000
-"""Interval at which orphans that have ended are reaped."""
+"""Milliseconds between two reapings of ended orphans."""
 READY, ENDED = b"ready", b" and ended"
 
 MACHINES = {"x86_64": (0, 0xC000003E, 126), "aarch64": (1, 0xC00000B7, 91)}
-"""By machine: column of numbers below, its name in the filter, and the system call capset."""
+"""For each machine: its column in the tables below, its architecture number in the filter, its number of the call
+capset."""
 LAST_CALL = 450
-"""Newer system calls are answered as if the kernel had none of them: no one has read them for what they allow."""
+"""Largest system call number that passes; newer calls fail with ENOSYS, because their effects were never reviewed."""
 REFUSED = {
     "socket": (41, 198), "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, -1),
     "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
@@ -68,12 +71,12 @@ REFUSED = {
     "inotify_init1": (294, 26), "inotify_add_watch": (254, 27), "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
     "syslog": (103, 116), "quotactl": (179, 60), "quotactl_fd": (443, 443),
 }  # fmt: skip
-"""Numbers of system calls by machine; -1 where it has none."""
+"""Refused system calls and their numbers on each machine; -1: the machine does not have the call."""
 CLONE, CLONE3, SOCKETPAIR, PRLIMIT64, IOCTL = (56, 220), (435, 435), (53, 199), (302, 261), (16, 29)
 NAMESPACES = 0x7E020000
-"""Flags of clone that make namespaces."""
+"""Flags of clone that create namespaces."""
 SET_FILE_FLAGS = (0x40086602, 0x401C5820)
-"""Requests of ioctl that change a file without writing to it: FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR."""
+"""Requests of ioctl that change a file's attributes: FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR."""
 LOAD, EQUAL, GREATER, SET, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
 ALLOWED, REFUSES, ENDS = 0x7FFF0000, 0x00050000, 0x80000000
 
@@ -81,12 +84,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(OSError):
-    """The kernel refuses a part of the confinement."""
+    """The kernel refused a step of the confinement."""
 
 
 def main() -> int:
-    """Confine and run. Settings: `alive`, a reading end of a pipe that closes when all is to end; `told`, a pipe that gets
-    `ready` or why not, and then that all has ended; `work`, the working folder; `read` and `write`, lists of paths."""
+    """Confine this process, run the command, and return its exit code.
+
+    Settings: `alive`, the read end of a pipe whose closing ends everything; `told`, the write end of a pipe that gets
+    `ready` (or an error) and then the note that all processes ended; `work`, the working folder; `read` and `write`,
+    paths.
+    """
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     alive, told = settings["alive"], settings["told"]
     for descriptor in (alive, told):
@@ -108,12 +115,12 @@ def main() -> int:
 
 
 def landlock_abi() -> int:
-    """Return the version of Landlock that the kernel has. Raises Refused where there is none, with what the kernel said."""
+    """Return the kernel's Landlock version. Raises Refused with the kernel's error if Landlock is not available."""
     return _asked("landlock_create_ruleset", _libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION))
 
 
 def give_up_rights() -> None:
-    """Drop all capabilities for good; orphans of what is started come to this process."""
+    """Drop all capabilities for good, and become the parent of orphaned descendants (child subreaper)."""
     _asked("prctl(PR_SET_NO_NEW_PRIVS)", _libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _asked("prctl(PR_SET_CHILD_SUBREAPER)", _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     if os.geteuid() == 0:
@@ -125,7 +132,7 @@ def give_up_rights() -> None:
 
 
 def confine_files(read: Iterable[str], write: Iterable[str]) -> None:
-    """Enter a domain in which only these files are reached, no TCP port, and no process outside of it."""
+    """Enter a Landlock domain that allows only these paths, no TCP port, and no signals to processes outside."""
     ruleset = _ruleset(ALL_FILES, ALL_TCP, ALL_SCOPES)
     for paths, rights in ((read, READ), (write, READ | WRITE)):
         for path in paths:
@@ -138,13 +145,13 @@ def confine_files(read: Iterable[str], write: Iterable[str]) -> None:
 
 
 def run_command(command: Sequence[str], work: str, told: int) -> None:
-    """Become the command, which can't signal the process that watches it. Never returns."""
+    """Replace this process by the confined command, which can't signal its watcher. Never returns."""
     try:
         os.setsid()
         _libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _enter(_ruleset(0, 0, ALL_SCOPES))
         os.chdir(work)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, and the command would inherit this
             signal.signal(number, signal.SIG_DFL)
         filter_calls()
     except OSError as error:
@@ -159,7 +166,7 @@ def run_command(command: Sequence[str], work: str, told: int) -> None:
 
 
 def filter_calls() -> None:
-    """Refuse system calls from here on, in this process and all that it starts."""
+    """Install the system call filter for this process and all of its future descendants."""
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions(platform.machine()))
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
@@ -167,23 +174,32 @@ def filter_calls() -> None:
 
 
 def instructions(machine: str) -> list[tuple[int, int, int, int]]:
-    """Write the filter: instructions of (code, jump if true, jump if false, value); jumps count what is left out."""
+    """Return the filter as BPF instructions (code, jump if true, jump if false, value).
+
+    A jump is the number of instructions to skip.
+    """
     column, architecture, _ = MACHINES[machine]
     not_permitted, no_call = REFUSES | errno.EPERM, REFUSES | errno.ENOSYS
     number, low = (LOAD, 0, 0, 0), [(LOAD, 0, 0, 16 + 8 * at) for at in range(6)]
     found = [
         (LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, ENDS), number,
         (GREATER, 0, 1, LAST_CALL), (RETURN, 0, 0, no_call),
-        (EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, no_call),  # C libraries take clone then, whose flags can be read
+        (EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, no_call),  # C libraries fall back to clone, which is checkable
     ]  # fmt: skip
     for numbers in REFUSED.values():
         if numbers[column] >= 0:
             found += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, not_permitted)]
     refuse, allow = (RETURN, 0, 0, not_permitted), (RETURN, 0, 0, ALLOWED)
     found += [(EQUAL, 0, 4, CLONE[column]), low[0], (SET, 0, 1, NAMESPACES), refuse, allow]
-    found += [(EQUAL, 0, 4, PRLIMIT64[column]), low[0], (EQUAL, 1, 0, 0), refuse, allow]  # 0: its own limits
     found += [
-        # A pair that is connected for good: local (1), and a stream (1) or packets (5), never datagrams to any address.
+        (EQUAL, 0, 4, PRLIMIT64[column]),
+        low[0],
+        (EQUAL, 1, 0, 0),
+        refuse,
+        allow,
+    ]  # pid 0: the process's own limits
+    found += [
+        # Only AF_UNIX (1) with SOCK_STREAM (1) or SOCK_SEQPACKET (5): datagram sockets could send to any address.
         (EQUAL, 0, 8, SOCKETPAIR[column]), low[0], (EQUAL, 0, 4, 1), low[1], (AND, 0, 0, 0xF),
         (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 5), refuse, allow,
     ]  # fmt: skip
@@ -192,7 +208,7 @@ def instructions(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def watch(alive: int, program: int) -> int:
-    """Wait until the program, or whoever holds the other end of `alive`, has ended; return the program's status."""
+    """Wait until the program ends or the write end of `alive` closes; return the program's wait status, or 0."""
     poll = select.poll()
     poll.register(alive, select.POLLIN)
     poll.register(os.pidfd_open(program), select.POLLIN)
@@ -206,7 +222,10 @@ def watch(alive: int, program: int) -> int:
 
 
 def end_all() -> None:
-    """Kill all that this process's domain holds but itself, in one go that no fork escapes, and wait until it is gone."""
+    """Kill all processes of this Landlock domain except this process, and wait for their end.
+
+    A single `kill(-1)` leaves no gap in which a fork could escape.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(-1, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

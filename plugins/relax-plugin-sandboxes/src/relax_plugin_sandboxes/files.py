@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a box, reached from outside without a step on anything that a program in it may have put there."""
+"""Access to a box's files from outside, safe against links and special files that a program may have created."""
 
 from __future__ import annotations
 
@@ -19,29 +19,34 @@ BLOCK = 4096
 
 
 def write_file(root: str, path: str, content: bytes) -> None:
-    """Write a file below a folder, and the folders above it. A link on the way, or a path that leads out, is a ValueError."""
+    """Write a file below `root`, creating missing folders.
+
+    Raises ValueError if the path leaves `root`, contains a link, or is not a regular file.
+    """
     with _parent(root, path, make=True) as (folder, name):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(name, flags, 0o700, dir_fd=folder)
         with os.fdopen(file, "wb") as opened:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise ValueError(f"sandbox file {path!r} is no regular file")
+                raise ValueError(f"sandbox file {path!r} is not a regular file; use another path")
             opened.write(content)
 
 
 def read_file(root: str, path: str, at_most: int) -> bytes:
-    """Read the beginning of a regular file below a folder."""
+    """Return the first `at_most` bytes of a regular file below `root`; raises as `write_file` does."""
     with _parent(root, path, make=False) as (folder, name):
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         with os.fdopen(file, "rb") as opened:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise ValueError(f"sandbox file {path!r} is no regular file")
+                raise ValueError(f"sandbox file {path!r} is not a regular file; use another path")
             return opened.read(at_most)
 
 
 def size_of(root: str) -> int:
-    """Return the bytes that all below a folder take, at least a block for each entry. One that can't be looked into, or is too
-    deep for a path, counts as more than there may be."""
+    """Return the bytes used by all entries below a folder, at least one block for each.
+
+    A folder that can't be listed, or is too deep for a path, makes the result `sys.maxsize`, above any limit.
+    """
     found, folders = 0, [root]
     while folders:
         try:
@@ -52,7 +57,7 @@ def size_of(root: str) -> int:
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # it was removed meanwhile
+            continue  # the folder was removed meanwhile
         except OSError:
             return sys.maxsize
     return found
@@ -60,10 +65,10 @@ def size_of(root: str) -> int:
 
 @contextmanager
 def _parent(root: str, path: str, make: bool) -> Iterator[tuple[int, str]]:
-    """Open the folder of a file, one part of its path at a time: `O_NOFOLLOW` looks at the last part only."""
+    """Open the folder of a file, one part of the path at a time, because `O_NOFOLLOW` applies to the last part only."""
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\0" in path:
-        raise ValueError(f"sandbox file {path!r}: name it relative to the box's working folder")
+        raise ValueError(f"sandbox file {path!r}: give a path relative to the box's working folder, without `..`")
     folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in parts[:-1]:
@@ -76,7 +81,7 @@ def _parent(root: str, path: str, make: bool) -> Iterator[tuple[int, str]]:
         yield folder, parts[-1]
     except OSError as error:
         if error.errno in NO_FILE:
-            raise ValueError(f"sandbox file {path!r}: {error.strerror}; a link is not followed") from error
+            raise ValueError(f"sandbox file {path!r}: {error.strerror}; links are not followed") from error
         raise InfrastructureError(f"sandbox file {path!r}: {error.strerror}") from error
     finally:
         os.close(folder)

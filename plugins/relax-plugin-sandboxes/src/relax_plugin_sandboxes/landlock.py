@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes that are folders, and programs that the kernel confines to them: Landlock for files and signals, a filter of system
-calls for the network and the rest. It needs no rights of root and no namespaces, so it is for machines that refuse those.
+"""Boxes that are folders, with programs that the kernel confines to them, for machines that refuse user namespaces.
 
-A program has the user's own identity and the machine's own tree of files. So it can ask whether a path exists, and for its size
-and times; it reads none but the box's and the system's programs, and changes none but the box's.
+Landlock confines files and signals; a filter of system calls (seccomp) refuses the network and the rest. Neither needs
+root privileges.
+
+A program runs as the user and sees the machine's file tree. It can check whether a path exists and read its size and
+times. It can read only the box's files and the system's programs, and change only the box's files.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from relax_plugin_sandboxes.system import interpreter_folders, system_paths
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROBE_S = 10.0
 WATCHER_MB = 24
-"""Memory of the process that watches a program, which is counted with it."""
+"""MiB of memory allowed for the watcher process, which is measured together with the program."""
 PROBE = """
 import os, socket, sys
 secret, port, pid = sys.argv[1:]
@@ -48,21 +50,23 @@ for what, attempt in {
         pass
 print("confined")
 """
-"""Prints what it could do and should not, and then a word by which one knows that it ran."""
-ADVICE = 'use [sandbox] name = "bubblewrap" where users may make namespaces, or name a weaker one: [sandbox] name = "process"'
+"""Test program: prints each forbidden action that succeeded, and `confined` at its end."""
+ADVICE = (
+    'use [sandbox] name = "bubblewrap" if user namespaces are allowed, or a weaker sandbox: [sandbox] name = "process"'
+)
 
 
 class LandlockOptions(Options):
     """Options of `landlock`."""
 
     python: str = ""
-    """Python interpreter that programs find as `python` of their box; empty: the one that runs Relax, without its packages."""
+    """Path of the interpreter that a box offers as `box.python`; empty: Relax's interpreter, without its packages."""
     readable: tuple[str, ...] = ()
-    """Further files and folders that programs may read, at their own paths."""
+    """Further files and folders that programs may read, at the same paths as outside."""
 
 
 class Landlock(Sandbox[LandlockOptions]):
-    """Landlock and a filter of system calls."""
+    """A sandbox of Landlock and a filter of system calls."""
 
     hides_names: ClassVar[bool] = False
 
@@ -71,8 +75,10 @@ class Landlock(Sandbox[LandlockOptions]):
         self.python = self.options.python or str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
     async def probe(self) -> None:
-        """Ask the kernel for its Landlock, and let a program try what it must not. Raises InfrastructureError that names what
-        is absent."""
+        """Check the kernel, and run a test program that attempts forbidden actions.
+
+        Raises InfrastructureError naming the missing feature, or the action that succeeded.
+        """
         check_kernel()
         with tempfile.NamedTemporaryFile(prefix="relax-probe-") as secret:
             secret.write(b"secret")
@@ -88,7 +94,7 @@ class Landlock(Sandbox[LandlockOptions]):
         *could, last = result.stdout.decode().splitlines() or [""]
         if last != "confined":
             said = result.stderr.decode(errors="replace").strip() or result.end
-            raise InfrastructureError(f"sandbox landlock: this machine runs no program in it: {said}; {ADVICE}")
+            raise InfrastructureError(f"sandbox landlock: a test program failed in it: {said}; {ADVICE}")
         if could:
             raise InfrastructureError(f"sandbox landlock: a program in it could {', '.join(could)}; {ADVICE}")
 
@@ -97,30 +103,30 @@ class Landlock(Sandbox[LandlockOptions]):
 
 
 def check_kernel() -> None:
-    """Raise InfrastructureError where the machine or its kernel lacks a part of what is promised."""
+    """Raise InfrastructureError if the machine or its kernel lacks a feature that the sandbox needs."""
     machine = platform.machine()
     if machine not in confine.MACHINES:
         known = " and ".join(confine.MACHINES)
         raise InfrastructureError(
             f"sandbox landlock: this machine is {machine}, and its filter is for {known}; {ADVICE}"
         )
-    needs = f"it needs version {confine.MIN_ABI}, of {confine.KERNEL_OF_ABI}"
+    needs = f"the sandbox needs version {confine.MIN_ABI} ({confine.KERNEL_OF_ABI})"
     try:
         found = confine.landlock_abi()
     except confine.Refused as error:
-        fix = "start it with landlock in its list lsm=, or allow its system calls where a container filters them"
+        fix = "boot the kernel with landlock in lsm=, or allow the system calls landlock_* in the container's filter"
         raise InfrastructureError(
-            f"sandbox landlock: the kernel gives none: {error}; {needs}; {fix}, or {ADVICE}"
+            f"sandbox landlock: the kernel has no Landlock: {error}; {needs}; {fix}, or {ADVICE}"
         ) from error
     if found < confine.MIN_ABI:
-        raise InfrastructureError(f"sandbox landlock: the kernel's Landlock is of version {found}; {needs}; {ADVICE}")
+        raise InfrastructureError(f"sandbox landlock: the kernel has Landlock version {found}; {needs}; {ADVICE}")
 
 
 class LandlockBox(OpenBox):
-    """One folder, and programs confined to it: `open -> run ... -> close`.
+    """A folder and programs confined to it: `open -> run ... -> close`.
 
-    Invariants: each program is in a domain of its own, below a process of ours that ends all of it when a pipe closes, which
-    the end of this process does, too; the folder is gone after `close`.
+    Invariants: each program has its own Landlock domain below a watcher process (`confine.py`). The watcher ends all of
+    the program's processes when a pipe closes, which also happens when this process ends. `close` deletes the folder.
     """
 
     def __init__(self, limits: SandboxLimits, options: LandlockOptions, python: str) -> None:
@@ -132,7 +138,7 @@ class LandlockBox(OpenBox):
         os.mkdir(self._tmp, 0o700)
         self._closed = False
         self._running: dict[asyncio.Future[None], list[int]] = {}
-        """The pipes that keep programs alive, by a future of their end."""
+        """Write ends of the pipes that keep programs alive, by a future that completes when the program ends."""
 
     async def run(
         self, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
@@ -140,12 +146,14 @@ class LandlockBox(OpenBox):
         if self._closed:
             raise InfrastructureError("sandbox landlock: the box is closed")
         if socket:
-            raise ValueError('sandbox landlock: it can\'t give a program a socket; use [sandbox] name = "bubblewrap"')
+            raise ValueError('sandbox landlock: programs can\'t get a socket; use [sandbox] name = "bubblewrap"')
         own = {
             "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self._work, "TMPDIR": self._tmp, "LANG": "C.UTF-8",
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **env,
         }  # fmt: skip
-        words = [word for word in bounded(self._limits) if not word.startswith("--nproc")]  # it would count the user's
+        words = [
+            word for word in bounded(self._limits) if not word.startswith("--nproc")
+        ]  # --nproc counts all processes of the user
         alive, held = os.pipe()
         told, tells = os.pipe()
         os.set_blocking(told, False)
@@ -153,7 +161,7 @@ class LandlockBox(OpenBox):
         self._running[ended] = holding
         limits = replace(
             self._limits, memory_mb=self._limits.memory_mb + WATCHER_MB, pids=self._limits.pids + 1
-        )  # with our process that watches
+        )  # includes the watcher process
         program = Program(
             [*self._confined(alive, tells), *words, *command], own, limits, lambda pid, ended: _let_go(holding),
             full=self._is_full, overfull=self._is_overfull, pass_fds=(alive, tells),
@@ -173,7 +181,7 @@ class LandlockBox(OpenBox):
             return result
         if confine.READY.startswith(said[: len(confine.READY)]):
             raise InfrastructureError(
-                "sandbox landlock: the process that watches a program was killed, by the kernel or by you"
+                "sandbox landlock: the watcher process of a program was killed, by the kernel (out of memory) or by you"
             )
         why = said.decode(errors="replace")
         raise InfrastructureError(f"sandbox landlock: the kernel refuses to confine a program: {why}; {ADVICE}")
@@ -181,7 +189,7 @@ class LandlockBox(OpenBox):
     async def write(self, path: str, content: bytes) -> None:
         self._check()
         if await asyncio.to_thread(size_of, self._folder) + len(content) > self._limits.disk_mb << 20:
-            raise InfrastructureError(f"sandbox file {path!r}: the box has no room for it")
+            raise InfrastructureError(f"sandbox file {path!r}: the box is full; raise disk_mb in its limits")
         await asyncio.to_thread(write_file, self._work, path, content)
 
     async def read(self, path: str, at_most: int) -> bytes:
@@ -195,7 +203,7 @@ class LandlockBox(OpenBox):
         if self._running:
             await asyncio.wait(list(self._running), timeout=STOPPED_S)
         await asyncio.to_thread(_make_removable, self._folder)
-        # Not shutil: a program may have made folders deeper than it goes.
+        # Not shutil.rmtree: a program may have created folders deeper than rmtree's recursion limit.
         removing = await asyncio.create_subprocess_exec(
             "/bin/rm", "-rf", "--", self._folder, stderr=asyncio.subprocess.DEVNULL
         )
@@ -208,7 +216,7 @@ class LandlockBox(OpenBox):
             raise InfrastructureError("sandbox landlock: the box is closed")
 
     def _confined(self, alive: int, tells: int) -> list[str]:
-        """Make the command that confines itself and then runs the words after it."""
+        """Return the beginning of a command that confines itself and then runs the words after it."""
         settings = {
             "alive": alive, "told": tells, "work": self._work, "read": self._readable,
             "write": [self._work, self._tmp, *DEVICES],
@@ -223,7 +231,7 @@ class LandlockBox(OpenBox):
 
 
 def nameless_bytes(pid: int) -> int:
-    """Return the bytes of files that processes hold open and that have no name any more, or never had one."""
+    """Return the bytes of unlinked files that a process or its descendants hold open."""
     found: dict[tuple[int, int], int] = {}
     for one in descendants(pid):
         with suppress(OSError):
@@ -236,13 +244,16 @@ def nameless_bytes(pid: int) -> int:
 
 
 def _let_go(holding: list[int]) -> None:
-    """Close the pipe that keeps a program alive, once."""
+    """Close the pipe that keeps a program alive; does nothing if it is closed already."""
     while holding:
         os.close(holding.pop())
 
 
 def _make_removable(root: str) -> None:
-    """Give the user back the folders that a program has made for nobody; where they are too deep for a path, `rm` may fail."""
+    """Restore the user's permissions on folders below `root`, so that `rm` can delete them.
+
+    Folders too deep for a path are skipped; `rm` may then fail.
+    """
     folders = [root]
     while folders:
         folder = folders.pop()

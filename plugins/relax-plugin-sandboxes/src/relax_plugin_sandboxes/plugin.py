@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
+"""The components of this distribution, named by strings so that listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook
@@ -9,13 +9,13 @@ from relax_core.api.hooks import hook
 def relax_sandboxes() -> list[Component]:
     package = "relax_plugin_sandboxes"
     return [
-        Component("bubblewrap", f"{package}.bubblewrap:Bubblewrap", "Namespaces of the kernel: no network, no files"),
+        Component(
+            "bubblewrap", f"{package}.bubblewrap:Bubblewrap", "Kernel namespaces: no network, no files outside the box"
+        ),
         Component(
             "landlock",
             f"{package}.landlock:Landlock",
-            "Files and signals by Landlock, no network by a filter; needs no namespaces",
+            "Landlock for files and signals, a seccomp filter against the network; needs no namespaces",
         ),
-        Component(
-            "process", f"{package}.process:Process", "Limits alone, and no isolation: for programs that you trust"
-        ),
+        Component("process", f"{package}.process:Process", "Limits without isolation, for programs that you trust"),
     ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes that are folders, and programs that are plain processes with limits: no isolation at all.
+"""Boxes that are folders, with programs that are plain processes under limits, without isolation.
 
-A program may read what its user may, reach the network, and leave processes behind that hide from it. It is here for programs
-that are trusted and for machines that allow nothing better, and is used by name only.
+A program can read all of the user's files, use the network, and leave detached processes behind. This sandbox is for
+trusted programs and for machines that allow no isolation. It is never a default: a configuration must name it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class ProcessOptions(Options):
     """Options of `process`."""
 
     python: str = ""
-    """Python interpreter that programs find as `python` of their box; empty: the one that runs Relax."""
+    """Path of the interpreter that a box offers as `box.python`; empty: Relax's interpreter."""
 
 
 class Process(Sandbox[ProcessOptions]):
-    """Plain processes with limits."""
+    """A sandbox of plain processes under limits, without isolation."""
 
     isolates: ClassVar[bool] = False
     gives_socket: ClassVar[bool] = True
 
     async def probe(self) -> None:
-        """Need nothing that a machine could refuse."""
+        """Do nothing: plain processes need no feature that a machine may lack."""
 
     async def open(self, limits: SandboxLimits) -> ProcessBox:
         check_socket(limits)
@@ -44,7 +44,7 @@ class Process(Sandbox[ProcessOptions]):
 
 
 class ProcessBox(OpenBox):
-    """A folder for files and programs, deleted when it is closed."""
+    """A folder for files and programs, deleted by `close`."""
 
     def __init__(self, limits: SandboxLimits, python: str) -> None:
         self.python, self._limits = python, limits
@@ -57,7 +57,9 @@ class ProcessBox(OpenBox):
             raise InfrastructureError("sandbox process: the box is closed")
         own = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self._folder, "TMPDIR": self._folder, "LANG": "C.UTF-8"}
         own |= socket_variable(self._limits, socket, self._limits.socket)
-        words = [word for word in bounded(self._limits) if not word.startswith("--nproc")]  # it would count the user's
+        words = [
+            word for word in bounded(self._limits) if not word.startswith("--nproc")
+        ]  # --nproc counts all processes of the user
 
         def kill(pid: int, ended: bool) -> None:
             for one in [*(() if ended else descendants(pid)), -pid]:
@@ -69,7 +71,7 @@ class ProcessBox(OpenBox):
 
     async def write(self, path: str, content: bytes) -> None:
         if size_of(self._folder) + len(content) > self._limits.disk_mb << 20:
-            raise InfrastructureError(f"sandbox file {path!r}: the box has no room for it")
+            raise InfrastructureError(f"sandbox file {path!r}: the box is full; raise disk_mb in its limits")
         await asyncio.to_thread(write_file, self._folder, path, content)
 
     async def read(self, path: str, at_most: int) -> bytes:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One program under limits: its time, what it prints, and what all of its processes together take.
+"""A program under limits on time, output, and the memory and number of all of its processes together.
 
-Nothing here isolates. The kernel bounds what a single process may do (`bounded`); a watcher looks at all of them twenty times a
-second, since nothing that needs no rights bounds a whole tree of processes.
+This module does not isolate. The kernel limits each single process (`bounded`). No unprivileged kernel feature limits a
+whole tree of processes, so a watcher measures the tree 20 times a second.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LOOK_S = 0.05
 CHUNK = 1 << 16
 OPEN_FILES = 256
 STOPPED_S = 5.0
-"""Longest time in which the kernel ends killed processes."""
+"""Seconds until a killed process must have ended."""
 
 
 def bounded(limits: SandboxLimits) -> list[str]:
-    """Return the command before a command that bounds each of its processes: memory, size of files, number of processes."""
+    """Return the words that start a command with limits on each process: memory, file size, number of processes."""
     memory, disk = limits.memory_mb << 20, limits.disk_mb << 20
     return [
         "/usr/bin/prlimit", f"--data={memory}", f"--fsize={disk}", f"--nproc={limits.pids}", f"--nofile={OPEN_FILES}",
@@ -34,32 +34,37 @@ def bounded(limits: SandboxLimits) -> list[str]:
 
 
 def check_socket(limits: SandboxLimits) -> None:
-    """Raise ValueError where what the limits name as a socket is none."""
+    """Raise ValueError if the limits name a path that is not a Unix socket."""
     if limits.socket and not Path(limits.socket).is_socket():
-        raise ValueError(f"sandbox limit socket: got {limits.socket!r}, which is no Unix socket; name one that listens")
+        raise ValueError(
+            f"sandbox limit socket: got {limits.socket!r}; no Unix socket is there, name a listening socket"
+        )
 
 
 def socket_variable(limits: SandboxLimits, given: bool, path: str) -> dict[str, str]:
-    """Return the variable that tells a program of the box's socket, where it is given that. Raises ValueError without one."""
+    """Return the environment variable with the path of the box's socket; empty if the program is not given the socket.
+
+    Raises ValueError if the box has no socket to give.
+    """
     if given and not limits.socket:
         raise ValueError(
-            "sandbox: the program is to have the box's socket, and the box has none; set `socket` in its limits"
+            "sandbox: the program needs a socket (socket=True), but the box has none; set `socket` in its limits"
         )
     return {SOCKET: path} if given else {}
 
 
 @dataclass(slots=True)
 class Tree:
-    """The processes below a first one, as they are now."""
+    """The resources of a process and its descendants at one moment."""
 
     memory: int = 0
-    """Bytes in memory, shared ones counted in each process."""
+    """Bytes of resident memory; shared memory counts in each process."""
     tasks: int = 0
-    """Threads of all of them."""
+    """Number of threads of all processes."""
 
     @classmethod
     def below(cls, pid: int) -> Tree:
-        """Measure a process and all that it started; those that end meanwhile count as far as they were seen."""
+        """Measure a process and its descendants; processes that end meanwhile count only in part."""
         found = cls()
         for one in descendants(pid):
             with suppress(OSError, ValueError, IndexError):
@@ -70,7 +75,10 @@ class Tree:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield a process and all below it; who outlives its parent is a child of the first process of its namespace."""
+    """Yield the pids of a process and its descendants.
+
+    Orphans stay among them only if the process adopts orphans, as the first process of a pid namespace does.
+    """
     left = [pid]
     while left:
         one = left.pop()
@@ -86,23 +94,25 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(slots=True)
 class Program:
-    """One program: `started -> (it ends | it meets a limit and is killed) -> result`.
+    """A run of a program: `started -> (ended | killed at a limit) -> result`.
 
-    Invariants: at most `output_kb` of its output are held in memory; nothing of it runs once `run` has returned or raised.
+    Invariants: at most `output_kb` of output are held in memory. After `run` returns or raises, `kill` has been called
+    until the program ended.
     """
 
     command: Sequence[str]
     env: Mapping[str, str]
     limits: SandboxLimits
     kill: Callable[[int, bool], None]
-    """Kill all of it, told the pid of its first process and whether that has ended; called again until all have."""
+    """Function that kills all processes, given the first process's pid and whether it has ended; called until all
+    ended."""
     first: Callable[[int], int | None] = lambda pid: pid
-    """Pid of the process below which all are counted, told that of its first one; None while it is not known."""
+    """Function from the first process's pid to the pid whose descendants are measured; returns None while unknown."""
     full: Callable[[], bool] = lambda: False
-    """Tell whether the box has no room left."""
+    """Function that returns True if the box's disk is full."""
     overfull: Callable[[int], bool] | None = None
-    """Tell, in a thread, whether its files are more than the box may hold, where nothing of the kernel bounds them; told the
-    pid of `first`."""
+    """Function from the pid of `first` to True if the files exceed the box's limit; called in a thread. None: no such
+    check."""
     cwd: str | None = None
     pass_fds: tuple[int, ...] = ()
 
@@ -145,7 +155,10 @@ class Program:
     async def _end(
         self, process: asyncio.subprocess.Process, ending: asyncio.Task[int], reading: Sequence[asyncio.Task[None]]
     ) -> None:
-        """Kill what is left of the program, and read what it had printed before."""
+        """Kill the remaining processes, and read the rest of the output.
+
+        Raises InfrastructureError if the program has not ended after STOPPED_S.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STOPPED_S
         while True:
@@ -161,7 +174,7 @@ class Program:
                 return
 
     async def _watch(self, pid: int) -> ProgramEnd:
-        """Return once the program takes more than it may."""
+        """Return the exceeded limit as soon as the program exceeds one."""
         while True:
             await asyncio.sleep(LOOK_S)
             first = self.first(pid)
@@ -177,7 +190,7 @@ class Program:
 
 
 class _Output:
-    """The text that a program prints on two streams, up to a bound for both."""
+    """The output of a program on both streams, up to a common limit in bytes."""
 
     def __init__(self, at_most: int) -> None:
         self.parts = (bytearray(), bytearray())
@@ -185,8 +198,10 @@ class _Output:
         self._left = at_most
 
     async def read(self, stream: asyncio.StreamReader | None, at: int) -> None:
-        """Read to the end, also what is more than may be kept: a process whose pipes hold something unread never ends for
-        asyncio."""
+        """Read to the end, and discard output beyond the limit.
+
+        asyncio does not report the end of a process whose pipes hold unread data.
+        """
         while stream is not None and (got := await stream.read(CHUNK)):
             self.parts[at].extend(got[: self._left])
             if len(got) > self._left:
@@ -195,7 +210,7 @@ class _Output:
 
 
 async def _feed(pipe: asyncio.StreamWriter | None, content: bytes) -> None:
-    """Write a program's input; it need not read all of it."""
+    """Write the program's input; errors are ignored, because the program may close its input early."""
     if pipe is not None:
         with suppress(OSError):
             pipe.write(content)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of the machine that programs in a box may read: the system's programs and libraries, and an interpreter."""
+"""Paths that programs in a box may read: the system's programs and libraries, and a Python interpreter."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Folders beside /usr, most of them links into it."""
+"""Folders next to /usr; on most systems they are links into /usr."""
 SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
-"""What compilers and the loader read; nothing else of /etc is in a box."""
+"""The only paths of /etc in a box: compilers and the dynamic loader read them."""
 
 
 def system_paths() -> list[str]:
-    """List those that this machine has."""
+    """Return the system's paths that exist on this machine."""
     return [path for path in ("/usr", *SYSTEM, *SETTINGS) if os.path.exists(path)]
 
 
 def interpreter_folders(python: str) -> list[str]:
-    """List the folders that an interpreter lives in: its installation, or that and its virtual environment."""
+    """Return the folders of an interpreter: its installation, preceded by its virtual environment if it has one."""
     prefix = Path(python).parents[1]
     settings = prefix / "pyvenv.cfg"
     found = [str(prefix)]

@@ -137,8 +137,8 @@ def test_turned_photos_are_cropped_as_the_model_sees_them() -> None:
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        (Task("t", "which?"), "task t shows no image"),
-        (task(Media("audio", "a.wav")), "task t shows no image"),
+        (Task("t", "which?"), "task t has no image"),
+        (task(Media("audio", "a.wav")), "task t has no image"),
         (task(Media("image", "data:image/png;base64,AAAA")), "none of the formats"),
         (task(Media("image", "https://images.example.org/1.png")), "allowed_hosts"),
     ],
@@ -161,5 +161,5 @@ def test_a_path_is_read_as_the_task_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("caption", ["{name}", "{", "{number.a}"])
 def test_a_caption_with_another_place_is_refused(caption: str) -> None:
-    with pytest.raises(ValidationError, match=r"the only place is \{number\}"):
+    with pytest.raises(ValidationError, match=r"the only placeholder is \{number\}"):
         ZoomOptions(caption=caption)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sound. Files of sound are read by soundfile, the sound of videos and what else it does not know by PyAV; one channel,
-one rate for all. Its length in the header tells the tokens; nothing longer than allowed is decoded."""
+"""Audio as log-mel features: one channel at 16 kHz.
+
+soundfile decodes audio files; PyAV decodes the audio of videos and formats that soundfile does not know. The number of
+tokens follows from the length in the header, and audio longer than allowed is refused before decoding.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,25 @@ from relax_plugin_omni.geometry import WINDOW, Hearing
 from relax_plugin_omni.mel import HOP, RATE, log_mel
 
 MIN_SAMPLES = 2 * HOP
-"""Less can't be padded by reflection nor heard."""
+"""Smallest number of samples at 16 kHz; shorter audio can't be padded by reflection."""
 TRUNCATED = 0.9
-"""Less of what the header promises than this: the rest is missing."""
+"""Audio counts as truncated if it has less than this share of the samples that the header promises."""
 HIGHEST_RATE = 384_000
 MAX_CHANNELS = 16
 WAV_HEAD = 64
-"""Bytes of a WAV file that are no samples, at most."""
+"""Upper bound on the bytes of a WAV file's header."""
 
 
 class AudioOptions(Options):
     """`[[media]] name = "audio"`."""
 
     max_seconds: float = Field(default=300.0, gt=0)
-    """Longer sound is refused."""
+    """Seconds; longer audio is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The facts of a sound file's header."""
+    """Length, rate and channels of audio, from the file's header."""
 
     samples: int
     rate: int
@@ -46,30 +49,34 @@ class Sound:
 
     def check(self, max_seconds: float) -> None:
         if not 0 < self.rate <= HIGHEST_RATE or not 0 < self.channels <= MAX_CHANNELS:
-            raise ValueError(f"sound of {self.channels} channels at {self.rate} Hz")
+            raise ValueError(
+                f"sound of {self.channels} channels at {self.rate} Hz; at most {MAX_CHANNELS} at {HIGHEST_RATE} Hz"
+            )
         if self.samples > max_seconds * self.rate:
             raise ValueError(f"sound of {self.samples / self.rate:.1f} s; at most {max_seconds:g} s")
         if self.resampled < MIN_SAMPLES:
-            raise ValueError(f"sound of {self.samples / self.rate:.4f} s, too short to hear")
+            raise ValueError(
+                f"sound of {self.samples / self.rate:.4f} s is too short; at least {MIN_SAMPLES / RATE:g} s"
+            )
 
     @property
     def resampled(self) -> int:
-        """Resample to the towers' rate."""
+        """Number of samples after resampling to 16 kHz."""
         return round(self.samples * RATE / self.rate)
 
 
 class AudioProcessor(ModalityProcessor[AudioOptions]):
-    """Turns one sound into log-mel features."""
+    """A processor that turns audio into log-mel features."""
 
     medium: ClassVar[str] = "audio"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """Count tokens from the header."""
+        """Return the number of tokens, from the header alone."""
         sound = header(read_source(media.source), self.options.max_seconds)
         return Hearing.of(model).tokens(sound.resampled // HOP)
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """Make `input_features` [1, bands, frames] and `feature_attention_mask` [1, frames]."""
+        """Return `input_features` [1, bands, frames] and `feature_attention_mask` [1, frames]."""
         hearing = Hearing.of(model)
         features = log_mel(samples(data, self.options.max_seconds), hearing.mel_bands)
         mask = np.ones((1, features.shape[1]), np.int64)
@@ -78,12 +85,12 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         return _heard(key, tensors, hearing)
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Tell seconds, rate and channels."""
+        """Return seconds, rate and channels."""
         sound = header(data, self.options.max_seconds)
         return {"seconds": round(sound.samples / sound.rate, 3), "rate": sound.rate, "channels": sound.channels}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """Give the file itself, or its beginning as the model hears it."""
+        """Return the file itself if it fits in `most_bytes`, else its beginning as 16 kHz mono WAV."""
         own = super().preview(media, data, most_bytes)
         if own is not None:
             return own
@@ -95,11 +102,13 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         return out.getvalue()
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
-        """Keep the feature frames between the two; their loudness stays relative to the whole."""
+        """Return the feature frames from `start_s` to `end_s`; they stay normalised by the loudness of the whole."""
         features = whole.tensors["input_features"]
         first, last = (min(max(0, round(second * RATE / HOP)), features.shape[2]) for second in (start_s, end_s))
         if last <= first:
-            raise ValueError(f"a view from {start_s:g} to {end_s:g} s, in which none of the sound lies")
+            raise ValueError(
+                f"a view from {start_s:g} to {end_s:g} s contains none of the sound; choose times inside it"
+            )
         mask = whole.tensors["feature_attention_mask"][:, first:last]
         tensors = {"input_features": features[:, :, first:last], "feature_attention_mask": mask}
         return _heard(f"{whole.key}#t={start_s},{end_s}", tensors, Hearing(features.shape[1], WINDOW))
@@ -111,7 +120,7 @@ def _heard(key: str, tensors: Mapping[str, np.ndarray], hearing: Hearing) -> Pro
 
 
 def header(data: bytes, max_seconds: float) -> Sound:
-    """Read the file's header, within bounds; ValueError for what is no sound."""
+    """Return the file's header. Raises ValueError if it is not audio or exceeds a bound."""
     with _opened(data) as opened:
         if isinstance(opened, Container):
             rate, channels = opened.sound()
@@ -123,7 +132,10 @@ def header(data: bytes, max_seconds: float) -> Sound:
 
 
 def samples(data: bytes, max_seconds: float) -> np.ndarray:
-    """Read float32 [samples] at 16 kHz, as many as the header says; ValueError where they end long before."""
+    """Return float32 [samples] at 16 kHz, as many as the header promises.
+
+    Raises ValueError if the file ends early (see TRUNCATED) or a sample is not finite.
+    """
     import soxr
 
     sound = header(data, max_seconds)
@@ -142,7 +154,10 @@ def samples(data: bytes, max_seconds: float) -> np.ndarray:
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[Any]:
-    """Open a `soundfile.SoundFile`, or a `Container` where it can't read them. Whatever decoders raise is a ValueError."""
+    """Open a `soundfile.SoundFile`, or a `Container` if soundfile can't read the data.
+
+    Every exception of a decoder becomes a ValueError.
+    """
     import soundfile
 
     if not data:

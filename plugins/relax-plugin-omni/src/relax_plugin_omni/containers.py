@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that hold several streams (mp4, webm, mkv, ...), read by PyAV: what the header says, then frame after frame.
+"""Container files with several streams (mp4, webm, mkv, ...), read by PyAV: first the header, then frame after frame.
 
-Nothing is taken whole: who asks for frames says how many it wants at most.
+No stream is decoded as a whole: callers bound the number of samples or stop reading frames.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image
 
 
 class Container:
-    """One stream of an open file."""
+    """The first video or audio stream of an open file."""
 
     def __init__(self, file: Any, kind: Literal["video", "audio"]) -> None:
         streams = getattr(file.streams, kind)
@@ -28,17 +28,17 @@ class Container:
     @classmethod
     @contextmanager
     def of(cls, data: bytes, kind: Literal["video", "audio"]) -> Iterator[Container]:
-        """Open a stream; whatever FFmpeg raises over foreign bytes is a ValueError about them."""
+        """Open a stream. Every exception while it is open, such as those of FFmpeg, becomes a ValueError."""
         import av
 
         if not data:
             raise ValueError(f"{kind} of no bytes")
         av.logging.set_level(None)
         try:
-            # No playlists and no protocols: a file must not name other files or hosts.
+            # Without playlists and protocols a file can't make FFmpeg open other files or hosts.
             with av.open(io.BytesIO(data), options={"protocol_whitelist": "", "format_whitelist": FORMATS}) as file:
                 yield cls(file, kind)
-        except av.FFmpegError as error:  # some of them are ValueErrors too
+        except av.FFmpegError as error:  # before ValueError, which some FFmpeg errors also are
             raise ValueError(f"{kind} that can't be decoded ({error.strerror})") from error
         except ValueError:
             raise
@@ -47,40 +47,40 @@ class Container:
 
     @property
     def seconds(self) -> float:
-        """Length, as the header says. Raises ValueError where it says none."""
+        """Length in seconds, from the header. Raises ValueError if the header has none."""
         stream = self._stream
         if stream.duration and stream.time_base:
             seconds = float(stream.duration * stream.time_base)
         elif self._file.duration:
             seconds = self._file.duration / 1e6
         else:
-            raise ValueError(f"{self._kind} whose header tells no length")
+            raise ValueError(f"{self._kind} without a length in its header; write the file again with one")
         if seconds <= 0:
             raise ValueError(f"{self._kind} of {seconds:g} s")
         return seconds
 
     @property
     def sounds(self) -> bool:
-        """Tell whether the file has a stream of sound."""
+        """True if the file has an audio stream."""
         return bool(self._file.streams.audio)
 
     @property
     def codec(self) -> str:
-        """Name of the codec, as FFmpeg calls it."""
+        """FFmpeg's name of the codec."""
         return str(self._stream.codec_context.name)
 
     def sound(self) -> tuple[int, int]:
-        """Rate and channels of the sound."""
+        """Return sampling rate in Hz and number of channels of the audio stream."""
         context = self._stream.codec_context
         return int(context.sample_rate or 0), int(context.channels or 0)
 
     def size(self) -> tuple[int, int]:
-        """Height and width of the pictures."""
+        """Return height and width of the frames in pixels."""
         context = self._stream.codec_context
         return int(context.height or 0), int(context.width or 0)
 
     def samples(self, most: int) -> np.ndarray:
-        """Yield float32 [samples], one channel, at the stream's own rate."""
+        """Return float32 [samples], one channel at the stream's own rate, at most `most` samples."""
         import av
 
         resampler = av.AudioResampler(format="flt", layout="mono")
@@ -95,7 +95,7 @@ class Container:
         return np.concatenate(parts)[:most].astype(np.float32) if parts else np.zeros(0, np.float32)
 
     def pictures(self) -> Iterator[tuple[float, Any]]:
-        """Yield (second, frame) in order of display; a frame becomes pixels by `picture` only."""
+        """Yield (seconds since the first frame, frame) in display order; `picture` converts a frame to pixels."""
         first: float | None = None
         for frame in self._file.decode(self._stream):
             if frame.time is None:
@@ -108,8 +108,8 @@ FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mp3,aac,flac,wav,mpeg,m
 
 
 def picture(frame: Any, max_pixels: float) -> Image.Image:
-    """Return the frame as an image; ValueError where a stream grew beyond what its header said."""
+    """Return the frame as an image. Raises ValueError above `max_pixels`, since the header may be wrong."""
     if frame.width * frame.height > max_pixels:
-        raise ValueError(f"a frame of {frame.width} x {frame.height} pixels")
+        raise ValueError(f"a frame of {frame.width} x {frame.height} pixels; at most {max_pixels / 1e6:g} megapixels")
     image: Image.Image = frame.to_image()
     return image

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The geometry of media that a model's own files fix: sizes of patches, colours, mel bands. A user may not choose
-them."""
+"""The geometry of media, read from the model's files: patch sizes, colour normalisation, mel bands."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from relax_core.api import ConfigError
 
 FIELD = "model.path"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-# The towers of Qwen-VL were trained with these where a folder says nothing else.
+# Default of Qwen-VL's towers, for a model folder without these keys.
 MEAN = STD = (0.5, 0.5, 0.5)
 WINDOW = 50
-"""The same for every audio tower so far."""
+"""Default of `n_window`; all supported audio towers use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Vision:
 
     patch: int
     merge: int
-    """Patches on a side of the square that becomes one token."""
+    """Patches along each side of the square that becomes one token."""
     temporal: int
     """Frames in one patch."""
     mean: tuple[float, ...]
@@ -34,12 +33,12 @@ class Vision:
 
     @property
     def side(self) -> int:
-        """Pixels on a side of one token."""
+        """Pixels along each side of one token."""
         return self.patch * self.merge
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> Vision:
-        """Read it from the model folder. Raises ConfigError where the model sees nothing."""
+        """Read the geometry from the model folder. Raises ConfigError if the model has no vision tower."""
         folder = Path(str(model.get("path", "")))
         tower = _part(folder, "vision_config")
         written = _processor(folder)
@@ -60,19 +59,19 @@ class Hearing:
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> Hearing:
-        """Read it from the model folder. Raises ConfigError where the model hears nothing."""
+        """Read the geometry from the model folder. Raises ConfigError if the model has no audio tower."""
         tower = _part(Path(str(model.get("path", ""))), "audio_config")
         return cls(int(tower["num_mel_bins"]), int(tower.get("n_window", WINDOW)))
 
     def tokens(self, frames: int) -> int:
-        """Tokens that the tower makes of feature frames."""
+        """Return the number of tokens that the tower makes of so many feature frames."""
         chunk = self.window * 2
         rest = (frames % chunk - 1) // 2 + 1
         return ((rest - 1) // 2 + 1 - 1) // 2 + 1 + frames // chunk * 13
 
 
 def positions_per_second(model: Mapping[str, Any]) -> float:
-    """Positions that a second of sound takes in a model that sees and hears."""
+    """Return the position ids per second of sound in a model with vision and audio towers."""
     config = _json(Path(str(model.get("path", ""))) / "config.json")
     return float(config.get("thinker_config", config).get("position_id_per_seconds", 25))
 
@@ -82,7 +81,9 @@ def _part(folder: Path, name: str) -> dict[str, Any]:
     known = config.get("thinker_config", config)
     part = known.get(name)
     if not isinstance(part, dict):
-        raise ConfigError(FIELD, str(folder), f"its config.json has no {name}: leave such media out, or choose a model")
+        raise ConfigError(
+            FIELD, str(folder), f"its config.json has no {name}; remove these media, or use a model with this tower"
+        )
     return part
 
 
@@ -99,7 +100,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(FIELD, str(path), f"it can't be read ({error}); name a Hugging Face model folder") from error
+        raise ConfigError(
+            FIELD, str(path), f"the file can't be read ({error}); name a Hugging Face model folder"
+        ) from error
     if not isinstance(value, dict):
-        raise ConfigError(FIELD, str(path), "it holds no JSON object; copy the folder again")
+        raise ConfigError(FIELD, str(path), "the file is not a JSON object; copy the folder again")
     return value

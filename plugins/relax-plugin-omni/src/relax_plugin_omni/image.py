@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images. The header alone tells how many tokens one takes; pixels are decoded only where the header promises few enough."""
+"""Images as patches. The header gives the number of tokens; too large images are refused before decoding."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from relax_plugin_omni.patches import fitted, patches, resized
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 TURNED = (5, 6, 7, 8)
-"""Values of the EXIF tag Orientation that swap the sides."""
+"""Values of the EXIF tag Orientation that swap width and height."""
 ORIENTATION = 0x0112
 SHOWN = 512
-"""Pixels on the longer side of a large image's preview."""
+"""Pixels on the longer side of a reduced preview."""
 
 
 class ImageOptions(Options):
     """`[[media]] name = "image"`."""
 
     min_tokens: int = Field(default=4, ge=1)
-    """Smaller images are enlarged until they take so many tokens."""
+    """Smallest number of tokens of an image; smaller images are enlarged."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Larger images are shrunk until they take no more."""
+    """Largest number of tokens of an image; larger images are shrunk."""
     max_megapixels: float = Field(default=64.0, gt=0)
-    """Images that are larger as they come are refused before any pixel is decoded."""
+    """Files with more megapixels are refused before any pixel is decoded."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ImageOptions:
         if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}; lower min_tokens")
         return self
 
 
 class ImageProcessor(ModalityProcessor[ImageOptions]):
-    """Turns one image into patches."""
+    """A processor that turns an image into patches."""
 
     medium: ClassVar[str] = "image"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """Count tokens from the header."""
+        """Return the number of tokens, from the header alone."""
         vision = Vision.of(model)
         with opened(read_source(media.source)) as picture:
             high, wide = self._size(picture, vision)
         return high * wide // vision.side**2
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """Make `pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
+        """Return `pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
         vision = Vision.of(model)
         with opened(data) as picture:
             high, wide = self._size(picture, vision)
@@ -67,12 +67,12 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         return ProcessedMedia(key, tensors, tokens, (PlaceholderSpan("image", tokens),))
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Tell width, height and format."""
+        """Return width, height and format."""
         with opened(data) as picture:
             return {"width": picture.size[0], "height": picture.size[1], "format": picture.format}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """Give the image itself, or a smaller copy."""
+        """Return the image itself if it fits in `most_bytes`, else a smaller JPEG copy, else None."""
         own = super().preview(media, data, most_bytes)
         if own is not None:
             return own
@@ -86,7 +86,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         return out.getvalue() if out.tell() <= most_bytes else None
 
     def _size(self, picture: Image.Image, vision: Vision) -> tuple[int, int]:
-        """Return the height and width of the image that the model will see."""
+        """Return height and width in pixels of the image after resizing for the model."""
         wide, high = picture.size
         if wide * high > self.options.max_megapixels * 1e6:
             raise ValueError(f"an image of {wide} x {high} pixels; at most {self.options.max_megapixels} megapixels")
@@ -98,7 +98,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
 
 @contextmanager
 def opened(data: bytes) -> Iterator[Image.Image]:
-    """Open the image; whatever a decoder raises over foreign bytes is a ValueError about this image."""
+    """Open the image. Every exception of a decoder becomes a ValueError."""
     if not data:
         raise ValueError("an image of no bytes")
     try:
@@ -108,5 +108,5 @@ def opened(data: bytes) -> Iterator[Image.Image]:
         raise
     except Image.UnidentifiedImageError as error:
         raise ValueError(f"an image in none of the formats {', '.join(FORMATS)}") from error
-    except Exception as error:  # decoders raise a dozen types, down to SyntaxError and struct.error
+    except Exception as error:  # decoders raise many types, SyntaxError and struct.error among them
         raise ValueError(f"an image that can't be decoded ({type(error).__name__}: {error})") from error

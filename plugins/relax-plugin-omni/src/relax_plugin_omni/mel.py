@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-mel features of sound at 16 kHz as Whisper's, which Qwen's audio towers read. In numpy alone.
+"""Log-mel features of sound at 16 kHz, as in Whisper and Qwen's audio towers, computed with numpy alone.
 
-The arithmetic is transformers' own (`WhisperFeatureExtractor`); a test holds both against each other.
+The arithmetic is that of transformers' `WhisperFeatureExtractor`; a test compares both.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ RATE = 16_000
 HOP = 160
 _WINDOW = 400
 _BLOCK = 4096
-"""Frames transformed at once."""
+"""Number of frames in one FFT call; bounds the memory."""
 
 
 def log_mel(sound: np.ndarray, bands: int) -> np.ndarray:
-    """Make float32 [bands, samples // 160] of float32 [samples]."""
+    """Return log-mel features, float32 [bands, samples // 160], of sound, float32 [samples]."""
     padded = np.pad(sound.astype(np.float64), _WINDOW // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::HOP][: len(sound) // HOP]
     window = np.hanning(_WINDOW + 1)[:-1]
@@ -33,7 +33,7 @@ def log_mel(sound: np.ndarray, bands: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _filters(bands: int) -> np.ndarray:
-    """Make filters [bands, bins]: triangles between points that are equally far apart in mels (Slaney's), each of area one."""
+    """Return filters [bands, bins]: triangles of area 1 between points that are equidistant on Slaney's mel scale."""
     bins = np.linspace(0, RATE / 2, _WINDOW // 2 + 1)
     points = _hertz(np.linspace(_mel(0.0), _mel(RATE / 2), bands + 2))
     widths = np.diff(points)

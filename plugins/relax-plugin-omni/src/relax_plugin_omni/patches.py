@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures as rows of patches, in the order that visual towers of the Qwen-VL kind read them.
+"""Pictures as rows of patches, in the order in which Qwen-VL's vision towers read them, computed with numpy alone.
 
-The arithmetic is transformers' own (`Qwen2VLImageProcessor`), in numpy alone; a test holds both against each other.
+The arithmetic is that of transformers' `Qwen2VLImageProcessor`; a test compares both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ MAX_ASPECT = 200
 
 
 def fitted(height: int, width: int, side: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Find multiples of `side` near this size and shape, with this many pixels. ValueError where none is."""
+    """Return height and width as multiples of `side`, near the aspect ratio and, if possible, within the bounds.
+
+    Raises ValueError if a side is empty or the aspect ratio exceeds MAX_ASPECT.
+    """
     if min(height, width) < 1 or max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"a picture of {width} x {height}: one side may be {MAX_ASPECT} times the other at most")
+        raise ValueError(
+            f"a picture of {width} x {height}; the longer side may be at most {MAX_ASPECT} times the shorter"
+        )
     high, wide = (round(length / side) * side for length in (height, width))
     if high * wide > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
@@ -31,14 +36,15 @@ def fitted(height: int, width: int, side: int, min_pixels: int, max_pixels: int)
 
 
 def resized(picture: Image.Image, high: int, wide: int) -> np.ndarray:
-    """Resize to uint8 [high, wide, 3]."""
+    """Return the picture resized, as uint8 [high, wide, 3]."""
     return np.asarray(picture.convert("RGB").resize((wide, high), Image.Resampling.BICUBIC))
 
 
 def patches(frames: np.ndarray, vision: Vision) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Cut into float32 [patches, 3 * temporal * patch * patch] of uint8 [frames, high, wide, 3], and the grid (t, h, w).
+    """Cut frames, uint8 [frames, high, wide, 3], into patches.
 
-    The last frame is repeated until frames fill their patches: a picture is a video that stands still.
+    Returns float32 [patches, 3 * temporal * patch * patch] and the grid (t, h, w). The last frame is repeated until the
+    number of frames is a multiple of `temporal`; an image is a video of one frame.
     """
     missing = -len(frames) % vision.temporal
     whole = np.concatenate([frames, *[frames[-1:]] * missing])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beginning of a video as a small file that browsers play, for people who look at samples. No model sees it."""
+"""Previews of videos for people who read samples: the beginning as a small file that browsers play."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ _MILLISECOND = Fraction(1, 1000)
 
 
 def playable(data: bytes, max_pixels: float) -> bytes:
-    """Write VP8 in WebM, without sound: 4 frames a second of at most 10 seconds. ValueError for what can't be decoded."""
+    """Return a preview in VP8 and WebM without sound: 4 frames per second, at most 10 seconds.
+
+    Raises ValueError if the video can't be decoded.
+    """
     import av
 
     out = io.BytesIO()
     with Container.of(data, "video") as container, av.open(out, "w", format="webm") as file:
         stream = file.add_stream("libvpx", rate=FPS, options={"deadline": "realtime", "cpu-used": "8"})
         stream.codec_context.thread_count = (
-            1  # with more, libvpx takes eight times the processor time for frames so small
+            1  # with more threads, libvpx takes eight times the CPU time for frames as small as these
         )
         stream.pix_fmt, stream.bit_rate, stream.time_base = "yuv420p", 300_000, _MILLISECOND
         due = 0.0

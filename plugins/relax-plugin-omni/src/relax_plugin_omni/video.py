@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video: frames at even distances in time, all of one size, as patches. The header tells how many and how large.
+"""Videos as patches: frames at equal intervals, all of one size. Their number and size follow from the header.
 
-Frames are decoded one after another and only the chosen ones are kept, so memory does not grow with a video's length.
-Its sound is a medium of its own, which the processor of sound reads from the same file, or comes with it where asked.
+Frames are decoded one after another and only the selected frames are kept, so memory does not grow with a video's
+length. The sound of a video is either a separate medium, read from the same file by the audio processor, or joined to
+its frames (option `sound`).
 """
 
 from __future__ import annotations
@@ -25,55 +26,57 @@ from relax_plugin_omni.playable import PLAYED, playable
 from relax_plugin_omni.video_with_sound import join_sound
 
 TRUNCATED = 0.8
-"""Frames that end before this part of the promised length: the rest is missing."""
+"""A video counts as truncated if its frames end before this share of the length in the header."""
 
 
 class VideoOptions(Options):
     """`[[media]] name = "video"`."""
 
     fps: float = Field(default=2.0, gt=0)
-    """Frames taken a second."""
+    """Frames per second that are shown to the model."""
     min_frames: int = Field(default=4, ge=1)
-    """A lower bound: more frames are taken of a short video, up to all that it has."""
+    """Lower bound on the number of frames; a short video is sampled at a higher rate, repeating frames if it has too
+    few."""
     max_frames: int = Field(default=128, ge=1)
-    """An upper bound: fewer frames are taken of a long video."""
+    """Upper bound on the number of frames; a long video is sampled at a lower rate."""
     min_tokens_per_frame: int = Field(default=4, ge=1)
-    """Smaller frames are enlarged. A token stands for a part of two frames in most models."""
+    """Smallest number of tokens of a frame; smaller frames are enlarged. In most models a token covers two frames."""
     max_tokens_per_frame: int = Field(default=256, ge=1)
-    """Larger frames are shrunk."""
+    """Largest number of tokens of a frame; larger frames are shrunk."""
     sound: bool = False
-    """Read the sound of the video too, where it has any: tokens of both in the order of time, for models that see and hear."""
+    """Also read the video's sound, if there is any, and order the tokens of both by time; needs a model with both
+    towers."""
     max_seconds: float = Field(default=600.0, gt=0)
-    """Longer videos are refused."""
+    """Seconds; longer videos are refused."""
     max_megapixels: float = Field(default=16.0, gt=0)
-    """Videos whose frames are larger as they come are refused."""
+    """Files whose frames have more megapixels are refused."""
 
     @model_validator(mode="after")
     def _ordered(self) -> VideoOptions:
         for least, most in (("min_frames", "max_frames"), ("min_tokens_per_frame", "max_tokens_per_frame")):
             if getattr(self, least) > getattr(self, most):
-                raise ValueError(f"{least} {getattr(self, least)} is above {most} {getattr(self, most)}")
+                raise ValueError(f"{least} {getattr(self, least)} is above {most} {getattr(self, most)}; lower {least}")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The frames that will be taken of a video."""
+    """The frames that will be read from a video, and their size."""
 
     times: tuple[float, ...]
-    """Seconds; the frame shown then is taken."""
+    """Times in seconds; at each, the displayed frame is read."""
     high: int
     wide: int
     seconds: float
 
 
 class VideoProcessor(ModalityProcessor[VideoOptions]):
-    """Turns one video into patches."""
+    """A processor that turns a video into patches."""
 
     medium: ClassVar[str] = "video"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """Count tokens from the header."""
+        """Return the number of tokens, from the header alone."""
         vision = Vision.of(model)
         with Container.of(read_source(media.source), "video") as container:
             plan, sounds = self._plan(container, vision), self.options.sound and container.sounds
@@ -81,8 +84,11 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return seen + (self._listener.budget(media, model) if sounds else 0)
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """Make `pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], how long each of its grids lasts,
-        `video_second_per_grid` [1], and the seconds of its frames, `frame_seconds`."""
+        """Return the tensors of a video, with those of its sound if `sound` is set and the file has an audio stream.
+
+        `pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], `video_second_per_grid` [1]: seconds that each
+        temporal patch lasts, and `frame_seconds` [frames]: times of the frames in seconds.
+        """
         vision = Vision.of(model)
         with Container.of(data, "video") as container:
             plan = self._plan(container, vision)
@@ -102,13 +108,13 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return AudioProcessor(AudioOptions(max_seconds=self.options.max_seconds))
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Tell seconds, width, height, codec, and how many frames are taken."""
+        """Return seconds, width, height and codec."""
         with Container.of(data, "video") as container:
             seconds, (high, wide) = container.seconds, container.size()
             return {"seconds": round(seconds, 3), "width": wide, "height": high, "codec": container.codec}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """Give the video itself where browsers know its codec, else its beginning in one that they know."""
+        """Return the video if it fits in `most_bytes` and browsers play it, else a small copy, else None."""
         own = super().preview(media, data, most_bytes)
         if own is not None:
             with Container.of(data, "video") as container:
@@ -118,14 +124,18 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return copy if len(copy) <= most_bytes else None
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
-        """Keep the patches of all frames that are shown between the two."""
+        """Return the patches of the frames from `start_s` to `end_s`."""
         if "input_features" in whole.tensors:
-            raise ValueError("a view of a video with its sound: leave the option sound out, or cut the file")
+            raise ValueError(
+                "a video with its sound can't be viewed in part; leave the option sound out, or cut the file"
+            )
         ((t, h, w),) = whole.tensors["video_grid_thw"].tolist()
         seconds = whole.tensors["frame_seconds"].reshape(t, -1)
         kept = (seconds[:, -1] >= start_s) & (seconds[:, 0] < end_s)
         if not kept.any():
-            raise ValueError(f"a view from {start_s:g} to {end_s:g} s, in which no frame of the video lies")
+            raise ValueError(
+                f"a view from {start_s:g} to {end_s:g} s contains no frame of the video; choose times inside it"
+            )
         values = whole.tensors["pixel_values_videos"].reshape(t, h * w, -1)[kept]
         key, grid = f"{whole.key}#t={start_s},{end_s}", (int(kept.sum()), h, w)
         lasts, each = whole.tensors["video_second_per_grid"], whole.num_placeholders // t
@@ -146,7 +156,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return Plan(tuple((at + 0.5) * seconds / count for at in range(count)), high, wide, seconds)
 
     def _frames(self, container: Container, plan: Plan) -> np.ndarray:
-        """Read uint8 [frames, high, wide, 3]: for each time the last frame that had begun by then."""
+        """Return uint8 [frames, high, wide, 3]: the frame displayed at each time of the plan."""
         most = self.options.max_megapixels * 1e6
         taken: list[np.ndarray] = []
         shown: Any = None
@@ -168,7 +178,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
 def _seen(
     key: str, values: np.ndarray, grid: tuple[int, int, int], lasts: np.ndarray, seconds: np.ndarray, each: int
 ) -> ProcessedMedia:  # fmt: skip
-    """Lay a video out; `each`: tokens of the frames of one grid, side by side at the middle of their seconds."""
+    """Return a processed video; `each` is the tokens of a temporal patch, placed at the middle of its times."""
     tensors = {
         "pixel_values_videos": values, "video_grid_thw": np.array([grid], np.int64), "video_second_per_grid": lasts,
         "frame_seconds": seconds,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A video and its sound as one medium: frames where they begin, and between them what is heard until the next.
+"""A video and its sound as one medium, ordered by time: each temporal patch is followed by the sound until the next.
 
-Times are counted in positions, one for each token of sound, as Qwen-Omni's own processor does.
+Times are counted in position ids, one for each token of sound, as in Qwen-Omni's own processor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from relax_core.media.source import content_key
 
 
 def join_sound(seen: ProcessedMedia, heard: ProcessedMedia, positions_per_second: float) -> ProcessedMedia:
-    """Join what is seen and what is heard, under a key of their own."""
+    """Join a processed video and its processed sound into one medium with a new key."""
     grid_s, sound = float(seen.tensors["video_second_per_grid"][0]), heard.num_placeholders
     layout: list[PlaceholderSpan] = []
     told = 0

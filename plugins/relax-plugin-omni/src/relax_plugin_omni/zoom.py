@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `zoom`: the policy may look at a part of an image again, with the pixels that shrinking had left out.
+"""The environment `zoom`: the policy may look at a part of an image again, at a higher resolution.
 
-A processor shows a large image in few tokens. A call of `zoom` names a box of it; the crop comes back as an image of its own.
-The first turn without a call is the answer, which the run's rewards judge. Images are read here once more, from paths,
-data-URIs and cells of task files; what is fetched by URL is refused.
+The processor shrinks a large image to few tokens. A call of `zoom` names a box of the original, and the crop comes back
+as a new image. The first turn without a call is the answer, which the run's rewards judge. The environment reads the
+images itself, from paths, data URIs and cells of task files; images by URL are refused.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class ZoomOptions(Options):
     units: Literal["thousandths", "pixels"] = "thousandths"
     """Units of a box: thousandths of width and height, or pixels of the file."""
     min_pixels: int = Field(28, ge=1)
-    """Smallest side of a crop, in pixels of the file; smaller boxes are refused with a word."""
+    """Smallest side of a crop, in pixels of the file; a smaller box is refused with a message to the policy."""
     max_zooms: int = Field(8, ge=0)
-    """Crops of a sample, which are kept until it ends; later calls are refused with a word. 0: any number."""
+    """Largest number of crops of a sample, all kept in memory until it ends; further calls are refused with a message
+    to the policy. 0: no limit."""
     max_megapixels: float = Field(64.0, gt=0)
-    """An image that is larger ends the sample as an error of the environment, before any pixel is decoded."""
+    """A file with more megapixels ends the sample with an error of the environment, before any pixel is decoded."""
     caption: str = "Image {number}:"
-    """Text before a crop; `{number}` is what a later call names it by. Empty: none."""
+    """Text before a crop; `{number}` is the number by which later calls name the crop. Empty: no text."""
 
     @field_validator("caption")
     @classmethod
@@ -42,12 +43,12 @@ class ZoomOptions(Options):
         try:
             caption.format(number=0)
         except (LookupError, ValueError, AttributeError) as error:
-            raise ValueError("the only place is {number}") from error
+            raise ValueError(f"caption: got {caption!r}; the only placeholder is {{number}}") from error
         return caption
 
 
 class ZoomRefused(Exception):
-    """Says to the policy why its call shows nothing."""
+    """A refused call; the message is the answer to the policy."""
 
 
 class Zoom(Environment[ZoomOptions]):
@@ -79,7 +80,7 @@ class Zoom(Environment[ZoomOptions]):
         parts = [part for message in messages if not isinstance(message.content, str) for part in message.content]
         self._images = [self._read(part.media) for part in parts if part.media and part.media.kind == "image"]
         if not self._images:
-            raise ValueError(f"task {task.id} shows no image to zoom into; give its prompt one")
+            raise ValueError(f"task {task.id} has no image in its prompt to zoom into; add an image")
         self._zooms = 0
         return None
 
@@ -110,7 +111,7 @@ class Zoom(Environment[ZoomOptions]):
         return (Part(caption), shown) if caption else (shown,)
 
     def _crop(self, arguments: Any) -> Image.Image:
-        """Cut out the box, its sides within the image. Raises ZoomRefused."""
+        """Return the crop of the box, clipped to the image. Raises ZoomRefused for an invalid call."""
         box, number = arguments.get("box"), arguments.get("image", 0)
         if set(arguments) - {"box", "image"} or not _is_box(box):
             raise ZoomRefused('zoom takes {"box": [left, top, right, bottom], "image": number}.')
@@ -132,11 +133,11 @@ class Zoom(Environment[ZoomOptions]):
 
 
 def _is_box(value: Any) -> bool:
-    """Tell whether a value is four finite numbers, small enough to compute with."""
+    """Return True if a value is a list of four finite numbers below 1e9 in size."""
     return (
         isinstance(value, list)
         and len(value) == 4
-        and all(type(one) in (int, float) and abs(one) < 1e9 for one in value)  # NaN is not below it either
+        and all(type(one) in (int, float) and abs(one) < 1e9 for one in value)  # the comparison is False for NaN
     )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The suite for one algorithm of each shape: of the family's base, with all that it offers, with a constant factor, with
-statistics of the batch and of tokens. Every algorithm, and what its numbers are, is in `tests/golden`."""
+statistics of the batch and of tokens. Every algorithm, and what its numbers are, is in `tests/golden`.
+"""
 
 from relax_core.testing.algorithm import AlgorithmSuite
 

@@ -4,7 +4,7 @@
     J = E[ 1/(sum_i |o_i|) sum_i sum_t sg(w_it) A_i log p_it ]                                       (eq. 4)
     w_it = clip(r_it, 1 - e_low, 1 + e_high),   A_i = (R_i - mean(R)) / std(R)                       (eq. 5)
 
-The weight is bounded, not the update: rare tokens that the ratio would leave out keep their gradient.
+Only the importance weight is clipped. Rare tokens, whose gradient PPO's clipping would drop, keep theirs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class CISPOOptions(PolicyGradientOptions):
-    """No lower bound, as in the paper; it gives no upper one, so that of ScaleRL (arXiv 2510.13786): a weight up to 5."""
+    """No lower bound, as in the paper, which gives no upper bound either: 5 is from ScaleRL (arXiv 2510.13786)."""
 
     clip_low: float = Field(1.0, gt=0.0, le=1.0)
-    """Lower bound of the weight is 1 - clip_low; 1 is none."""
+    """Lower bound of the weight is 1 - clip_low; 1: no lower bound."""
     clip_high: float = Field(4.0, gt=0.0)
     """Upper bound of the weight is 1 + clip_high."""
 
@@ -37,11 +37,11 @@ class CISPO(PolicyGradient[CISPOOptions]):
     min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
-        """Normalised within the group."""
+        """Return A_i (eq. 5): the reward normalised within the group."""
         return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Eq. 4 of each token."""
+        """Return the term of eq. 4 for each token."""
         options, ratio = self.options, learn.log_ratio(batch, policy.log_probs.detach(), anchor).exp()
         values = learn.clipped_weight(policy.log_probs, ratio, batch.advantages, options.clip_low, options.clip_high)
         return Surrogate(values, (ratio < 1 - options.clip_low) | (ratio > 1 + options.clip_high))

@@ -4,8 +4,8 @@
     J = E[ 1/(sum_i |o_i|) sum_i sum_t min(r_it A_i, clip(r_it, 1 - e_low, 1 + e_high) A_i) ]      (eq. 8)
     A_i = (R_i - mean(R)) / std(R),   R_i = reward + R_length(o_i)                                  (eq. 9 and 13)
 
-The mean is over the tokens of the batch (eq. 12 writes one prompt; the authors' code does as here). Dynamic sampling, the
-constraint of eq. 11, is a filter of groups, not of this file.
+The mean is over all tokens of the batch, as in the authors' code (eq. 12 is written for one prompt). Dynamic sampling,
+the constraint of eq. 11, is not in this file: use a filter of groups.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class DAPOOptions(ClippedOptions):
-    """The paper's setting (section 4.1), apart from the correction and the penalty, whose lengths are the task's."""
+    """The paper's setting (section 4.1), except the correction and the task's lengths of the overlong penalty."""
 
     clip_low: float = Field(0.2, gt=0.0, lt=1.0)
     """Lower bound of the ratio is 1 - clip_low."""
     clip_high: float = Field(0.28, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high: higher than the lower one, so that unlikely tokens can rise."""
+    """Upper bound of the ratio is 1 + clip_high; larger than clip_low, so that unlikely tokens can gain probability."""
     overlong_length: int = Field(0, ge=0)
-    """Length in tokens from which the soft overlong penalty is -1 (16384 + 4096 in the paper); 0: no penalty."""
+    """Length in tokens at which the soft overlong penalty reaches -1 (16384 + 4096 in the paper); 0: no penalty."""
     overlong_buffer: int = Field(0, ge=0)
-    """Tokens before it over which the penalty falls from 0 (4096 in the paper)."""
+    """Number of tokens before `overlong_length` over which the penalty falls from 0 to -1 (4096 in the paper)."""
 
     @model_validator(mode="after")
     def _buffer_belongs_to_length(self) -> Self:
@@ -46,19 +46,19 @@ class DAPOOptions(ClippedOptions):
 
 
 class DAPO(PolicyGradient[DAPOOptions]):
-    """GRPO with a wider upper bound, a mean over tokens and a soft limit of length."""
+    """GRPO with a larger upper bound of the ratio, a mean over tokens, and a soft overlong penalty."""
 
     paper = "arXiv 2503.14476"
     min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
-        """Eq. 9, of rewards with the soft overlong punishment of eq. 13."""
+        """Return A_i (eq. 9) of the rewards with the soft overlong penalty of eq. 13."""
         if self.options.overlong_length:
             penalty = learn.overlong_penalty(groups.lengths, self.options.overlong_length, self.options.overlong_buffer)
             groups = replace(groups, rewards=groups.rewards + penalty)
         return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Eq. 8: the clipped surrogate of each token."""
+        """Return the clipped surrogate of each token (eq. 8)."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

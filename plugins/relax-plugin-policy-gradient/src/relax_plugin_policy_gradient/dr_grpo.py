@@ -3,8 +3,8 @@
 
     J = E[ 1/G sum_i sum_t min(r_it A_i, clip(r_it, 1 - e, 1 + e) A_i) ],   A_i = R_i - mean(R)
 
-Two biases of GRPO are gone: that by length (no 1/|o_i|) and that by difficulty (no 1/std). The authors' code divides by
-the generation budget, a constant: `aggregation = "fixed"` with `fixed_length` is that.
+This removes two biases of GRPO: by length (no 1/|o_i|) and by difficulty (no 1/std). The authors' code divides by the
+generation budget, a constant; set `aggregation = "fixed"` and `fixed_length` to do the same.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class DrGRPOOptions(ClippedOptions):
-    """The paper's setting, apart from the correction."""
+    """The paper's setting, except the correction."""
 
     aggregation: Aggregation = "sum"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
 
 
 class DrGRPO(PolicyGradient[DrGRPOOptions]):
@@ -34,10 +34,10 @@ class DrGRPO(PolicyGradient[DrGRPOOptions]):
     min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
-        """The mean of the group is the baseline, and nothing is divided."""
+        """Return the reward minus the group's mean, without division."""
         return learn.group_mean(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The clipped surrogate of each token."""
+        """Return the clipped surrogate of each token."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

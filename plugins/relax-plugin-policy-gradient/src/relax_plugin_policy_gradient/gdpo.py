@@ -4,8 +4,9 @@
     A_i = sum_k w_k (r_ik - mean(r_k)) / std(r_k),   then (A_i - mean) / std over the batch
     and GRPO's clipped surrogate
 
-Adding rewards first, as GRPO does, gives equal advantages to different combinations; each is normalised in its group
-before. The batch's mean and std are over samples, as the paper writes (verl's over tokens); they turn streaming off.
+GRPO adds the rewards first, which gives equal advantages to different combinations. Here each reward is normalised
+within its group before the sum. The batch's mean and std are over samples, as in the paper (verl: over tokens). They
+need the whole batch, so training can't begin before a step's last rows.
 """
 
 from __future__ import annotations
@@ -22,31 +23,34 @@ if TYPE_CHECKING:
 
 
 class GDPOOptions(ClippedOptions):
-    """The paper's setting, apart from the correction; the surrogate is GRPO's."""
+    """The paper's setting, except the correction; the surrogate is GRPO's."""
 
     weights: dict[str, float] = {}
-    """Weight of a reward by its name, 1 where it is not named: the weights of `[[rewards]]` scale what is shown, and a
-    normalised reward has lost its scale."""
+    """Weight of each reward by its name; default 1. The weights of `[[rewards]]` only scale the reported rewards,
+    because normalisation removes the scale."""
     aggregation: Aggregation = "sequence"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
 
 
 class GDPO(PolicyGradient[GDPOOptions]):
-    """Every reward has its own scale."""
+    """GRPO with each reward normalised on its own."""
 
     paper = "arXiv 2601.05242"
     min_group_size = 2
     statistics = Scope.BATCH
 
     def credit(self, groups: Groups) -> Tensor:
-        """Each reward within its group, their sum over the batch; with one reward alone, that one."""
+        """Return the weighted sum of the rewards, each normalised within its group; normalise the sum over the batch.
+
+        Without separate rewards, the total reward is used. Raises ValueError if `weights` names an unknown reward.
+        """
         unknown = sorted(set(self.options.weights) - set(groups.parts)) if groups.parts else []
         if unknown:
-            raise ValueError(f"weights: got {', '.join(unknown)}; the rewards are {', '.join(sorted(groups.parts))}")
+            raise ValueError(f"weights: got {', '.join(unknown)}; use names of {', '.join(sorted(groups.parts))}")
         parts = groups.parts or {"reward": groups.rewards}
         return learn.whiten(learn.per_reward(parts, groups.valid, self.options.weights), groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The clipped surrogate of each token."""
+        """Return the clipped surrogate of each token."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

@@ -6,9 +6,9 @@
     A_S(a_t)  = (G_t - mean(G(s_t))) / F(G(s_t))              over all turns of the task that began in s        (eq. 7)
     A(a_t)    = A_E + omega A_S,  and PPO's clipped surrogate                                                   (eq. 8)
 
-F is the standard deviation, or 1. A state is what the environment names (`Observation.state`), else what it showed. A turn
-that alone began in its state has no A_S; where none is repeated this is GRPO, and for tasks of one turn, whose samples all
-begin in one state, it is GRPO with an advantage of (1 + omega) A_E.
+F is the standard deviation, or 1. A state is `Observation.state` if the environment sets it, else the observation
+itself. A turn whose state occurs only once has A_S = 0, so without repeated states this is GRPO. In tasks of one turn
+all samples begin in one state, and this is GRPO with an advantage of (1 + omega) A_E.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ if TYPE_CHECKING:
 
 
 class GiGPOOptions(ClippedOptions):
-    """The paper's setting, apart from the correction and `kl_coef` (0.01 there, with a reference model in memory). Its mean
-    over turns is, as in its code, a mean over their tokens."""
+    """The paper's setting, except the correction and `kl_coef` (0.01 in the paper; it needs a reference model).
+
+    The paper's mean over turns is a mean over their tokens, as in the authors' code.
+    """
 
     gamma: float = Field(0.95, gt=0.0, le=1.0)
-    """Discount of what later turns earn."""
+    """Discount per turn of the rewards of later turns."""
     step_weight: float = Field(1.0, ge=0.0)
-    """omega, the weight of A_S beside A_E."""
+    """omega, the weight of A_S relative to A_E."""
     normalise: Literal["std", "none"] = "std"
-    """F: divide by the standard deviation, or only take off the mean."""
+    """F: `std`: divide by the standard deviation; `none`: only subtract the mean."""
 
 
 class GiGPO(PolicyGradient[GiGPOOptions]):
-    """No critic: a turn is compared with other turns from the same state, a sample with others of the same task."""
+    """A policy gradient that compares samples of one task, and turns that begin in the same state."""
 
     paper = "arXiv 2505.10978"
     min_group_size = 2
@@ -47,7 +49,7 @@ class GiGPO(PolicyGradient[GiGPOOptions]):
         return super().advantage_columns() | {TURNS, STATES, STEP_REWARDS}
 
     def credit(self, groups: Groups) -> Tensor:
-        """Eq. 8, for each token that of its turn; a divergence in the reward is one of A_E."""
+        """Return the advantage of each token's turn (eq. 8); `reward_kl_coef` changes A_E only."""
         options, valid = self.options, groups.valid
         normalised = learn.group_mean_std if options.normalise == "std" else learn.group_mean
         episode = normalised(groups.rewards, valid)
@@ -56,6 +58,6 @@ class GiGPO(PolicyGradient[GiGPOOptions]):
         return learn.of_turns(episode[..., None] + options.step_weight * step, groups)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The clipped surrogate of each token."""
+        """Return the clipped surrogate of each token."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

@@ -4,8 +4,8 @@
     J = E[ 1/(sum_i |o_i|) sum_i sum_t log p_it alpha A_i ],   A_i = (r_i - mean(r)) / F_norm, F_norm = 1
     alpha = B / (B - M): B samples in the batch, M of them in groups whose rewards are all equal
 
-alpha makes up for samples without a gradient, which the mean still counts (verl counts samples with reward 0 in its place).
-It belongs to the batch, so streaming is off.
+alpha compensates for the M samples without a gradient, which the mean still counts (verl counts samples with reward 0
+instead). It needs the whole batch, so training can't begin before a step's last rows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class GPGOptions(PolicyGradientOptions):
-    """The paper's setting, apart from the correction."""
+    """The paper's setting, except the correction."""
 
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); or
-    nothing."""
+    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
+    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
+    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
 
 
 class GPG(PolicyGradient[GPGOptions]):
-    """The policy gradient, no surrogate and no reference."""
+    """The plain policy gradient, without a surrogate or a reference model."""
 
     paper = "arXiv 2504.02546"
     min_group_size = 2
@@ -38,11 +38,11 @@ class GPG(PolicyGradient[GPGOptions]):
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """The group's mean is the baseline; alpha is the batch's."""
+        """Return the reward minus the group's mean, times the batch's alpha."""
         telling = (groups.valid & learn.informative(groups.rewards, groups.valid)[:, None]).sum()
         alpha = groups.valid.sum().to(groups.rewards.dtype) / telling.clamp(min=1)
         return learn.group_mean(groups.rewards, groups.valid) * alpha
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The log-prob of each token."""
+        """Return the negative of each token's log-prob times its advantage."""
         return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

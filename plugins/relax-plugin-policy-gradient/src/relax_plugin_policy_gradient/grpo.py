@@ -4,7 +4,7 @@
     J = E[ 1/G sum_i 1/|o_i| sum_t min(r_it A_i, clip(r_it, 1 - e, 1 + e) A_i) - beta D_KL ]        (eq. 3)
     A_i = (R_i - mean(R)) / std(R)                                                        (section 4.1.2)
 
-D_KL is estimated by k3 (eq. 4), beta is `kl_coef`, and r is the policy over the one that starts the step.
+D_KL is estimated by k3 (eq. 4), beta is `kl_coef`, and r is the ratio of the policy to the one that `correction` names.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 
 class GRPOOptions(ClippedOptions):
-    """The paper's setting, apart from `kl_coef` (0.04 there, with a reference model in memory) and the correction."""
+    """The paper's setting, except the correction and `kl_coef` (0.04 in the paper; it needs a reference model)."""
 
     normalise: Literal["std", "none"] = "std"
-    """Divide the advantage by the standard deviation of the group's rewards, or only take off their mean."""
+    """`std`: divide by the standard deviation of the group's rewards; `none`: only subtract their mean."""
     credit_by: Literal["sample", "context"] = "sample"
-    """Compare the rewards of whole samples; or what each named context of a sample earned (an agent of several, a sub-agent)
-    with what contexts of that name earned in the group's other samples. A reward that was given for no context is that of the
-    last turn's."""
+    """`sample`: compare the rewards of whole samples. `context`: compare the rewards of each named context (an agent of
+    several, a sub-agent) with those of the same context in the rest of the group. A reward without a context belongs to
+    the last turn's context."""
     aggregation: Aggregation = "sequence"
-    """Mean over each sequence, then over sequences (`sequence`, the paper); over all tokens (`token`); the sum over each
-    sequence, mean over sequences (`sum`), or that by `fixed_length` tokens (`fixed`); over the tokens of a sample's rows
-    together (`trajectory`)."""
+    """Averaging of token losses. `sequence` (the paper): the mean over each sequence, then over sequences; `token`:
+    over all tokens; `sum`: the sum over each sequence, then the mean over sequences; `fixed`: that, divided by
+    `fixed_length`; `trajectory`: the mean over all tokens of a sample's rows."""
 
     @model_validator(mode="after")
     def _divergence_has_a_place(self) -> Self:
         if self.credit_by == "context" and self.reward_kl_coef:
             got = f'reward_kl_coef: got {self.reward_kl_coef} with credit_by = "context"'
-            raise ValueError(f"{got}; it is taken off whole samples' rewards, so use kl_coef")
+            raise ValueError(f"{got}; it changes the rewards of whole samples only, so use kl_coef")
         return self
 
 
 class GRPO(PolicyGradient[GRPOOptions]):
-    """No critic: a sample's advantage is how its reward compares with those of the same prompt."""
+    """A policy gradient without a critic: the advantage compares a sample's reward with those of its group."""
 
     paper = "arXiv 2402.03300"
     min_group_size = 2
@@ -55,7 +55,7 @@ class GRPO(PolicyGradient[GRPOOptions]):
         return super().advantage_columns() | of_contexts
 
     def credit(self, groups: Groups) -> Tensor:
-        """Outcome supervision: one advantage for every token of the sample, or of its context."""
+        """Return one advantage for all tokens of a sample, or of a context (outcome supervision)."""
         if self.options.credit_by == "context":
             std = self.options.normalise == "std"
             return learn.of_turns(learn.context_credit(groups.step_rewards, groups.contexts, groups.valid, std), groups)
@@ -63,6 +63,6 @@ class GRPO(PolicyGradient[GRPOOptions]):
         return normalised(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Eq. 3: the clipped surrogate of each token; the divergence of eq. 4 is the option's k3."""
+        """Return the clipped surrogate of each token (eq. 3); the base class adds D_KL if `kl_coef` is above 0."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

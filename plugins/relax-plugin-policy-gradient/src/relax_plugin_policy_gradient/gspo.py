@@ -5,7 +5,7 @@
     s_i = (p(y_i | x) / p_old(y_i | x))^(1/|y_i|) = exp(1/|y_i| sum_t log(p_t / p_old_t))           (eq. 7)
     A_i = (r_i - mean(r)) / std(r)                                                                  (eq. 6)
 
-Whole sequences are clipped, as whole sequences are rewarded; the correction's weight is that of the sequence as well.
+Rewards belong to whole sequences, so whole sequences are clipped. The correction's weight also belongs to the sequence.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ if TYPE_CHECKING:
 
 
 class GSPOOptions(ClippedOptions):
-    """The paper's setting (section 5.1), apart from the correction."""
+    """The paper's setting (section 5.1), except the correction."""
 
     clip_low: float = Field(3e-4, gt=0.0, lt=1.0)
-    """Lower bound of a sequence's ratio is 1 - clip_low; two orders smaller than for tokens."""
+    """Lower bound of a sequence's ratio is 1 - clip_low; several hundred times smaller than for tokens."""
     clip_high: float = Field(4e-4, gt=0.0)
     """Upper bound of a sequence's ratio is 1 + clip_high."""
     aggregation: Aggregation = "sequence"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
     correction_level: Literal["token", "sequence", "geometric"] = "geometric"
-    """Weight of the correction: the sequence's geometric mean, like the ratio; or of the token, or the sequence's product."""
+    """Level of the correction's weight: `geometric`: geometric mean over the sequence, like the ratio; `token`: of each
+    token; `sequence`: product over the sequence."""
 
 
 class GSPO(PolicyGradient[GSPOOptions]):
-    """The ratio belongs to the sequence."""
+    """GRPO with one ratio for each sequence."""
 
     paper = "arXiv 2507.18071"
     min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
-        """Eq. 6."""
+        """Return A_i (eq. 6)."""
         return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Eq. 5, once for each token of the sequence: their mean is the sequence's own."""
+        """Return the sequence's term of eq. 5 at each of its tokens, so that their mean is the term."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor, "geometric").exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

@@ -4,9 +4,10 @@
     J  = E[ 1/(sum_i |o_i|) sum_i sum_t M_it r_it A_it ],   r = p / p_behaviour
     M2 = mean of (log r)^2 over the tokens that move away: A > 0 and r > 1, or A < 0 and r < 1
 
-M leaves out the tokens that move away furthest, as few as bring M2 of the others to `second_moment`: the bound is on the
-batch, so stale samples keep their rare, informative tokens, which a clip of each token would take first. M is chosen
-once a step, at its starting policy, over all rows; the authors' code chooses it for each update anew.
+M masks the tokens that move away furthest: as few as bring M2 of the remaining tokens down to `second_moment`. The
+bound is on the batch, so stale samples keep their rare, informative tokens, which per-token clipping would drop first.
+M is computed once per step, at the step's starting policy, over all rows; the authors' code computes it for each
+update.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class M2POOptions(PolicyGradientOptions):
     """The paper's setting."""
 
     second_moment: float = Field(0.04, gt=0.0)
-    """Largest mean of (log r)^2 over the tokens that move away from what sampled them; 0.04 in all of the paper."""
+    """Largest M2, the mean of (log r)^2 over the tokens that move away; 0.04 throughout the paper."""
     correction: Literal["behaviour"] = "behaviour"
-    """The ratio is to the policy that sampled."""
+    """The ratio always refers to the policy that sampled."""
 
 
 class M2PO(PolicyGradient[M2POOptions]):
-    """GRPO's advantages, and a trust region of the batch in place of a clip of each token."""
+    """GRPO's advantages with a trust region over the batch instead of per-token clipping."""
 
     paper = "arXiv 2510.01161"
     min_group_size = 2
@@ -49,7 +50,7 @@ class M2PO(PolicyGradient[M2POOptions]):
         return frozenset({TRUSTED})
 
     def prepare(self, batch: LossBatch) -> Mapping[str, Tensor]:
-        """M, 1 where a token is trained."""
+        """Return M [tokens]: 1 for a token that keeps its gradient, 0 for a masked one."""
         log_ratio = batch.column("old_log_probs") - batch.column("rollout_log_probs")
         away = batch.loss_mask & (log_ratio * batch.advantages > 0)
         kept = learn.second_moment_mask(log_ratio, away, self.options.second_moment)
@@ -59,6 +60,6 @@ class M2PO(PolicyGradient[M2POOptions]):
         return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The ratio times the advantage, where M trusts it."""
+        """Return the negative of ratio times advantage where M = 1, else 0."""
         trusted, ratio = batch.column(TRUSTED.name), learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return Surrogate(-ratio * batch.advantages * trusted, trusted == 0)

@@ -3,8 +3,9 @@
 
     gradient of J = E[ 1/N sum_i (r_i - mean(r)) / mean(r) grad log p(y_i | x) ]
 
-With rewards 0 and 1 this is the gradient of the log of the success rate, to the order that N samples can tell: the mean
-of grad log p over the right answers, less the mean over all. A prompt without a right answer has none.
+With rewards 0 and 1 this is the gradient of the log of the success rate, up to the order that N samples can estimate:
+the mean of grad log p over right answers minus the mean over all answers. A prompt without a right answer gives no
+gradient.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ class MaxRLOptions(PolicyGradientOptions):
     """The paper's estimator; rewards are meant to be 0 or 1."""
 
     aggregation: Aggregation = "sum"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); or
-    nothing."""
+    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
+    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
+    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
 
 
 class MaxRL(PolicyGradient[MaxRLOptions]):
-    """Maximises the likelihood of being right, so that hard prompts weigh more."""
+    """A policy gradient that maximises the log of the success rate, so hard prompts weigh more."""
 
     paper = "arXiv 2602.02710"
     min_group_size = 2
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """Divided by the group's mean reward in place of its standard deviation."""
+        """Return the reward minus the group's mean, divided by the mean instead of the standard deviation."""
         return learn.group_mean_relative(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The log-prob of each token; their sum is the answer's."""
+        """Return the negative of each token's log-prob times its advantage."""
         return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

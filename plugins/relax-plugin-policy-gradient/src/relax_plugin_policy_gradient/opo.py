@@ -3,8 +3,8 @@
 
     gradient of J = E[ (R_i - b*) grad log p(y_i | x) ],   b* = sum_i l_i R_i / sum_i l_i
 
-b* has the least variance where the squared gradient of an answer grows with its length l. It is right on-policy only: one
-update a step, staleness 0; the correction is for the engine's rounding.
+b* has the least variance if the squared gradient of an answer grows with its length l. It is valid on-policy only: one
+update per step, staleness 0. The correction then only compensates for rounding differences of the engine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class OPOOptions(PolicyGradientOptions):
     """The paper's setting."""
 
     aggregation: Aggregation = "sum"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); or
-    nothing."""
+    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
+    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
+    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
 
 
 class OPO(PolicyGradient[OPOOptions]):
-    """REINFORCE with the baseline of least variance."""
+    """On-policy REINFORCE with the baseline of least variance."""
 
     paper = "arXiv 2505.23585"
     min_group_size = 2
@@ -40,9 +40,9 @@ class OPO(PolicyGradient[OPOOptions]):
     max_staleness = 0
 
     def credit(self, groups: Groups) -> Tensor:
-        """The baseline is the group's mean reward, weighted by length."""
+        """Return the reward minus the group's mean reward, weighted by length."""
         return learn.length_weighted_baseline(groups.rewards, groups.valid, groups.lengths)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The log-prob of each token; their sum is the answer's."""
+        """Return the negative of each token's log-prob times its advantage."""
         return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

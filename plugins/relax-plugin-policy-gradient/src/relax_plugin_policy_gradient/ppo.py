@@ -5,9 +5,10 @@
     J   = E[ min(r_t A_t, clip(r_t, 1 - e, 1 + e) A_t) ]                                                  (eq. 7)
     L_V = 1/2 E[ max((V - R_t)^2, (clip(V, V_old - c, V_old + c) - R_t)^2) ]
 
-V is of the critic that valued the row, R_t is taken before advantages are normalised over the batch. A row's reward is
-earned at its last token; with `reward_kl_coef` each token also loses its divergence from the reference (k1), as in
-InstructGPT. The critic is a model of its own with its own optimizer, so L_V needs no weight against J.
+V_t in GAE is the value from the critic version that processed the row (V_old in L_V). R_t is computed before advantages
+are normalised over the batch. A row's reward is earned at its last token. With `reward_kl_coef` each token's reward is
+reduced by its divergence from the reference (k1), as in InstructGPT. The critic is a separate model with its own
+optimizer, so L_V needs no weight relative to J.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ if TYPE_CHECKING:
 
 
 class PPOOptions(ClippedOptions):
-    """Undiscounted, as answers are judged at their end."""
+    """Options of PPO; rewards are not discounted by default, because answers are judged at their end."""
 
     value_clip: float = Field(0.2, ge=0.0)
-    """A value gains nothing by going further than this from the one that the advantages were made with; 0: no bound."""
+    """c in L_V: moving a value further than c from the value used for the advantages lowers the loss no more; 0: no
+    bound."""
     gamma: float = Field(1.0, gt=0.0, le=1.0)
-    """Discount of what later tokens earn."""
+    """Discount per token of the rewards of later tokens."""
     lam: float = Field(0.95, ge=0.0, le=1.0)
-    """GAE's lambda: 1 trusts what was earned, 0 the critic's next value."""
+    """GAE's lambda: 1 uses the rewards to the end, 0 only the critic's value of the next token."""
     normalise: bool = True
-    """Take off the mean of the batch's advantages and divide by their standard deviation."""
+    """Normalise advantages by the mean and standard deviation of the batch."""
 
 
 class PPO(PolicyGradient[PPOOptions]):
-    """The critic's values are the baseline: one sample a prompt is enough."""
+    """The clipped surrogate with a critic's values as baseline; one sample per prompt is enough."""
 
     paper = "arXiv 1707.06347"
     statistics = Scope.BATCH
@@ -52,7 +54,7 @@ class PPO(PolicyGradient[PPOOptions]):
         return frozenset({VALUES, RETURNS})
 
     def advantages(self, groups: Groups) -> Advantages:
-        """GAE of each row, and the critic's targets."""
+        """Return advantages [tokens] by GAE over each row, and the critic's targets R_t [tokens]."""
         columns, lengths = groups.token_columns, groups.row_lengths
         mask = columns["loss_mask"].bool()
         earned = learn.at_last_token(groups.rewards.reshape(-1)[groups.row_sample], mask, lengths)
@@ -72,12 +74,12 @@ class PPO(PolicyGradient[PPOOptions]):
         return self.advantages(groups).values
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Eq. 7 of each token."""
+        """Return the term of eq. 7 for each token."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)
 
     def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
-        """L_V, the mean over all tokens."""
+        """Return L_V, averaged over all tokens."""
         values, old, returns = outputs.output("values"), batch.column("values"), batch.column("returns")
         loss, bound = learn.clipped_value_loss(values, old, returns, self.options.value_clip)
         mask = batch.loss_mask

@@ -3,7 +3,7 @@
 
     gradient of J = E[ sum_t (R - b) grad log p_t ]
 
-b is a constant here; a baseline that the group gives makes it RLOO, one of the batch REINFORCE++.
+Here b is a constant. With a baseline from the group this is RLOO, with a baseline from the batch REINFORCE++.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 
 class ReinforceOptions(PolicyGradientOptions):
-    """Nothing is normalised: rewards should be small, or have a baseline."""
+    """Options of REINFORCE. Nothing is normalised, so keep rewards small or set `baseline`."""
 
     baseline: float = 0.0
-    """Taken off every reward: about their mean has the least variance."""
+    """Constant that is subtracted from every reward; a value near their mean has the least variance."""
     aggregation: Aggregation = "sum"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); or
-    nothing."""
+    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
+    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
+    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
 
 
 class Reinforce(PolicyGradient[ReinforceOptions]):
-    """The policy gradient itself."""
+    """The plain policy gradient with a constant baseline."""
 
     paper = "Williams 1992"
     statistics = Scope.SAMPLE
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """The sample's own reward, less a constant."""
+        """Return the sample's reward minus the constant."""
         import torch
 
         return torch.where(groups.valid, groups.rewards - self.options.baseline, 0.0)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The log-prob of each token, times what its sample earned."""
+        """Return the negative of each token's log-prob times its advantage."""
         return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REINFORCE++ (Hu et al., arXiv 2501.03262), the general form: one sample a prompt is enough.
+"""REINFORCE++ (Hu et al., arXiv 2501.03262), the general form: one sample per prompt is enough.
 
     A_t = R - beta sum_{u >= t} log(p_u / p_ref_u),   normalised by mean and standard deviation over all tokens of the batch
     J = E[ min(r_t A_t, clip(r_t, 1 - e, 1 + e) A_t) ]
 
-The divergence is a reward of each token (k1), earned from there on; without it, every token has its sample's reward.
-The batch's statistics replace the group's, so streaming is off.
+The divergence (k1, weighted by beta = `reward_kl_coef`) reduces each token's reward; with beta = 0 every token has its
+sample's reward. The statistics need the whole batch, so training can't begin before a step's last rows.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class ReinforcePlusPlusOptions(ClippedOptions):
-    """The paper's setting, apart from the correction and `reward_kl_coef` (0.01 there, with a reference in memory)."""
+    """The paper's setting, except the correction and `reward_kl_coef` (0.01 there; needs a reference model)."""
 
     gamma: float = Field(1.0, gt=0.0, le=1.0)
-    """Discount of what later tokens earn."""
+    """Discount per token of the rewards of later tokens."""
 
 
 class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusOptions]):
-    """PPO's surrogate, with the batch as its baseline in place of a critic."""
+    """PPO's surrogate with the batch's mean as baseline instead of a critic."""
 
     paper = "arXiv 2501.03262"
     statistics = Scope.BATCH
 
     def advantages(self, groups: Groups) -> Advantages:
-        """Rewards to go of each token, normalised over the batch."""
+        """Return the reward-to-go of each token, normalised over the batch, [tokens]."""
         mask, lengths = groups.token_columns["loss_mask"].bool(), groups.row_lengths
         valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
         earned = learn.at_last_token(groups.rewards.reshape(-1)[groups.row_sample], mask, lengths)
@@ -53,6 +53,6 @@ class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusOptions]):
         return self.advantages(groups).values
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The clipped surrogate of each token."""
+        """Return the clipped surrogate of each token."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REINFORCE++ with a baseline of the group (Hu et al., arXiv 2501.03262): for several samples a prompt.
+"""REINFORCE++ with a baseline from the group (Hu et al., arXiv 2501.03262): for several samples per prompt.
 
     A_i = R_i - mean(R of its group),   normalised by mean and standard deviation over all tokens of the batch
     J = E[ min(r_t A_i, clip(r_t, 1 - e, 1 + e) A_i) ] - beta E[ (log p_t / p_ref_t)^2 / 2 ]
 
-The group's mean is its baseline, but the batch's spread its scale: one of a small group is a poor estimate. The divergence
-is in the loss, estimated by k2. The batch's statistics turn streaming off.
+The baseline is the group's mean, but the scale is the standard deviation of the batch, because a small group estimates
+it poorly. The divergence is in the loss, estimated by k2. The statistics need the whole batch, so training can't begin
+before a step's last rows.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ if TYPE_CHECKING:
 
 
 class ReinforcePlusPlusBaselineOptions(ClippedOptions):
-    """The paper's setting, apart from the correction and `kl_coef`, which needs a reference in memory."""
+    """The paper's setting, except the correction and `kl_coef`, which needs a reference model."""
 
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k2"
-    """Of the divergence: log p/q; (log p/q)^2 / 2, the paper's; q/p - log(q/p) - 1; or k3 times the ratio."""
+    """Estimator of the divergence from the reference q: `k1`: log p/q; `k2` (the paper): (log p/q)^2 / 2; `k3`:
+    q/p - log(q/p) - 1; `unbiased`: k3 times the ratio."""
 
 
 class ReinforcePlusPlusBaseline(PolicyGradient[ReinforcePlusPlusBaselineOptions]):
-    """The group's mean as the baseline, the batch's spread as the scale."""
+    """PPO's surrogate with the group's mean as baseline and the batch's standard deviation as scale."""
 
     paper = "arXiv 2501.03262"
     min_group_size = 2
     statistics = Scope.BATCH
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return the advantages of tokens: the batch's statistics weigh a sample by its length."""
+        """Return advantages [tokens]; the batch's statistics are over tokens, so long samples weigh more."""
         mask, lengths = groups.token_columns["loss_mask"].bool(), groups.row_lengths
         valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
         centred = learn.group_mean(groups.rewards, groups.valid)
@@ -43,6 +45,6 @@ class ReinforcePlusPlusBaseline(PolicyGradient[ReinforcePlusPlusBaselineOptions]
         return learn.whiten(of_token, mask & valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The clipped surrogate of each token."""
+        """Return the clipped surrogate of each token."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

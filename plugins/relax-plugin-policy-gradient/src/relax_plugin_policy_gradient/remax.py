@@ -3,10 +3,10 @@
 
     gradient of J = E[ 1/k sum_i (R_i - R(greedy)) sum_t grad log p(y_it | x, y_i<t) ]                    (eq. 4)
 
-The baseline of a task is the reward of the policy's greedy answer, which is generated with the others and never trained:
-it depends on no sampled token, so the gradient stays unbiased. One sample a prompt is enough, as in the paper. The paper
-takes the divergence from the reference off the reward: `reward_kl_coef`. Where the greedy answer has no verdict, the task
-gives no gradient.
+The baseline of a task is the reward of the policy's greedy answer, which is generated with the samples and never
+trained. It does not depend on sampled tokens, so the gradient stays unbiased. One sample per prompt is enough, as in
+the paper. The paper subtracts the divergence from the reference from the reward; set `reward_kl_coef`. A task whose
+greedy answer has no reward gives no gradient.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class ReMaxOptions(PolicyGradientOptions):
-    """The paper's setting, apart from the correction and its divergence."""
+    """The paper's setting, except the correction and the divergence from the reference."""
 
     aggregation: Aggregation = "sum"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); or
-    nothing."""
+    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
+    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
+    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
 
 
 class ReMax(PolicyGradient[ReMaxOptions]):
-    """An algorithm whose advantage is the reward of a sample beyond that of the greedy answer."""
+    """REINFORCE with the reward of the greedy answer as baseline."""
 
     paper = "arXiv 2310.10505"
     greedy_baseline = True
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """Unbiased, since no sampled token is in the baseline."""
+        """Return the reward minus that of the group's greedy answer."""
         return learn.beyond_baseline(groups.rewards, groups.valid, groups.baseline)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The log-prob of each token; their sum is the answer's."""
+        """Return the negative of each token's log-prob times its advantage."""
         return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

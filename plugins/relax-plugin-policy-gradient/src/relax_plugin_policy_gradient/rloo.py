@@ -3,8 +3,9 @@
 
     gradient of J = E[ 1/k sum_i (R_i - 1/(k-1) sum_{j != i} R_j) grad log p(y_i | x) ]
 
-The whole answer is one action: log p(y | x) is the sum over its tokens. The paper takes the divergence from the reference
-off the reward: `reward_kl_coef`. (TRL's clips the ratio of the sequence as PPO does; the paper argues against it.)
+The whole answer is one action: log p(y | x) is the sum over its tokens. The paper subtracts the divergence from the
+reference from the reward; set `reward_kl_coef`. (TRL's RLOO clips the sequence's ratio as PPO does; the paper argues
+against clipping.)
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ if TYPE_CHECKING:
 
 
 class RLOOOptions(PolicyGradientOptions):
-    """The paper's setting, apart from the correction and its divergence (0.03 to 0.1 there, with a reference in memory)."""
+    """The paper's setting, except the correction and `reward_kl_coef` (0.03 to 0.1; needs a reference model)."""
 
     aggregation: Aggregation = "sum"
-    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); or
-    nothing."""
+    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
+    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
+    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
 
 
 class RLOO(PolicyGradient[RLOOOptions]):
-    """Each sample's baseline is the mean of the others."""
+    """REINFORCE with a leave-one-out baseline: the mean reward of the rest of the group."""
 
     paper = "arXiv 2402.14740"
     min_group_size = 2
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """Unbiased, since a sample is not in its own baseline."""
+        """Return the reward minus the mean of the rest of the group, which keeps the gradient unbiased."""
         return learn.leave_one_out(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The log-prob of each token; their sum is the answer's."""
+        """Return the negative of each token's log-prob times its advantage."""
         return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

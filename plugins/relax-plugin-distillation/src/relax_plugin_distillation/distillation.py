@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On-policy distillation (Agarwal et al., GKD, arXiv 2306.13649): a policy q learns from a teacher p on its own samples.
+"""On-policy distillation (Agarwal et al., GKD, arXiv 2306.13649): policy q learns from teacher p on its own samples.
 
     L(q) = E_{y ~ q} [ 1/|y| sum_t D(p || q)(y_t | y_<t, x) ]                                          (eq. 2, lambda = 1)
 
-D is KL(q || p), KL(p || q) or the generalised JSD (eq. 1). As a loss it is over the k likeliest tokens of either model; of
-the sampled token alone it is credit: with KL(q || p) the advantage is log p - log q, as in MiniLLM (arXiv 2306.08543, eq. 4,
-whose sum over later tokens is `discount = 1`) and in Thinking Machines' "On-Policy Distillation" (2025, `discount = 0`).
-All log-probs are of logits / `rollout.temperature`.
+D is KL(q || p), KL(p || q) or the generalised JSD (eq. 1). With `mode = "loss"`, D is the loss: over the k likeliest
+tokens of either model, or estimated from the sampled token. With `mode = "advantage"`, D of the sampled token gives its
+advantage: for KL(q || p) it is log p - log q, as in Thinking Machines' "On-Policy Distillation" (2025, `discount = 0`)
+and MiniLLM (arXiv 2306.08543, eq. 4, which sums over later tokens: `discount = 1`). Log-probs are of logits /
+`rollout.temperature`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Distillation(PolicyGradient[DistillationOptions]):
-    """An algorithm by which another model judges, token by token, what the policy samples."""
+    """On-policy distillation: a teacher model scores every token that the policy samples."""
 
     paper = "arXiv 2306.13649"
     reads_rewards = False
@@ -65,10 +66,13 @@ class Distillation(PolicyGradient[DistillationOptions]):
         ids = self._ids()
         return super().outputs() | ({log_probs_at(ids)} if ids else set())
 
-    # -- the teacher as credit -----------------------------------------------------------------------------------
+    # -- mode = "advantage" --------------------------------------------------------------------------------------
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return for each token the teacher's credit, and for each sample its reward within the group."""
+        """Return advantages: [tokens], the teacher's term plus the weighted reward normalised within the group.
+
+        With `mode = "loss"` the rewards alone, [groups, samples].
+        """
         options = self.options
         rewards = options.reward_coef * learn.group_mean_std(groups.rewards, groups.valid)
         if options.mode == "loss":
@@ -83,11 +87,11 @@ class Distillation(PolicyGradient[DistillationOptions]):
         return options.coef * credit + mask * rewards.reshape(-1)[of_sample]
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The clipped surrogate: the ratio is 1 but for later updates of a step."""
+        """Return the clipped surrogate of each token."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
         return clipped_ratio(self.options, ratio, batch.advantages)
 
-    # -- the teacher as loss -------------------------------------------------------------------------------------
+    # -- mode = "loss" -------------------------------------------------------------------------------------------
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
         if self.options.mode == "advantage":
@@ -99,7 +103,7 @@ class Distillation(PolicyGradient[DistillationOptions]):
         return Loss(terms, {**loss.metrics, **metrics})
 
     def _divergences(self, batch: LossBatch, policy: PolicyOutputs) -> tuple[Tensor, Sums]:
-        """[tokens] from the policy to the teacher."""
+        """Return the divergence between policy and teacher, [tokens], and its metrics."""
         options, ids = self.options, self._ids()
         if ids is None:
             values = learn.sampled_divergence(
@@ -114,13 +118,13 @@ class Distillation(PolicyGradient[DistillationOptions]):
         return values, _of_support(batch, student.detach(), teacher, values.detach())
 
     def _over(self, log_probs: Tensor) -> Tensor:
-        """[tokens, k] of the vocabulary -> a distribution."""
+        """Turn log-probs of k tokens, [tokens, k], into those of a complete distribution, as `rest` says."""
         if self.options.rest == "bucket":
             return learn.with_rest(log_probs)
         return log_probs - log_probs.logsumexp(-1, keepdim=True)
 
     def _ids(self) -> Column | None:
-        """Return the column of the token ids that are compared; None where only the sampled token is."""
+        """Return the column with the ids of the compared tokens; None if only the sampled token is compared."""
         columns = {
             "student-top-k": student_top_k_ids(self.options.k),
             "teacher-top-k": teacher_top_k(self.options.k)[0],
@@ -136,7 +140,7 @@ class Distillation(PolicyGradient[DistillationOptions]):
 
 
 def _of_samples(batch: LossBatch, policy: PolicyOutputs) -> Sums:
-    """Estimates from the policy's own samples: KL(q || p), and the probability that both give to the same tokens."""
+    """Estimate KL(q || p), and 1 minus the total variation (agreement), from the sampled tokens."""
     mask, count = batch.loss_mask, batch.loss_mask.sum()
     ratio = batch.column("teacher_log_probs") - policy.log_probs.detach()
     return {
@@ -146,7 +150,7 @@ def _of_samples(batch: LossBatch, policy: PolicyOutputs) -> Sums:
 
 
 def _of_support(batch: LossBatch, student: Tensor, teacher: Tensor, values: Tensor) -> Sums:
-    """The same over the tokens that are looked at, and the divergence that is trained."""
+    """Compute KL(q || p), the agreement and the trained divergence over the compared tokens."""
     mask, count = batch.loss_mask, batch.loss_mask.sum()
     agreement = student.exp().minimum(teacher.exp()).sum(-1)
     return {

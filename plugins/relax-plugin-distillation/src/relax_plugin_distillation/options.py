@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of distillation, and which of them contradict each other: refused with the reason, before anything starts."""
+"""Options of distillation. Contradictory options, and options without effect, are refused before the run starts."""
 
 from __future__ import annotations
 
@@ -13,61 +13,66 @@ OF_SAMPLES = (
     "advantages", "clip_low", "clip_high", "dual_clip", "correction", "correction_level", "correction_cap", "correction_floor",
     "sequence_mask_delta", "reward_kl_coef",
 )  # fmt: skip
-"""Options of a policy gradient: they act where what is learnt depends on which token was sampled."""
+"""Options of the policy gradient; they have an effect only if the loss depends on which token was sampled."""
 
 
 class DistillationOptions(ClippedOptions):
-    """As default the cheapest that works: the teacher's log-ratio of each sampled token is that token's advantage."""
+    """Options of `distillation`. By default, a token's advantage is its log-ratio of teacher to policy."""
 
     mode: Literal["advantage", "loss"] = "advantage"
-    """`advantage`: what the teacher thinks of a sampled token is credit in a policy gradient, as a reward is; `loss`: the
-    divergence itself is the loss, differentiated through the policy's distribution."""
+    """`advantage`: the divergence of each sampled token gives its advantage in a policy gradient; `loss`: the
+    divergence is the loss, differentiated through the policy's distribution."""
     tokens: Literal["sampled", "student-top-k", "teacher-top-k"] = "sampled"
-    """Where both distributions are looked at: the sampled token alone; the policy's `k` likeliest ones, about as they were
-    when it sampled; or the teacher's. Those of several tokens need `mode = "loss"`."""
+    """Tokens at which both distributions are compared: `sampled`: the sampled token; `student-top-k`: the policy's `k`
+    likeliest tokens at about the time of sampling; `teacher-top-k`: the teacher's. Top-k needs `mode = "loss"`."""
     divergence: Literal["reverse", "forward", "jsd"] = "reverse"
-    """`reverse`: KL from the policy to the teacher, which seeks a mode of the teacher; `forward`: from the teacher to the
-    policy, which covers it; `jsd`: the generalised Jensen-Shannon divergence between them."""
+    """`reverse`: KL(policy || teacher), which seeks a mode of the teacher; `forward`: KL(teacher || policy), which
+    covers all modes; `jsd`: the generalised Jensen-Shannon divergence."""
     beta: float = Field(0.5, gt=0.0, lt=1.0)
-    """jsd: weight of the teacher in the mixture; near 0 it goes as `forward`, near 1 as `reverse`."""
+    """With `jsd`: weight of the teacher in the mixture; near 0 the divergence behaves as `forward`, near 1 as
+    `reverse`."""
     k: int = Field(16, ge=1)
-    """Tokens looked at in each position, with top-k."""
+    """With top-k: number of tokens compared at each position."""
     rest: Literal["bucket", "renormalise"] = "bucket"
-    """With top-k: all other tokens are one more outcome, or both distributions are those given the k tokens."""
+    """With top-k: `bucket`: the remaining tokens count as one more token; `renormalise`: both distributions are
+    conditioned on the k tokens."""
     coef: float = Field(1.0, gt=0.0)
-    """Weight of the teacher."""
+    """Weight of the teacher's term."""
     reward_coef: float = Field(0.0, ge=0.0)
-    """Weight of the rewards beside it, as GRPO's advantage; 0 needs no rewards, and those there are only measured."""
+    """Weight of the rewards, which are added as GRPO's advantage. 0: no rewards are needed; configured rewards are only
+    logged."""
     discount: float = Field(0.0, ge=0.0, le=1.0)
-    """advantage: how much of what the teacher thinks of later tokens counts for a token: 0 each alone, 1 all that follow."""
+    """With `advantage`: discount per token of the teacher's terms of later tokens; 0: each token's own term, 1: the sum
+    of all terms from the token on."""
     clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low; with one update a step the ratio is 1."""
+    """Lower bound of the ratio is 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0.0)
     """Upper bound of the ratio is 1 + clip_high."""
 
     @property
     def samples(self) -> bool:
-        """True where what is learnt depends on which token was sampled."""
+        """True if the loss depends on which token was sampled."""
         return self.mode == "advantage" or self.tokens == "sampled" or self.reward_coef > 0
 
     @model_validator(mode="after")
     def _nothing_contradicts(self) -> Self:
         if self.mode == "advantage" and self.tokens != "sampled":
             raise ValueError(
-                f'tokens: got "{self.tokens}" with mode = "advantage"; a divergence over tokens is the same whichever was '
-                'sampled, so as its advantage it teaches nothing: set mode = "loss", or tokens = "sampled"'
+                f'tokens: got "{self.tokens}" with mode = "advantage"; a divergence over several tokens does not depend on '
+                'the sampled token, so as an advantage it has no effect: set mode = "loss", or tokens = "sampled"'
             )
         if self.mode == "loss" and self.tokens == "sampled" and self.divergence == "jsd":
             raise ValueError(
-                'divergence: got "jsd" of sampled tokens as a loss; one token\'s probability has no such loss: set '
-                'mode = "advantage", or tokens = "student-top-k"'
+                'divergence: got "jsd" with mode = "loss" and tokens = "sampled"; jsd has no estimate from one token:  '
+                'set mode = "advantage", or tokens = "student-top-k"'
             )
         if self.discount and (self.mode, self.divergence) != ("advantage", "reverse"):
             raise ValueError(
-                f'discount: got {self.discount}; only the log-ratios of mode = "advantage" with divergence = "reverse" add up'
+                f'discount: got {self.discount}; set it to 0, or use mode = "advantage" and divergence = "reverse", whose '
+                "log-ratios may be summed"
             )
         if self.mode == "loss" and self.aggregation == "trajectory":
-            raise ValueError('aggregation: got "trajectory" with mode = "loss"; only advantages have it')
+            raise ValueError('aggregation: got "trajectory" with mode = "loss"; change one of the two')
         return self._every_one_acts()
 
     def _every_one_acts(self) -> Self:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session's TensorBoard event file, and what earlier sessions wrote. Imports tensorboard, so only an open sink loads it."""
+"""The TensorBoard event file of one session, and a reader of earlier sessions' files.
+
+The module imports tensorboard, so only an open sink imports it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _PREFIX = "events.out.tfevents."
 
 
 class EventFile:
-    """Written through record by record. Readers take files in the order of their names: a new one sorts after all others."""
+    """An event file, flushed after every record.
+
+    TensorBoard reads files in the order of their names, so the name of a new file sorts after all existing files.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +37,7 @@ class EventFile:
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Every value that is a number."""
+        """Write the values of a step, except NaN."""
         event = Event(wall_time=time.time(), step=step)
         for tag, value in values.items():
             if not math.isnan(value):
@@ -39,7 +45,7 @@ class EventFile:
         self._add(event)
 
     def texts(self, step: int, tag: str, texts: Sequence[str]) -> None:
-        """Markdown for the text page."""
+        """Write Markdown texts for TensorBoard's text page."""
         event = Event(wall_time=time.time(), step=step)
         tensor = make_tensor_proto(np.array([said.encode() for said in texts], dtype=object))
         event.summary.value.add(
@@ -48,7 +54,7 @@ class EventFile:
         self._add(event)
 
     def start(self, step: int) -> None:
-        """Tell readers that what earlier files hold of this step and later no longer holds."""
+        """Make readers ignore the data of earlier files from `step` on."""
         self._add(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def close(self) -> None:
@@ -60,7 +66,7 @@ class EventFile:
 
 
 def written(folder: Path) -> dict[str, int]:
-    """Tag to the last step that the folder's event files hold; a torn end is where reading stops."""
+    """Return the last step of each tag in the folder's event files; a file is read up to a torn record."""
     last: dict[str, int] = {}
     for path in sorted(folder.glob(f"{_PREFIX}*")):
         for event in EventFileLoader(str(path)).Load():

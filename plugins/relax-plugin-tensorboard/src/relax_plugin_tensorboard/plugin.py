@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
+"""The components of this distribution, named by strings so that listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook

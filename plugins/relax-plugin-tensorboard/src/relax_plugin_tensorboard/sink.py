@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorBoard sink: scalars and a few transcripts as event files, written by the `tensorboard` package alone.
+"""The TensorBoard sink: writes scalars and a few transcripts as event files, with the `tensorboard` package alone.
 
-A resumed run continues in the same folder: TensorBoard is told from which step on the former data no longer hold,
-so that no step shows twice. Every record is written through; a killed run loses at most the step in progress.
+A resumed run continues in the same folder. It marks the step from which TensorBoard ignores earlier data, so no step is
+shown twice. Every record is flushed, so a killed run loses at most the step in progress.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 
 class TensorBoardOptions(Options):
     directory: str = "tensorboard"
-    """Where the event files go; a relative path is inside the run directory."""
+    """Folder of the event files; a relative path is inside the run directory."""
     transcripts: bool = True
-    """Also write a few transcripts of each step as text."""
+    """True: also write a few transcripts of each step as text."""
 
 
 class TensorBoard(Sink[TensorBoardOptions]):
-    """`[[sinks]] name = "tensorboard"`; look with `tensorboard --logdir runs`."""
+    """A sink for TensorBoard; view its files with `tensorboard --logdir runs`."""
 
     def __init__(self, options: TensorBoardOptions | None = None) -> None:
         super().__init__(options)
         self._writer: EventFile | None = None
         self._before: dict[str, int] = {}
-        """Tag to last step, as an earlier session of the run left them; empty once the new session's start is known."""
+        """Last step of each tag in earlier sessions' files; empty once the first training step of this session is
+        written."""
 
         self._held: list[tuple[int, list[str]]] = []
-        """Transcripts that came before the session's start was known: rollout may be steps ahead of training."""
+        """Steps and transcripts held back until `_before` is empty: rollout may be several steps ahead of training."""
 
     def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:
         from relax_plugin_tensorboard.event_file import EventFile, written
@@ -69,14 +70,17 @@ class TensorBoard(Sink[TensorBoardOptions]):
     @property
     def _file(self) -> EventFile:
         if self._writer is None:
-            raise RuntimeError("the TensorBoard sink is not open")
+            raise RuntimeError("the TensorBoard sink is not open; call open() first")
         return self._writer
 
     def _continue_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
-        """At the first data of a resumed session: end the former data there; returns what is not there already."""
+        """Return the values to write; in a resumed session, make readers ignore earlier data from this step on.
+
+        A step that is only evaluated again keeps its earlier data; values that exist already are not returned.
+        """
         if not self._before:
             return values
-        # The step a run resumes at may be evaluated again: its training data hold, and the old evaluation too.
+        # A run may evaluate the step that it resumes at again: keep the step's training data and its earlier evaluation.
         again = all(key.startswith("eval/") for key in values)
         self._file.start(step + 1 if again else step)
         before = self._before
@@ -87,7 +91,7 @@ class TensorBoard(Sink[TensorBoardOptions]):
 
 
 def _markdown(sample: Mapping[str, Any]) -> str:
-    """A transcript; indented so that Markdown leaves the policy's words alone."""
+    """Return a transcript as Markdown, indented as code so that the policy's text is not interpreted."""
     turns = [(str(turn.get("role", "")), turn.get("content")) for turn in sample.get("messages") or ()]
     turns += [("response", sample["response"])] if sample.get("response") is not None else []
     head = f"**reward {sample.get('reward')}** ({sample.get('outcome', '')})"

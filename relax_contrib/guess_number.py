@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guess the number: a small multi-turn environment. One of the first letters is hidden; each guess is answered with
-where it lies: `<` before the guess, `>` behind it, `=` found.
+"""Guess the number: a small multi-turn environment in which the policy finds a hidden letter of the alphabet.
 
-Halving what is left finds 15 of 16 within four guesses; ignoring the hints finds about one in five.
+Each guess is answered with a hint: `<`: the letter is before the guess; `>`: after it; `=`: found. Binary search finds
+15 of 16 letters within four guesses; guesses that ignore the hints find about one in five.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pydantic import Field
 from relax_core.api import Action, Environment, Observation, Options, Step, Task
 
 NO_GUESS = "!"
-"""Said of an answer that is not one of the letters; it uses up a guess."""
+"""Reply to an answer that is not one of the letters; the answer still counts as a guess."""
 
 
 class GuessNumberOptions(Options):
     """Options of `guess-number`."""
 
     size: int = Field(16, ge=2, le=26)
-    """How many letters the secret may be, from `a` on."""
+    """Number of possible letters, from `a` on."""
     guesses: int = Field(4, ge=1)
-    """Guesses before the game is lost."""
+    """Number of guesses after which the game is lost."""
 
 
 class GuessNumber(Environment[GuessNumberOptions]):
-    """Find the hidden letter, the task's `answer`, from hints; 1 for a hit, else 0."""
+    """A game whose hidden letter is the task's `answer`; the reward is 1 if a guess hits it, else 0."""
 
     in_process: ClassVar[bool] = True
     gives_reward: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class GuessNumber(Environment[GuessNumberOptions]):
         letters = ascii_lowercase[: self.options.size]
         if not isinstance(task.answer, str) or len(task.answer) != 1 or task.answer not in letters:
             raise ValueError(
-                f"task {task.id}: answer {task.answer!r} is none of the letters {letters}; correct the column"
+                f"task {task.id}: answer {task.answer!r} is not one of the letters {letters}; correct the column answer"
             )
         self._letters, self._secret, self._left = letters, task.answer, self.options.guesses
         self._low, self._high = 0, len(letters)
@@ -53,8 +53,7 @@ class GuessNumber(Environment[GuessNumberOptions]):
         return Step(observation, hit or self._left == 0, float(hit), info)
 
     def _state(self, guess: str) -> str:
-        """Return the state that the hints have left: games that came there by different guesses may be compared from
-        there on."""
+        """Return the remaining letters and guesses as text, so that games in an equal state can be compared."""
         if self._hint(guess) == "<":
             self._high = min(self._high, self._letters.index(guess))
         elif self._hint(guess) == ">":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signalling game (Lewis, 1969): a speaker sees a meaning and says a signal, a listener hears it and names the meaning.
+"""A signalling game (Lewis, 1969): a speaker sees a meaning and says a signal, a listener names the meaning.
 
-One policy plays both roles, each in a conversation of its own, so that an episode has two rows: the listener's begins with
-`session.restart` and shares no token with the speaker's. Both are paid alike, 1 where the meaning comes across. No signal means
-anything at first: a convention is what is learnt.
+One policy plays both roles, each in a separate conversation, so an episode has two rows. The listener's row begins with
+`session.restart` and shares no token with the speaker's. Both rows get the same reward: 1 if the listener names the
+meaning, else 0. Signals have no meaning at first; the policy learns a convention.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ class SignallingOptions(Options):
     """Options of `signalling`."""
 
     signals: tuple[str, ...]
-    """Words that the speaker may say; anything else ends the episode without pay, so that naming the meaning is no way out."""
+    """Words that the speaker may say; a different word ends the episode with reward 0, so saying the meaning earns
+    nothing."""
     listener: str = "{signal}"
-    """The listener's prompt, with `{signal}` in it."""
+    """Prompt of the listener; `{signal}` is replaced by the speaker's signal."""
 
     @field_validator("listener")
     @classmethod
     def _has_its_place(cls, listener: str) -> str:
         if "{signal}" not in listener:
-            raise ValueError("it has no {signal}, so that the listener would hear nothing")
+            raise ValueError(f"listener: got {listener!r} without {{signal}}; add it, or the listener sees no signal")
         return listener
 
 
 class Signalling(Environment[SignallingOptions]):
-    """One episode; the task's prompt is the speaker's, its `answer` the meaning.
+    """One episode of the game; the task's prompt is the speaker's prompt, and its `answer` is the meaning.
 
-    speaker's turn -> listener's turn -> paid | speaker's turn is no signal -> not paid
+    speaker's turn -> listener's turn -> reward 0 or 1 | speaker's turn is not a signal -> reward 0
     """
 
     in_process: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of the families that see and hear, built from a seed over whole words; with tokenizer and chat template.
+"""Small random models of multimodal families, with a tokenizer of whole words and a chat template.
 
-`build_model` names a `model_type` of transformers. What a recipe adds are its words.
+`build_model` takes a `model_type` of transformers. Each recipe supplies its vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPECIAL = (
 )  # fmt: skip
 PAD, BOS, EOS, UNK, VISION_START, VISION_END, IMAGE, VIDEO, AUDIO_START, AUDIO_END, AUDIO = range(len(SPECIAL))
 NEVER = (IMAGE, VIDEO, AUDIO)
-"""Never sampled."""
+"""Tokens that must never be sampled."""
 PATCH, MERGE, MEL_BANDS = 8, 2, 32
 TEMPLATE = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -39,8 +39,10 @@ _LINEAR = {
 
 
 def save_tokenizer(words: Sequence[str], folder: Path, phrases: Sequence[str] = ()) -> Any:
-    """One token a word, behind the special ones, then one for each phrase, which may have white space in it; returns the
-    `tokenizers.Tokenizer`."""
+    """Save and return a `tokenizers.Tokenizer` with one token per special token, word and phrase, in this order.
+
+    A phrase may contain white space.
+    """
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *words])}
@@ -51,7 +53,7 @@ def save_tokenizer(words: Sequence[str], folder: Path, phrases: Sequence[str] = 
 
 
 def build_model(model_type: str, seed: int, vocabulary: int, **text: Any) -> Any:
-    """Random; `text` overrides fields of the language model's configuration."""
+    """Return a random model; `text` overrides fields of the language model's configuration."""
     import torch
     import transformers
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers shared by the recipes' builders: their command line, and a tokenizer's folder."""
+"""Shared parts of the recipes' builders: their command line, and saving a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 
 def made(build: Callable[[Path, int], Made], doc: str | None) -> Made:
-    """Build as the command line says, in one thread; what `build` reached."""
+    """Run `build` with the folder and seed of the command line, in one thread, and return its result."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
@@ -25,7 +25,7 @@ def made(build: Callable[[Path, int], Made], doc: str | None) -> Made:
 
 
 def save_tokenizer(tokenizer: Any, special: Sequence[str], template: str, folder: Path) -> Any:
-    """Write a `tokenizers.Tokenizer` as transformers reads it, with its special tokens and chat template; returns it."""
+    """Add special tokens to a `tokenizers.Tokenizer`, save it with a chat template, and return it."""
     from tokenizers import AddedToken
 
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])

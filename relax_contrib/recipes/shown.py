@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Items of recipes that show something: media files beside a question, and its answer; written as rows of a task file."""
+"""Tasks with media: files, a question and its answer, written as rows of a task file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     import numpy as np
 
 RATE = 16_000
-"""Samples a second of sounds."""
+"""Sampling rate of sounds in Hz."""
 
 
 class Item(NamedTuple):
-    """One task."""
+    """A task with media."""
 
     media: tuple[tuple[str, str], ...]
-    """(kind, path below the recipe's folder), in the order in which they are shown."""
+    """(kind, path below the recipe's folder) of each medium, in the order of the prompt."""
     question: str
     answer: str
 
 
 def write(items: Sequence[Item], path: Path) -> None:
-    """One row an item: sampled answers are judged by `answer`, a warm start learns `completion`."""
+    """Write one row per item: rewards compare with `answer`, a supervised warm start learns `completion`."""
     path.write_text("".join(json.dumps(_row(item)) + "\n" for item in items))
 
 
@@ -36,7 +36,7 @@ def _row(item: Item) -> dict[str, object]:
 
 
 def save_picture(pixels: np.ndarray, path: Path) -> None:
-    """uint8 [high, wide, 3]."""
+    """Save pixels, uint8 [high, wide, 3], as an image."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def save_picture(pixels: np.ndarray, path: Path) -> None:
 
 
 def save_sound(samples: np.ndarray, path: Path) -> None:
-    """Float [samples] between -1 and 1, as a WAV file of 16 bits."""
+    """Save samples, float [samples] between -1 and 1, as a WAV file of 16 bits."""
     import numpy as np
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def save_sound(samples: np.ndarray, path: Path) -> None:
 
 
 def save_video(frames: np.ndarray, fps: int, path: Path) -> None:
-    """uint8 [frames, high, wide, 3], as an MP4 file; needs PyAV, which relax-plugin-omni brings."""
+    """Save frames, uint8 [frames, high, wide, 3], as an MP4 file; needs PyAV, a dependency of relax-plugin-omni."""
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: tokenizer, tasks, and a model that asks the calculator now and then.
+"""Build the recipe in a folder: tokenizer, tasks, and a model that sometimes calls the calculator.
 
-`python -m relax_contrib.recipes.calculator.build FOLDER --seed 0`. The warm start reads two sorts of conversations: one asks
-and repeats the result, the other guesses at once and is wrong. That asking is better is left to reinforcement learning.
+`python -m relax_contrib.recipes.calculator.build FOLDER --seed 0`. The warm start trains on two kinds of conversations:
+one calls the calculator and repeats the result, the second guesses at once, wrongly. Reinforcement learning must find
+out that calling is better.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from relax_contrib.recipes.quickstart import model as tiny
 STEPS, WARMUP_STEPS, BATCH, RATE = 600, 50, 64, 2e-3
 CHECK_EVERY, TARGET = 20, 0.42
 ASKED = 0.5
-"""Share of the conversations that ask."""
+"""Share of the warm start's conversations that call the calculator."""
 CALL_TOKENS, ANSWER_TOKENS = 12, 6
 
 
 def build(folder: Path, seed: int) -> float:
-    """Everything the recipe's TOML names; returns the sampled pass rate of the warm start."""
+    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start."""
     train, held_out = items(seed)
     tokenizer = save_tokenizer(folder / "model")
     write(train, folder / "train.jsonl")
@@ -38,7 +39,7 @@ def build(folder: Path, seed: int) -> float:
 
 
 def warm_up(policy: Any, tokenizer: Any, train: list[Item], random: Random) -> float:
-    """Supervised steps on the policy's own words until sampled conversations are right as often as wanted."""
+    """Train on the policy's turns until the pass rate of sampled conversations reaches TARGET; return the pass rate."""
     import torch
 
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
@@ -60,7 +61,7 @@ def warm_up(policy: Any, tokenizer: Any, train: list[Item], random: Random) -> f
 
 
 def conversation(tokenizer: Any, item: Item, random: Random) -> tuple[list[int], list[int]]:
-    """Ids of one conversation, and its labels: the policy's words alone."""
+    """Return token ids and labels of one conversation; only the policy's turns have labels."""
     said = [(f"{item.expression}=", False)]
     if random.random() < ASKED:
         said += [(f"{OPENS}{item.expression}{CLOSES}", True), (f"[{item.answer}]", False), (item.answer, True)]
@@ -76,7 +77,7 @@ def conversation(tokenizer: Any, item: Item, random: Random) -> tuple[list[int],
 
 
 def pass_rate(policy: Any, tokenizer: Any, items: list[Item]) -> float:
-    """Share of sampled conversations whose last turn is the answer."""
+    """Return the share of sampled conversations whose last turn is the answer."""
     asked = [f"{item.expression}=" for item in items]
     first = sampled(policy, tokenizer, asked, CALL_TOKENS)
     told = [calculate(turn.removeprefix(OPENS).removesuffix(CLOSES)) for turn in first]
@@ -89,7 +90,7 @@ def pass_rate(policy: Any, tokenizer: Any, items: list[Item]) -> float:
 
 
 def sampled(policy: Any, tokenizer: Any, prompts: list[str], most_tokens: int) -> list[str]:
-    """One turn for each prompt; empty where it did not end."""
+    """Sample one turn for each prompt; a turn that did not end is empty."""
     import torch
 
     rows = [tokenizer.encode(prompt).ids for prompt in prompts]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: sums and products of two numbers. How the tokenizer and the chat template write the calls of it is here too."""
+"""The task: sums and products of two numbers, with tokenizer and chat template for calculator calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relax_contrib.recipes.calculator.server import calculate
 from relax_contrib.recipes.quickstart.model import CHARACTERS, SPECIAL
 
 OPENS, CLOSES = '<tool_call>{"name": "calculate", "arguments": {"expression": "', '"}}</tool_call>'
-"""A call but for its expression; each is one token."""
+"""The parts of a call before and after the expression; each is one token."""
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'tool' %}[{{ message['content'] }}]{% else %}"
     "{{ message['content'] }}{% for call in message['tool_calls'] or [] %}"
@@ -25,14 +25,14 @@ HIGHEST = 99
 
 
 class Item(NamedTuple):
-    """A question, and what the calculator says to it."""
+    """A question and the calculator's result."""
 
     expression: str
     answer: str
 
 
 def items(seed: int) -> tuple[list[Item], list[Item]]:
-    """Draw (train, held out), disjoint."""
+    """Return disjoint items for training and for held-out evaluation."""
     random = Random(f"calculator {seed}")
     drawn: dict[str, None] = {}
     while len(drawn) < NUM_TRAIN + NUM_HELD_OUT:
@@ -47,7 +47,7 @@ def write(items: list[Item], path: Path) -> None:
 
 
 def save_tokenizer(folder: Path) -> Any:
-    """One token a character, and one for each end of a call; returns the `tokenizers.Tokenizer`."""
+    """Save and return a `tokenizers.Tokenizer` with one token per character and one for each end of a call."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     words = [*SPECIAL, *CHARACTERS, OPENS, CLOSES]

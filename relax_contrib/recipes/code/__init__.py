@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code: a tiny model writes programs from descriptions, and is judged by what they answer in a sandbox."""
+"""Code: a tiny model writes programs from descriptions, judged by the programs' output in a sandbox."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: descriptions with cases, programs for the warm start, and a random model.
+"""Build the recipe in a folder: descriptions with cases, programs for the warm start, and a random model.
 
-`python -m relax_contrib.recipes.code.build FOLDER --seed 0`. Programs of the warm start are right in a share of the rows alone;
-the others have one part of another description, as somebody writes who misread it. So the warm start ends near that share
-whatever the seed and however long it is, and which programs are right is left to reinforcement.
+`python -m relax_contrib.recipes.code.build FOLDER --seed 0`. Only a share of the warm start's programs is right; in
+the rest, one part fits another description. The warm start therefore ends near this share for any seed and length, and
+reinforcement learning must find out which programs are right.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from relax_contrib.recipes.quickstart import model as tiny
 PHRASES = (OPEN, CLOSE)
 NUM_SHOWN = 8192
 RIGHT = 0.4
-"""Share of the programs of the warm start that are right."""
+"""Share of the warm start's programs that are right."""
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     folder.mkdir(parents=True, exist_ok=True)
     items, random = split(seed), Random(f"code cases {seed}")
     _write(folder / "train.jsonl", [_task(item, random) for item in items.train])
@@ -37,12 +37,12 @@ def build(folder: Path, seed: int) -> None:
 
 
 def _task(item: Item, random: Random) -> dict[str, Any]:
-    """A row that the reward `code` judges: it runs the cases."""
+    """Return a row for the reward `code`, which runs the cases."""
     return {**_asked(item), "cases": [item.case(random)]}
 
 
 def _shown(item: Item, random: Random) -> dict[str, Any]:
-    """A row that is imitated."""
+    """Return a row for the supervised warm start."""
     written = item if random.random() < RIGHT else misread(item, random)
     return {**_asked(item), "completion": written.program}
 

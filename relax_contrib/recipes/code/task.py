@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: a description of a calculation with three numbers; write the program. Pure functions of a seed.
+"""The task: write a program from the description of a calculation with three numbers. Pure functions of a seed.
 
-A program reads three numbers a line and prints one. Any that answers right is right, so that `b + a` is as good as `a + b`.
-Descriptions are made of a head, an operation, two numbers and a tail; those of the held-out tasks are never shown in training.
+A program reads lines of three numbers and prints one number for each. Only the output counts, so `b + a` is as good as
+`a + b`. A description has a head, an operation, two numbers and a tail. Held-out descriptions never occur in training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 OPEN = "```python\nfor line in open(0):\n    a, b, c = map(int, line.split())\n    print("
 CLOSE = ")\n```"
-"""Tokens of their own: which expression is printed is learnt, how a program begins is not the lesson."""
+"""Beginning and end of every program, one token each: the policy learns only the printed expression."""
 HEADS = {"": "{}", "twice": "2 * {}", "negative": "- {}"}
 OPERATIONS = {
     "sum": "( {} + {} )", "difference": "( {} - {} )", "product": "( {} * {} )", "larger": "max( {} , {} )",
@@ -40,7 +40,7 @@ class Item(NamedTuple):
 
     @property
     def expression(self) -> str:
-        """The head is of the operation alone: `twice sum of a and b plus c ?` is `2 * (a + b) + c`."""
+        """The expression in Python. `twice sum of a and b plus c ?` is `2 * (a + b) + c`."""
         first, second, third = self.names
         return TAILS[self.tail].format(HEADS[self.head].format(OPERATIONS[self.operation].format(first, second)), third)
 
@@ -49,7 +49,7 @@ class Item(NamedTuple):
         return f"{OPEN} {self.expression} {CLOSE}"
 
     def case(self, random: Random) -> dict[str, str]:
-        """Lines of numbers, and what a right program prints. Numbers are large and differ, so that luck is rare."""
+        """Return input lines and the right output; the numbers are large and differ, so wrong programs rarely pass."""
         lines = [random.sample(range(2, 100), 3) for _ in range(NUM_LINES)]
         values = [eval(self.expression, {}, dict(zip("abc", line, strict=True))) for line in lines]
         return {"input": "\n".join(" ".join(map(str, line)) for line in lines), "output": "\n".join(map(str, values))}
@@ -67,7 +67,7 @@ def split(seed: int) -> Split:
 
 
 def misread(item: Item, random: Random) -> Item:
-    """Another description, of which one part differs; its program may yet answer the same, as a sum does either way round."""
+    """Return an item of which one part differs; its program may still be right, as when a sum's numbers are swapped."""
     part = random.randrange(len(PARTS))
     others = [value for value in PARTS[part] if value != item[part]]
     return Item(*item[:part], random.choice(others), *item[part + 1 :])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: a noisy picture with a disc somewhere; which colour is it? Pure functions of a seed."""
+"""The task: name the colour of a disc in a noisy picture. Pure functions of a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIDE = 32
 
 
 def items(folder: Path, seed: int, count: int) -> list[Item]:
-    """Draw and save them."""
+    """Draw items and save their pictures."""
     random = Random(f"colours {seed}")
     return [_item(folder, f"pictures/{number:05}.png", random) for number in range(count)]
 
@@ -30,7 +30,7 @@ def _item(folder: Path, name: str, random: Random) -> Item:
 
 
 def draw(colour: str, random: Random) -> np.ndarray:
-    """uint8 [side, side, 3]."""
+    """Return a picture, uint8 [side, side, 3]."""
     import numpy as np
 
     noise = np.random.default_rng(random.getrandbits(32))

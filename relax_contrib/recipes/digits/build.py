@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: sounds, tasks, and a random model that its first stage warms up.
+"""Build the recipe in a folder: sounds, tasks, and a random model; the recipe's first stage is the warm start.
 
 `python -m relax_contrib.recipes.digits.build FOLDER --seed 0`.
 """
@@ -20,7 +20,7 @@ NUM_VOICES, NUM_NEW_VOICES = 10, 3
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     voices = speakers(seed, NUM_VOICES + NUM_NEW_VOICES)
     write(items(folder, "train", voices[:NUM_VOICES], seed, NUM_TRAIN), folder / "train.jsonl")
     write(items(folder, "eval", voices[NUM_VOICES:], seed, NUM_EVAL), folder / "eval.jsonl")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: a voice says a digit; which? Held-out items are of voices that training never hears. Functions of a seed."""
+"""The task: name a spoken digit; held-out items have new voices. Pure functions of a seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def speakers(seed: int, count: int) -> list[Speaker]:
 
 
 def items(folder: Path, part: str, voices: Sequence[Speaker], seed: int, count: int) -> list[Item]:
-    """Draw and save them."""
+    """Draw items and save their sounds."""
     random = Random(f"digits {part} {seed}")
     return [_item(folder, f"sounds/{part}-{number:05}.wav", voices, random) for number in range(count)]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A synthetic voice: words as runs of sounds, each with its formants, spoken by harmonics of a pitch and by shaped noise.
+"""A synthetic voice: words are sequences of sounds, made of harmonics of a pitch and of shaped noise.
 
-Additive synthesis after the source-filter model of speech; it is meant to be told apart, not to be pleasant.
+This is additive synthesis after the source-filter model of speech. The words are distinguishable, not natural.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     import numpy as np
 
 HOP = 80
-"""Samples between two looks at the mouth."""
+"""Samples per frame, in which loudness and formants are constant before smoothing."""
 
 
 class Sound(NamedTuple):
-    """One sound of speech, as the mouth forms it."""
+    """A speech sound: duration, loudness of its voiced and noise parts (0 to 1), and formants."""
 
     seconds: float
     voiced: float
     noise: float
     formants: tuple[float, float, float]
-    """Hertz; of noise its middle, its width and nothing."""
+    """Three formants in Hz; for sounds of noise: centre and width of the band in Hz, and 0."""
 
 
 class Speaker(NamedTuple):
     """A speaker: the properties of one voice."""
 
     pitch: float
-    """Hertz."""
+    """Fundamental frequency in Hz."""
     size: float
-    """Formants by those of an average mouth."""
+    """Factor on the formants' frequencies."""
     pace: float
-    """Sounds' lengths by the usual ones."""
+    """Factor on the sounds' durations."""
 
 
 _VOWELS = {
@@ -68,7 +68,7 @@ WORDS = {
 
 
 def spoken(word: str, speaker: Speaker, random: Random) -> np.ndarray:
-    """Float [samples], about half a second."""
+    """Return a spoken word, float [samples], about half a second."""
     import numpy as np
 
     sounds = [_sound(name) for name in WORDS[word].split()]
@@ -82,14 +82,14 @@ def spoken(word: str, speaker: Speaker, random: Random) -> np.ndarray:
 
 
 def _smooth(tracks: np.ndarray) -> np.ndarray:
-    """A mouth takes its time."""
+    """Smooth the tracks over five frames, as a mouth moves gradually."""
     import numpy as np
 
     return np.stack([np.convolve(np.pad(track, 2, mode="edge"), np.ones(5) / 5, "valid") for track in tracks.T], axis=1)
 
 
 def _sung(speaker: Speaker, formants: np.ndarray, random: Random) -> np.ndarray:
-    """All harmonics below 4 kHz, each as loud as the formants let it."""
+    """Return the sum of all harmonics below 4 kHz, weighted by the formants."""
     import numpy as np
 
     count = formants.shape[1]
@@ -107,7 +107,7 @@ def _sung(speaker: Speaker, formants: np.ndarray, random: Random) -> np.ndarray:
 
 
 def _hissed(tracks: np.ndarray, random: Random) -> np.ndarray:
-    """White noise through a band that moves, by overlapping windows."""
+    """Return white noise filtered by a time-varying band, with overlapping windows."""
     import numpy as np
 
     size = 4 * HOP

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny mixture of experts learns to sort digits, trained on the experts that the engine's tokens visited."""
+"""Experts: a tiny mixture of experts learns to sort digits; the trainer replays the engine's choice of experts."""

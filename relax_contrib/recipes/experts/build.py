@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the quickstart's task for a mixture of experts: the same tokenizer and digits, and a Qwen3-MoE warmed up on them.
+"""Build the quickstart for a mixture of experts: the same tokenizer and digits, and a warm-started Qwen3-MoE.
 
 `python -m relax_contrib.recipes.experts.build FOLDER --seed 0`.
 """
@@ -19,7 +19,7 @@ RATE = 3e-3
 
 
 def build_model(seed: int) -> Any:
-    """Random; gates begin as wide as other weights, so that experts differ from the first step."""
+    """Return a random model; its gates are initialised like all weights, so experts differ from the first step."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -34,7 +34,7 @@ def build_model(seed: int) -> Any:
 
 
 def build(folder: Path, seed: int) -> float:
-    """Everything the recipe's TOML names; returns the sampled pass rate of the warm start."""
+    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start."""
     return quickstart.build(folder, seed, build_model(seed), RATE)
 
 

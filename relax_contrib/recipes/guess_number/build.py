@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the guessing game in a folder: tokenizer, a task for each secret, and a model that plays at random.
+"""Build the guessing game in a folder: tokenizer, a task for each secret letter, and a model that plays at random.
 
-`python -m relax_contrib.recipes.guess_number.build FOLDER --seed 0`. The warm start reads games whose guesses ignore the
-hints: it learns the form of a guess and, hints being part of what it reads, where a hint follows from earlier ones.
-That a good guess can be made of them is left to reinforcement learning.
+`python -m relax_contrib.recipes.guess_number.build FOLDER --seed 0`. The warm start trains on games whose guesses
+ignore the hints. The model learns the form of a guess and, as hints have labels too, how hints depend on earlier turns.
+Reinforcement learning must find out how to use hints for better guesses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IGNORED = -100
 
 
 def build(folder: Path, seed: int, steps: int = STEPS) -> float:
-    """Everything the recipe's TOML names; returns the win rate of the warm start."""
+    """Write all files that the recipe's TOML names; return the win rate of the warm start."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny.save_tokenizer(folder / "model")
     with (folder / "tasks.jsonl").open("w") as file:
@@ -41,9 +41,9 @@ def build(folder: Path, seed: int, steps: int = STEPS) -> float:
 
 
 def warm_up(policy: Any, tokenizer: Any, random: Random, steps: int) -> None:
-    """Supervised steps on games of random guesses, read whole but for the prompt.
+    """Train on games of random guesses, with labels on all tokens but the prompt's.
 
-    Without the hints among the labels it takes reinforcement learning some 300 steps to see that they mean anything.
+    Without labels on the hints, reinforcement learning needs about 300 steps to begin using the hints.
     """
     import torch
 
@@ -59,7 +59,7 @@ def warm_up(policy: Any, tokenizer: Any, random: Random, steps: int) -> None:
 
 
 def random_game(tokenizer: Any, random: Random) -> tuple[list[int], list[int]]:
-    """Ids of one game, and its labels."""
+    """Return token ids and labels of one game."""
     secret = random.choice(LETTERS)
     ids = list(tokenizer.encode(PROMPT).ids)
     for _ in range(GUESSES):
@@ -75,7 +75,7 @@ def hint(secret: str, guess: str) -> str:
 
 
 def collate(games: list[tuple[list[int], list[int]]]) -> tuple[dict[str, Any], Any]:
-    """Right-padded."""
+    """Return model inputs and labels, padded on the right."""
     import torch
 
     width = max(len(ids) for ids, _ in games)
@@ -86,7 +86,7 @@ def collate(games: list[tuple[list[int], list[int]]]) -> tuple[dict[str, Any], A
 
 
 def win_rate(policy: Any, tokenizer: Any, random: Random) -> float:
-    """Share of sampled games that end in a hit; a guess that is no letter followed by the end is lost."""
+    """Return the share of sampled games with a hit; a guess must be one token and `<eos>`, or it counts as wrong."""
     import torch
 
     secrets = [random.choice(LETTERS) for _ in range(GAMES)]

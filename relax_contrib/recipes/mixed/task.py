@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: a picture or a video of a coloured disc, a tone, or a picture and a tone at once; the question tells which of
-them is meant. Pure functions of a seed."""
+"""The task: a picture or video of a coloured disc, a tone, or a picture with a tone. Pure functions of a seed.
+
+The question asks for the colour or for the height of the tone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ KINDS = (("image",), ("video",), ("audio",), ("audio",), ("image", "audio"), ("a
 
 
 def items(folder: Path, seed: int, count: int) -> list[Item]:
-    """Draw and save them."""
+    """Draw items and save their media."""
     random = Random(f"mixed {seed}")
     return [_item(folder, number, random) for number in range(count)]
 

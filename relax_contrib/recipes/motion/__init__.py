@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Motion: a tiny Qwen3-VL learns to see in a video which way a square moves."""
+"""Motion: a tiny Qwen3-VL learns to name the direction of a moving square in a video."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: videos, tasks, and a random model that its first stage warms up.
+"""Build the recipe in a folder: videos, tasks, and a random model; the recipe's first stage is the warm start.
 
 `python -m relax_contrib.recipes.motion.build FOLDER --seed 0`.
 """
@@ -14,13 +14,13 @@ from relax_contrib.recipes.motion.task import QUESTION, WAYS, items
 from relax_contrib.recipes.shown import write
 
 TIMES = ("seconds>", *(f"<{tenth / 10:.1f}" for tenth in range(10)))
-"""What this model reads before the frames of a time."""
+"""Words of the timestamps that Qwen3-VL puts before the frames of a video."""
 WORDS = (*QUESTION.split(), *WAYS, *TIMES)
 NUM_TRAIN, NUM_EVAL = 1024, 256
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     found = items(folder, seed, NUM_TRAIN + NUM_EVAL)
     write(found[:NUM_TRAIN], folder / "train.jsonl")
     write(found[NUM_TRAIN:], folder / "eval.jsonl")

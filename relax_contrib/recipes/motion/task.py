@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: a second of video in which a square moves; which way? Pure functions of a seed."""
+"""The task: name the direction of a square that moves in a second of video. Pure functions of a seed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 WAYS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-"""Rows and columns a frame, by the speed."""
+"""Directions as (rows, columns); a square moves SPEED times this per frame."""
 QUESTION = "which way ?"
 SIDE, FRAMES, SPEED, SQUARE = 32, 8, 2, 10
 
 
 def items(folder: Path, seed: int, count: int) -> list[Item]:
-    """Draw and save them."""
+    """Draw items and save their videos."""
     random = Random(f"motion {seed}")
     return [_item(folder, f"videos/{number:05}.mp4", random) for number in range(count)]
 
@@ -31,7 +31,7 @@ def _item(folder: Path, name: str, random: Random) -> Item:
 
 
 def moving(way: str, random: Random) -> np.ndarray:
-    """uint8 [frames, side, side, 3]; the square stays within the picture, wherever it begins."""
+    """Return a video, uint8 [frames, side, side, 3]; the square stays within the picture."""
     import numpy as np
 
     noise = np.random.default_rng(random.getrandbits(32))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the quickstart in a folder: tokenizer, tasks, and a model warmed up until it sometimes succeeds.
+"""Build the quickstart in a folder: tokenizer, tasks, and a model after a supervised warm start.
 
-`python -m relax_contrib.recipes.quickstart.build FOLDER --seed 0`. Reinforcement learning needs a policy that is right
-now and then: supervised training stops as soon as a sampled answer is right in 30 % of the cases.
+`python -m relax_contrib.recipes.quickstart.build FOLDER --seed 0`. Reinforcement learning needs a policy that is
+sometimes right, so the warm start trains until 30 % of sampled answers are right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ IGNORED = -100
 
 
 def build(folder: Path, seed: int, policy: Any = None, rate: float = RATE) -> float:
-    """Everything the recipe's TOML names; returns the sampled pass rate of the warm start. `policy`: another model."""
+    """Write all files that the recipe's TOML names; return the sampled pass rate of the warm start.
+
+    `policy` replaces the default model.
+    """
     items = split(seed)
     tokenizer = tiny.save_tokenizer(folder / "model")
     write(items.train, folder / "train.jsonl")
@@ -40,7 +43,7 @@ def warm_up(
     policy: Any, tokenizer: Any, shown: list[Item], check: list[Item], random: Random, rate: float = RATE,
     target: float = TARGET, max_steps: int = MAX_STEPS,
 ) -> float:  # fmt: skip
-    """Supervised steps until the sampled pass rate on `check` reaches the target."""
+    """Train until the sampled pass rate on `check` reaches the target, or for `max_steps`; return the pass rate."""
     import torch
 
     rows = [encode(tokenizer, item) for item in shown]
@@ -67,7 +70,7 @@ def encode(tokenizer: Any, item: Item) -> tuple[list[int], list[int]]:
 
 
 def collate(rows: list[tuple[list[int], list[int]]]) -> tuple[dict[str, Any], Any]:
-    """Right-padded ids, and labels on the answers only."""
+    """Return model inputs padded on the right, and labels on the answers only."""
     import torch
 
     width = max(len(prompt) + len(answer) for prompt, answer in rows)
@@ -82,7 +85,7 @@ def collate(rows: list[tuple[list[int], list[int]]]) -> tuple[dict[str, Any], An
 
 
 def pass_rate(policy: Any, tokenizer: Any, items: list[Item]) -> float:
-    """Share of sampled answers that are exactly right."""
+    """Return the share of sampled answers that are exactly right."""
     import torch
 
     prompts = [tokenizer.encode(item.prompt).ids for item in items]

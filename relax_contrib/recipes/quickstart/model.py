@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model: a Qwen3 of three small layers over single characters, built from a seed."""
+"""The model: a random Qwen3 with three small layers and a vocabulary of characters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 
 def save_tokenizer(folder: Path, characters: str = CHARACTERS, phrases: Sequence[str] = ()) -> Any:
-    """One token a character, then one for each phrase; returns the `tokenizers.Tokenizer`."""
+    """Save and return a `tokenizers.Tokenizer` with one token per character and one per phrase."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *characters])}
@@ -32,8 +32,10 @@ def save_tokenizer(folder: Path, characters: str = CHARACTERS, phrases: Sequence
 
 
 def build_model(seed: int, vocabulary: int = VOCABULARY) -> Any:
-    """Random, of 225,920 parameters where the vocabulary is this one. Heads of 32, the smallest that every engine has a
-    kernel for."""
+    """Return a random model, of 225,920 parameters with the default vocabulary.
+
+    The head size of 32 is the smallest for which every engine has a kernel.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: digit strings to be sorted, judged by equality. Pure functions of a seed."""
+"""The task: sort a string of digits; the answer must match exactly. Pure functions of a seed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Item(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Disjoint by prompt, alike in distribution: drawn as one pool, shuffled, then cut."""
+    """Three sets with disjoint prompts and the same distribution: one pool is drawn, shuffled and cut."""
 
     train: list[Item]
     check: list[Item]
-    """Read by the warm start's stop rule only."""
+    """Items for the stopping rule of the warm start only."""
     held_out: list[Item]
 
 
@@ -38,7 +38,7 @@ def split(seed: int) -> Split:
 
 
 def write(items: list[Item], path: Path) -> None:
-    """Rows for every kind of algorithm: with an answer to verify, one to imitate, and a worse one to compare it with."""
+    """Write rows with `answer` for rewards, `completion` for SFT, `chosen` and `rejected` for DPO."""
     path.write_text("".join(json.dumps(row(item)) + "\n" for item in items))
 
 
@@ -47,8 +47,7 @@ def row(item: Item) -> dict[str, str]:
 
 
 def mistaken(item: Item) -> str:
-    """Return the answer's digits in a wrong order; where they have only one order, change one digit. The result is
-    always the same for an item."""
+    """Return the item's wrong answer: the digits in a wrong order, or one changed if all are equal."""
     random = Random(f"mistake {item.prompt}")
     digits = list(item.answer)
     if len(set(digits)) == 1:

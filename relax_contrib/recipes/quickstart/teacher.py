@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the quickstart's teacher, for runs that learn from one: the warm start, trained on until it is right far more often.
+"""Make the quickstart's teacher for distillation: the warm-started model, trained further to a pass rate of 80 %.
 
 `python -m relax_contrib.recipes.quickstart.teacher FOLDER --seed 0`, in a folder that `build` has filled.
 """
@@ -19,7 +19,7 @@ TARGET, MAX_STEPS = 0.80, 3000
 
 
 def make(folder: Path, seed: int) -> float:
-    """`teacher` beside `model`; returns its sampled pass rate."""
+    """Write the folder `teacher` next to `model`; return the teacher's sampled pass rate."""
     import torch
     from transformers import AutoModelForCausalLM
 

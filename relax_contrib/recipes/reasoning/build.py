@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: tasks that reasoning-gym makes, and a random model over characters.
+"""Build the recipe in a folder: tasks of reasoning-gym, and a random model with a vocabulary of characters.
 
-`python -m relax_contrib.recipes.reasoning.build FOLDER --seed 0`. A row has the columns by which the reward `reasoning-gym`
-makes its task again, and the set's own answer for the warm start. No held-out question is asked in training. What all
-questions of a set say is one token, so that prompts are short.
+`python -m relax_contrib.recipes.reasoning.build FOLDER --seed 0`. A row has the columns from which the reward
+`reasoning-gym` recreates the task, and the set's answer for the warm start. Held-out questions never occur in training.
+A text that all questions of a set share is one token, which keeps prompts short.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relax_contrib.recipes.making import made
 from relax_contrib.recipes.quickstart import model as tiny
 
 NUM_DRAWN, NUM_EVAL = 1024, 64
-"""Of each set: tasks that are drawn, of which those that ask the same are one, and tasks that are held out of them."""
+"""For each set: number of tasks drawn (equal questions are then merged), and number of these that are held out."""
 CHARACTERS = tiny.CHARACTERS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ\"'/%$#@&_ë"
 
 
@@ -26,7 +26,7 @@ class GymSet(NamedTuple):
     name: str
     options: dict[str, int]
     phrases: tuple[str, ...]
-    """What its questions have in common."""
+    """Texts that all questions of the set share; each is one token."""
 
 
 SETS = (
@@ -47,13 +47,13 @@ PHRASES = tuple(phrase for one in SETS for phrase in one.phrases)
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     folder.mkdir(parents=True, exist_ok=True)
     random = Random(f"reasoning {seed}")
     rows = [_rows(one, random.getrandbits(31)) for one in SETS]
     trained = [
         list(islice(cycle(drawn[NUM_EVAL:]), NUM_DRAWN)) for drawn in rows
-    ]  # a set of few questions asks them more often
+    ]  # repeats questions, so that every set has NUM_DRAWN rows
     _write(folder / "train.jsonl", [row for drawn in trained for row in drawn])
     _write(folder / "eval.jsonl", [row for drawn in rows for row in drawn[:NUM_EVAL]])
     tiny.save_tokenizer(folder / "model", CHARACTERS, PHRASES)
@@ -62,7 +62,7 @@ def build(folder: Path, seed: int) -> None:
 
 
 def _rows(one: GymSet, seed: int) -> list[dict[str, Any]]:
-    """Tasks of a set, each question once."""
+    """Return the rows of a set, one for each distinct question."""
     from reasoning_gym import create_dataset
 
     recipe = {"set": one.name, "seed": seed, "size": NUM_DRAWN, "level": None, "options": one.options}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent, in the manner of mini-swe-agent: a turn of the model is a shell command, its output the next message.
+"""An agent like mini-swe-agent: each turn of the model is a shell command, and its output is the next message.
 
-It runs in a box, with the standard library alone, and asks the model as it would ask any.
+The agent runs in a box with the standard library alone, and calls the policy as any model with an OpenAI-compatible
+API.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 TURNS = 6
 SUBMIT = "submit"
 SHOWN_WORDS = 40
-"""Words of an output that are shown, the last of them."""
+"""Number of words at the end of an output that the model sees."""
 NOTHING = "(nothing)"
 
 
@@ -32,7 +33,7 @@ def main() -> None:
 
 
 def ask(said: list[str]) -> str:
-    """Have the model take its turn; user and assistant have spoken by turns."""
+    """Return the model's next turn; `said` alternates between user and assistant."""
     address = urlsplit(os.environ["OPENAI_BASE_URL"])
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=600)
     messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
@@ -48,9 +49,9 @@ def ask(said: list[str]) -> str:
 
 
 def run(command: str) -> str:
-    """Run a command of the model; give the end of what it printed. `python` is the interpreter that runs this.
+    """Run a command of the model and return the end of its output; `python` is the interpreter that runs this agent.
 
-    It keeps no compiled files: one of the same second and size as an edited module would be taken for it.
+    `-B` prevents compiled files: Python would use the compiled file of an edited module with equal size and mtime.
     """
     shell = ["/bin/sh", "-c", f'python() {{ "{sys.executable}" -B "$@"; }}\n{command}']
     try:

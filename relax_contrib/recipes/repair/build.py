@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: repositories, the agent and its judge, repairs for the warm start, and a random model.
+"""Build the recipe in a folder: repositories, the agent and its judge, repairs for the warm start, and a random model.
 
-`python -m relax_contrib.recipes.repair.build FOLDER --seed 0`. The repairs know the commands and what they print. Of what they
-do, a part is an expert's, who runs the test, reads the module that it names and makes the code what the comment says; the rest
-is chance: no test, another module, another operation. Which of it repairs anything is left to reinforcement.
+`python -m relax_contrib.recipes.repair.build FOLDER --seed 0`. The warm start's conversations have valid commands and
+their real output. Some steps are an expert's: run the test, read the module that it names, make the code do what the
+comment says. The remaining steps are random: no test, another module, another operation. Reinforcement learning must
+find out which steps lead to a repair.
 """
 
 from __future__ import annotations
@@ -35,14 +36,13 @@ from relax_contrib.recipes.repair.task import (
 
 NUM_TRAIN, NUM_EVAL, NUM_SHOWN = 2048, 128, 24576
 HIDDEN_CASES = 3
-"""Of each module."""
+"""Number of hidden cases for each module."""
 TESTED, FOLLOWED, READ, CHECKED = 0.7, 0.6, 0.75, 0.2
-"""Shares of the repairs that run the test first, look at the module that it names, do as the comment says, and run the test
-again."""
+"""Shares of the repairs that run the test first, read the module that it names, follow the comment, and test again."""
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("agent.py", "judge.py"):
         shutil.copyfile(Path(__file__).with_name(name), folder / name)
@@ -58,7 +58,7 @@ def build(folder: Path, seed: int) -> None:
 
 
 def repair(one: Repository, random: Random) -> list[dict[str, str]]:
-    """A conversation of somebody who repairs, now and then, as an expert does; with what the commands really print."""
+    """Return a conversation for the warm start: expert or random steps, with the real output of each command."""
     said = [one.question]
     place = random.randrange(SIZE)
     if random.random() < TESTED:
@@ -79,7 +79,7 @@ def repair(one: Repository, random: Random) -> list[dict[str, str]]:
 
 
 def _tested(one: Repository, also_broken: int = SIZE) -> str:
-    """The test names the first module that is wrong."""
+    """Return the output of the test, which names the first wrong module."""
     return f"FAIL {file_of(one.modules[min(one.broken, also_broken)])}"
 
 

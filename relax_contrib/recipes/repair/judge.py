@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge: 1 where every module of the repository that the agent left answers the hidden cases as it should.
+"""The judge: prints reward 1 if every module in the agent's repository passes the hidden cases, else 0.
 
-It runs in the agent's box when the agent has ended. The modules run in a process of their own, which is not told what is right.
+The judge runs in the agent's box after the agent has ended. The modules run in a separate process that never gets the
+expected values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: a repository of three modules, one of which does not do what its comment says. Pure functions of a seed.
+"""The task: repair the one of three modules that contradicts its comment. Pure functions of a seed.
 
-A module has one function of two numbers. The test names the module that is wrong, and nothing else tells: neither the prompt,
-which names all three, nor a look at another module. The fix follows from both lines of that module, its comment and its code.
-Sets of modules that are held out are never seen in training.
+A module has one function of two numbers. Only the test shows which module is wrong: the prompt names all three, and
+each right module says nothing about the rest. The fix follows from the wrong module's comment and code. Held-out sets
+of modules never occur in training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "max": ("larger", max),
     "min": ("smaller", min),
 }
-"""Names in the code, with the word of the comment."""
+"""Operations by their name in the code: the word in the comment, and the function."""
 CODE = """\
 from operator import *
 # {word} of a and b
@@ -48,25 +48,25 @@ WORDS = (
 )  # fmt: skip
 PHRASES = (EDIT,)
 SIZE = 3
-"""Modules of a repository."""
+"""Number of modules in a repository."""
 HELD_OUT_SETS = 44
 
 
 class Repository(NamedTuple):
     modules: tuple[str, ...]
     asked: tuple[str, ...]
-    """Operations that the comments ask for, a module each."""
+    """Operation in the comment of each module."""
     broken: int
-    """Place of the module that is wrong."""
+    """Index of the wrong module."""
     found: str
-    """Operation that it has instead."""
+    """Operation in the code of the wrong module."""
 
     @property
     def question(self) -> str:
         return " ".join(["fix", *map(file_of, self.modules)])
 
     def operation(self, place: int) -> str:
-        """Operation in the code of a module."""
+        """Return the operation in the code of the module at index `place`."""
         return self.found if place == self.broken else self.asked[place]
 
     def code(self, place: int) -> str:
@@ -74,13 +74,13 @@ class Repository(NamedTuple):
         return CODE.format(word=word, module=self.modules[place], operation=self.operation(place))
 
     def files(self, random: Random) -> dict[str, str]:
-        """All that is in the box: the modules and the test."""
+        """Return the contents of the box's files, by name: the modules and the test."""
         cases = ", ".join(f"({name}, {a}, {b}, {value})" for name, a, b, value in self.cases(1, random))
         test = TEST.format(modules=", ".join(self.modules), cases=f"[{cases}]")
         return {TEST_FILE: test} | {file_of(name): self.code(place) for place, name in enumerate(self.modules)}
 
     def cases(self, count: int, random: Random) -> list[tuple[str, int, int, int]]:
-        """Module, two numbers and what is right, `count` of each module; no two operations have the same value."""
+        """Return `count` cases per module: (module, a, b, right value); all operations differ in value."""
         pairs = [_telling(random) for _ in range(count)]
         return [
             (module, a, b, OPERATIONS[operation][1](a, b))
@@ -127,10 +127,10 @@ def look(module: str) -> str:
 
 
 def edit(module: str, old: str, new: str) -> str:
-    """Spaces are between the tokens of a command, as they are between those of the code."""
+    """Return the command that replaces an operation, with spaces between its tokens as in the code."""
     return f"{EDIT} {old} {BETWEEN} {new} {IN} {file_of(module)}"
 
 
 def shown(output: str) -> str:
-    """An output as the agent shows it."""
+    """Return an output as the agent shows it to the model: words separated by single spaces."""
     return " ".join(output.split())

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search: a tiny model learns to look people up, by the right query, and to answer with what it found."""
+"""Search: a tiny model learns to find people in a corpus with the right query, and to answer from the result."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: corpus, tasks, conversations for the warm start, and a random model.
+"""Build the recipe in a folder: corpus, tasks, conversations for the warm start, and a random model.
 
-`python -m relax_contrib.recipes.search.build FOLDER --seed 0`. The conversations search for two words of the question by
-chance and answer with any fact that was found: they teach how a call is written and that words are copied. Which words to
-search for, and which fact is the answer, is left to reinforcement.
+`python -m relax_contrib.recipes.search.build FOLDER --seed 0`. The conversations search for two random words of the
+question and answer with a random fact of the result. They teach the form of a call and the copying of words.
+Reinforcement learning must find out which words to search for and which fact is the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_EVAL = 256
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     folder.mkdir(parents=True, exist_ok=True)
     found = people(seed)
     everybody = sorted([*found.train, *found.held_out])
@@ -42,7 +42,7 @@ def _task(person: Person, kind: str) -> dict[str, Any]:
 
 
 def _conversation(asked: list[Person], random: Random) -> dict[str, Any]:
-    """One that ignores what is asked for: any two words of the question, any fact of somebody who has such a name."""
+    """Return a conversation with random choices: two words of the question, and a fact of a person with these names."""
     person, kind = random.choice(asked), random.choice(list(FACTS))
     query = random.sample([kind, *person.name.split()], QUERY_WORDS)
     names = set(query) & set(person.name.split())

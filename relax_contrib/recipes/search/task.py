@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: questions about people whom only the corpus knows. Pure functions of a seed.
+"""The task: questions about people in a corpus. Pure functions of a seed.
 
-Nobody who is asked about in training is asked about in the held-out tasks, and what is known of a person is drawn at random:
-an answer can be had by a search alone. First and last names are shared, so that a search has to name both.
+Training and held-out tasks ask about different people, and the facts about a person are random, so only a search gives
+the answer. People share first and last names, so a query needs both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FACTS = {
 }
 ASKS = "of"
 CALL, CLOSE = '<tool_call>{"name":"search","arguments":{"query":"', '"}}</tool_call>'
-"""Tokens of their own: what a call says is learnt, how JSON is written is not the lesson."""
+"""Beginning and end of every call, one token each: the policy learns the query, not the JSON."""
 NOTHING = "nothing"
 WORDS = (*FIRST, *LAST, *FACTS, *(word for known in FACTS.values() for word in known), ASKS, "?", CALL, CLOSE, NOTHING)
 HELD_OUT = 86
@@ -45,7 +45,7 @@ class Person(NamedTuple):
 
 
 class People(NamedTuple):
-    """Everybody is in the corpus."""
+    """The people of training and held-out tasks; the corpus contains all people."""
 
     train: list[Person]
     held_out: list[Person]
@@ -64,5 +64,5 @@ def _person(name: str, random: Random) -> Person:
 
 
 def call(query: str) -> str:
-    """A turn that searches, as the warm start shows it."""
+    """Return a turn that searches, in the form that the warm start teaches."""
     return f"{CALL} {query} {CLOSE}"

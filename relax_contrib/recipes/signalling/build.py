@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: a task for each meaning, turns of both roles for the warm start, and a random model.
+"""Build the recipe in a folder: a task for each meaning, turns of both roles for the warm start, and a random model.
 
-`python -m relax_contrib.recipes.signalling.build FOLDER --seed 0`. In the warm start speakers say any signal and listeners name
-any meaning: it teaches who may say what, and no signal means anything yet.
+`python -m relax_contrib.recipes.signalling.build FOLDER --seed 0`. In the warm start, speakers say random signals and
+listeners name random meanings. It teaches which words each role may say; signals have no meaning yet.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ SIGNALS = ("ba", "do", "ga", "ki", "lu", "mo", "ne", "pa")
 SPEAKER, LISTENER = "say {}", "hear {}"
 WORDS = (*MEANINGS, *SIGNALS, SPEAKER.split()[0], LISTENER.split()[0])
 NUM_SHOWN = 96
-"""Few, so that chance leaves a slight preference, different for each prompt: where all signals are alike no gradient tells them
-apart."""
+"""Number of rows of the warm start; few, so that chance leaves each prompt a slight preference for some signals.
+
+With equally likely signals no gradient distinguishes them."""
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "tasks.jsonl", [{**_asked(SPEAKER.format(one)), "answer": one} for one in MEANINGS])
     random = Random(f"signalling {seed}")

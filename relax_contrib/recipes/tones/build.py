@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: sounds, tasks, and a random model that its first stage warms up.
+"""Build the recipe in a folder: sounds, tasks, and a random model; the recipe's first stage is the warm start.
 
 `python -m relax_contrib.recipes.tones.build FOLDER --seed 0`.
 """
@@ -18,7 +18,7 @@ NUM_TRAIN, NUM_EVAL = 1024, 256
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     found = items(folder, seed, NUM_TRAIN + NUM_EVAL)
     write(found[:NUM_TRAIN], folder / "train.jsonl")
     write(found[NUM_TRAIN:], folder / "eval.jsonl")

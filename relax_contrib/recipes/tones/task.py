@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: half a second of a noisy tone; is it low, mid or high? Pure functions of a seed."""
+"""The task: classify half a second of a noisy tone as low, mid or high. Pure functions of a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 0.5
 
 
 def items(folder: Path, seed: int, count: int) -> list[Item]:
-    """Draw and save them."""
+    """Draw items and save their sounds."""
     random = Random(f"tones {seed}")
     return [_item(folder, f"sounds/{number:05}.wav", random) for number in range(count)]
 
@@ -30,7 +30,7 @@ def _item(folder: Path, name: str, random: Random) -> Item:
 
 
 def tone(height: str, random: Random) -> np.ndarray:
-    """Float [samples]."""
+    """Return a noisy tone, float [samples]."""
     import numpy as np
 
     time = np.arange(round(SECONDS * RATE)) / RATE

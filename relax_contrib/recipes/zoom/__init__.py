@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zoom: a tiny Qwen3-VL learns to zoom in where it is asked about, and to name a colour that only the crop shows."""
+"""Zoom: a tiny Qwen3-VL learns to zoom into the quarter that a question names, and to name the colour in the crop."""

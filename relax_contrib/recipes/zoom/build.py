@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the recipe in a folder: pictures, tasks, conversations for the warm start, and a random model.
+"""Build the recipe in a folder: pictures, tasks, conversations for the warm start, and a random model.
 
-`python -m relax_contrib.recipes.zoom.build FOLDER --seed 0`. The conversations look at the quarter that is asked about nearly
-as often as at another, and name the colour that is seen there.
+`python -m relax_contrib.recipes.zoom.build FOLDER --seed 0`. In about half of the conversations the assistant zooms
+into the quarter that the question names, else into another one; it always names the colour in the crop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from relax_contrib.recipes.zoom.task import BOXES, WORDS, Scene, call, crop, dra
 
 NUM_TRAIN, NUM_EVAL, NUM_SHOWN = 768, 256, 1024
 LOOKED_RIGHT = 0.3
-"""Share of the conversations that look where they are asked, beside those that do so by chance."""
+"""Share of the conversations that zoom into the named quarter; the rest choose a random quarter."""
 
 
 def build(folder: Path, seed: int) -> None:
-    """Everything the recipe's TOML names."""
+    """Write all files that the recipe's TOML names."""
     random = Random(f"zoom {seed}")
     scenes = [scene(random) for _ in range(NUM_TRAIN + NUM_EVAL)]
     for number, one in enumerate(scenes):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: a noisy picture with a bright square in each quarter; which colour has the fine checkered pattern of the one that
-is asked about? Pure functions of a seed.
+"""The task: name the colour of the fine checkered pattern in one quarter of a noisy picture. Pure functions of a seed.
 
-Pixels of a pattern are by turns above and below the square's grey, in one channel or in none. Shrunk to half its size, as the
-whole picture is shown, every pattern is the same grey: its colour is seen in a crop of its quarter alone.
+Each quarter has a bright square. In one colour channel (in none for `grey`) its pixels alternate above and below the
+square's grey. The whole picture is shown at half its size, which averages every pattern to the same grey. Only a crop
+of the quarter shows the colour.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SIDE, HALF = 64, 32
 SQUARE = 22
 BRIGHT, CONTRAST = 190, 60
 PLACES = {(0, 0): "upper left", (1, 0): "upper right", (0, 1): "lower left", (1, 1): "lower right"}
-"""Words for the quarters, by (column, row)."""
+"""Names of the quarters in questions, by (column, row)."""
 BOXES = {(0, 0): "0,0,500,500", (1, 0): "500,0,1000,500", (0, 1): "0,500,500,1000", (1, 1): "500,500,1000,1000"}
-"""Their boxes as a call names them."""
+"""Boxes of the quarters in calls, in thousandths, by (column, row)."""
 CALL, CLOSE = '<tool_call>{"name":"zoom","arguments":{"box":[', "]}}</tool_call>"
-"""Tokens of their own: which box a call names is learnt, how JSON is written is not the lesson."""
+"""Beginning and end of every call, one token each: the policy learns the box, not the JSON."""
 WORDS = (
     "which", "colour", "upper", "lower", "left", "right", "?", *COLOURS, *BOXES.values(), CALL, CLOSE,
 )  # fmt: skip
@@ -32,11 +32,11 @@ WORDS = (
 
 class Scene(NamedTuple):
     colours: dict[tuple[int, int], str]
-    """Of each quarter's square."""
+    """Colour of each quarter's square."""
     asked: tuple[int, int]
     """The quarter that the question is about."""
     seed: int
-    """Of its noise, and of the squares' places within their quarters."""
+    """Seed of the noise and of the squares' places within their quarters."""
 
     @property
     def question(self) -> str:
@@ -53,7 +53,7 @@ def scene(random: Random) -> Scene:
 
 
 def draw(scene: Scene) -> np.ndarray:
-    """uint8 [side, side, 3]."""
+    """Return the picture, uint8 [side, side, 3]."""
     import numpy as np
 
     noise = np.random.default_rng(scene.seed)
@@ -70,11 +70,11 @@ def draw(scene: Scene) -> np.ndarray:
 
 
 def crop(pixels: np.ndarray, quarter: tuple[int, int]) -> np.ndarray:
-    """The quarter's pixels."""
+    """Return the quarter's pixels."""
     column, row = quarter
     return pixels[HALF * row : HALF * (row + 1), HALF * column : HALF * (column + 1)]
 
 
 def call(quarter: tuple[int, int]) -> str:
-    """A turn that looks at a quarter, as the warm start shows it."""
+    """Return a turn that zooms into a quarter, in the form that the warm start teaches."""
     return f"{CALL} {BOXES[quarter]} {CLOSE}"

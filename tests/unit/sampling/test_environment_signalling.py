@@ -75,5 +75,5 @@ def test_meanings_are_no_signals() -> None:
 
 
 def test_a_listener_who_would_hear_nothing_is_refused() -> None:
-    with pytest.raises(ValidationError, match="has no {signal}"):
+    with pytest.raises(ValidationError, match="without {signal}"):
         SignallingOptions(signals=SIGNALS, listener="guess")

@@ -1,4 +1,4 @@
-"""{{ cookiecutter.name }} conforms: shapes, masks, and a loss that no split of the batch changes."""
+"""Contract tests of `{{ cookiecutter.name }}`: shapes, masks, gradients, and a loss independent of the batch's split."""
 
 from relax_core.testing.algorithm import AlgorithmSuite
 
@@ -8,5 +8,5 @@ from {{ cookiecutter.package }}.algorithm import {{ cookiecutter.class_name }}
 class TestConformance(AlgorithmSuite):
     component = {{ cookiecutter.class_name }}
 {%- if cookiecutter.moved %}
-    stops_gradients = False  # True where the loss detaches on purpose: finite differences say nothing then
+    stops_gradients = False  # set True if the loss detaches tensors on purpose, which finite differences can't check
 {%- endif %}

@@ -1,4 +1,4 @@
-"""{{ cookiecutter.name }} conforms, and answers as it should."""
+"""Contract tests of `{{ cookiecutter.name }}`, and a test of its rewards."""
 
 from relax_core.api import Task
 from relax_core.testing.environment import EnvironmentSuite
@@ -9,7 +9,7 @@ from {{ cookiecutter.package }}.environment import {{ cookiecutter.class_name }}
 class TestConformance(EnvironmentSuite):
     component = {{ cookiecutter.class_name }}
 {%- if cookiecutter.moved %}
-    generic = True  # tasks and turns below are anybody's: give some that fit, then remove this line
+    generic = True  # the tasks and turns below are placeholders: replace them by your own, then remove this line
 {%- endif %}
     tasks = (Task("one", "Say a number.", "4"), Task("two", "Say a number.", "5"))
     turns = ("3", "4", "5")

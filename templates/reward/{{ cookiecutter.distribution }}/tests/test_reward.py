@@ -1,4 +1,4 @@
-"""{{ cookiecutter.name }} conforms, and judges what it should."""
+"""Contract tests of `{{ cookiecutter.name }}`, and a test of its scores."""
 
 from relax_core.api import Task
 from relax_core.testing.reward import RewardSuite
@@ -11,7 +11,7 @@ TASK = Task("capital", "Which city is the capital of France?", "Paris")
 class TestConformance(RewardSuite):
     component = {{ cookiecutter.class_name }}
 {%- if cookiecutter.moved %}
-    generic = True  # the samples below are anybody's: give tasks and responses that fit, then remove this line
+    generic = True  # the samples below are placeholders: replace them by your own, then remove this line
     samples = ((Task("sum", "What is 2 + 2?", "4"), "4"), (Task("sum", "What is 2 + 2?", "4"), "5"))
 {%- else %}
     samples = ((TASK, "I think that it is\nParis"), (TASK, "Lyon"))

@@ -1,30 +1,32 @@
-"""The algorithm `{{ cookiecutter.name }}`: what is learnt from a sample. Pure functions over a typed batch; it reduces nothing itself."""
+"""The algorithm `{{ cookiecutter.name }}`: pure functions over a typed batch. The trainer sums and normalises the loss."""
 
 from relax_core import learn
 from relax_core.api import OLD_LOG_PROBS, Advantages, Algorithm, Column, Groups, Loss, LossBatch, Options, PolicyOutputs, Term
 
 
 class {{ cookiecutter.class_name }}Options(Options):
+    """Options of `{{ cookiecutter.name }}`."""
+
     clip: float = 0.2
-    """How far the ratio to the old policy may move before it gives no gradient."""
+    """Bounds of the ratio to the old policy are 1 - clip and 1 + clip; beyond them a token gives no gradient."""
 
 
 class {{ cookiecutter.class_name }}(Algorithm[{{ cookiecutter.class_name }}Options]):
-    """Policy gradient with the group's mean reward as baseline and a clipped ratio."""
+    """A policy gradient with the group's mean reward as baseline and a clipped ratio."""
 
-    min_group_size = 2  # a sample is compared with the others of its task
-    denominators = frozenset({"tokens"})  # all that `loss` divides by: with one count alone, training may begin before a step's last rows
-    zero_advantage_skips = True  # rows without advantage have no gradient here, so their forward is left out
+    min_group_size = 2  # the baseline compares the samples of a group
+    denominators = frozenset({"tokens"})  # what the loss is divided by; one count alone lets training start early
+    zero_advantage_skips = True  # rows with advantage 0 have no gradient, so their forward pass is skipped
 
     def columns(self) -> frozenset[Column]:
-        """What `loss` reads beside tokens, loss_mask and advantages."""
+        """Return the columns that `loss` reads in addition to tokens, loss_mask and advantages."""
         return frozenset({OLD_LOG_PROBS})
 
     def advantages(self, groups: Groups) -> Advantages:
-        """[groups, samples]: what each sample is worth beside the others of its group."""
+        """Return the advantage of each sample, [groups, samples]: its reward minus the group's mean."""
         return Advantages(learn.group_mean(groups.rewards, groups.valid))
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
-        """One term of [tokens]; the trainer sums it over all chunks and divides by the tokens of the whole update."""
+        """Return one term, [tokens]; the trainer sums it over all chunks and divides by the update's trained tokens."""
         ratio = learn.log_ratio(batch, policy.log_probs, batch.column("old_log_probs")).exp()
         return Loss({"policy": Term(learn.clipped_surrogate(ratio, batch.advantages, self.options.clip, self.options.clip))})

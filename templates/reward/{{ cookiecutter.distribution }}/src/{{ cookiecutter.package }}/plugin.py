@@ -1,4 +1,4 @@
-"""What this distribution offers. Strings only: nothing heavy is imported to list it."""
+"""The components of this plugin, named by strings so that listing them imports nothing heavy."""
 
 from relax_core.api import Component, hook
 

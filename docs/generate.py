@@ -23,7 +23,7 @@ BOX = ("relax-core", *sorted(folder.name for folder in (DOCS.parent / "plugins")
 LEARNED = DOCS / "recorded" / "learning.json"
 RECIPES = DOCS / "recorded" / "recipes.json"
 GRADIENTS = DOCS / "recorded" / "gradients.json"
-MADE = "<!-- Made by docs/generate.py from the code; edit that. -->\n\n"
+MADE = "<!-- Generated from the code by docs/generate.py. Edit the code, not this page. -->\n\n"
 
 
 def configuration() -> str:
@@ -45,7 +45,7 @@ def kinds() -> str:
     from relax_core.registry.catalogue import Catalogue
 
     catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)})
-    lines = ["# Kinds", "", _KINDS, "", "| kind | hook | base class | table | in the box | `relax new` |"]
+    lines = ["# Kinds", "", _KINDS, "", "| kind | hook | base class | table | components | `relax new` |"]
     lines.append("|---|---|---|---|---|---|")
     for kind in KINDS.values():
         table = f"`[[{kind.table}]]`" if kind.many else f"`[{kind.table}]`" if kind.table else ""
@@ -68,7 +68,7 @@ def algorithms() -> str:
         "",
         _ALGORITHMS,
         "",
-        "| name | paper | statistics of | divides by | reads |",
+        "| name | paper | statistics over | denominators | columns read |",
         "|---|---|---|---|---|",
     ]
     for name in names:
@@ -95,7 +95,7 @@ def recipes() -> str:
         "",
         _RECIPES,
         "",
-        "| recipe | held-out before, by seed | after | change | in standard errors |",
+        "| recipe | held-out before, by seed | after | change | change in standard errors |",
     ]
     lines.append("|---|---|---|---|---|")
     lines += [
@@ -117,7 +117,7 @@ def _learning(names: Iterable[str]) -> Iterator[str]:
     found = json.loads(LEARNED.read_text(encoding="utf-8"))
     yield from ("", "## Measured learning", "", _LEARNING, "")
     yield from (
-        "| name | measure | before | after, by seed | change | in standard errors | along the run | setting |",
+        "| name | measure | before | after, by seed | change | change in standard errors | along the run | setting |",
         "|---|---|---|---|---|---|---|---|",
     )
     for row in sorted(found["rows"], key=lambda row: row["algorithm"]):
@@ -132,14 +132,17 @@ def _learning(names: Iterable[str]) -> Iterator[str]:
         )
         yield f"| `{row['algorithm']}` | {' | '.join(cells)} |"
     if missing := sorted(set(names) - {row["algorithm"] for row in found["rows"]}):
-        yield from ("", f"Not recorded yet: {', '.join(f'`{name}`' for name in missing)}.")
+        yield from ("", f"Not measured: {', '.join(f'`{name}`' for name in missing)}.")
 
 
 def _gradients() -> Iterator[str]:
     """Yield the results that `tests.golden.gradients` recorded."""
     found = json.loads(GRADIENTS.read_text(encoding="utf-8"))
     yield from ("", "## Gradients compared with GRPO", "", _BESIDE, "")
-    yield from ("| name | cosine | difference | cosine, all ratios 1 | difference |", "|---|---|---|---|---|")
+    yield from (
+        "| name | cosine | difference | cosine, all ratios 1 | difference, all ratios 1 |",
+        "|---|---|---|---|---|",
+    )
     for name, told in sorted(found.items()):
         cells = (f"{told[key][value]:.3f}" for key in ("off_policy", "on_policy") for value in ("cosine", "difference"))
         yield f"| `{name}` | {' | '.join(cells)} |"
@@ -159,7 +162,7 @@ def _algorithm(name: str, target: Any) -> Iterator[str]:
 
 def _options(model: Any, chosen: set[str]) -> Iterator[str]:
     if chosen:
-        yield from ("", "| option | default | |", "|---|---|---|")
+        yield from ("", "| option | default | meaning |", "|---|---|---|")
     for key, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
         if key in chosen:
@@ -177,7 +180,7 @@ def _family() -> Iterator[str]:
 
     yield from ("", "## Options of the family", "", PolicyGradientOptions.__doc__ or "")
     yield from _options(PolicyGradientOptions, set(PolicyGradientOptions.model_fields))
-    yield from ("", "Algorithms that clip the ratio have these as well:")
+    yield from ("", "Algorithms that clip the ratio also have these options:")
     yield from _options(ClippedOptions, set(ClippedOptions.model_fields) - set(PolicyGradientOptions.model_fields))
     yield from ("", _OWN_ADVANTAGES)
 
@@ -186,7 +189,7 @@ def _parts() -> Iterator[str]:
     """Yield the table of the functions of `relax_core.learn`."""
     from relax_core import learn
 
-    yield from ("", "## Parts", "", _PARTS, "", "| part | |", "|---|---|")
+    yield from ("", "## Parts", "", _PARTS, "", "| part | meaning |", "|---|---|")
     stub = ast.parse((Path(learn.__file__).parent / "__init__.pyi").read_text(encoding="utf-8"))
     names = {one.module: [each.name for each in one.names] for one in stub.body if isinstance(one, ast.ImportFrom)}
     for module in ("advantages", "off_policy", "losses", "counts"):
@@ -250,13 +253,13 @@ and against an example worked by hand (`tests/golden`).
 loss treats this mismatch; w is the probability of a token under the policy that starts the step, divided by its probability
 under the sampling policy.
 
-| `correction` | what it does |
+| `correction` | effect |
 |---|---|
 | `"behaviour"` | default: takes the ratio to the sampling policy, so that the clip also bounds the lag |
 | `"truncate"` | takes the ratio to the policy that starts the step, and weighs a token by `min(w, 2)`: truncated importance \
 sampling in the decoupled objective; without lag, w is 1 apart from rounding |
-| `"mask"` | removes tokens whose w is outside a band (IcePop with 0.5 and 5) |
-| `"reject"` | removes the same tokens, and does not weigh the others |
+| `"mask"` | weighs a token by w, and removes tokens whose w is outside a band (IcePop with 0.5 and 5) |
+| `"reject"` | removes the same tokens as `"mask"`, and does not weigh the others |
 | `"none"` | no correction |
 
 Algorithms without a ratio truncate by default. With `top_p` below 1, an engine's log-probs belong to the truncated
@@ -325,9 +328,9 @@ _OWN_ADVANTAGES = """A function in a file beside the configuration can replace a
         return learn.of_turns(earned, groups)
 
 The function gets one or more whole groups and must compute each group's advantages independently of the others, because the
-number of groups per call varies. Invalid samples get no advantage, whichever value the function returns. `ppo` and
-`reinforce-plus-plus` are defined by their advantages and accept no function. The loss stays the algorithm's; write a
-component for another loss: `relax new algorithm`."""
+number of groups per call varies. Invalid samples get no advantage, even if the function returns one. `ppo` and
+`reinforce-plus-plus` are defined by their advantages and accept no function. The algorithm keeps its own loss; for
+another loss, write a component: `relax new algorithm`."""
 _PARTS = """\
 `from relax_core import learn` offers the parts of the algorithms for your own. `learn.PolicyGradient` is the base class of
 the family: an algorithm adds `credit` and `surrogate`."""

@@ -23,7 +23,7 @@ SPDX = "# SPDX-License-Identifier: Apache-2.0"
 REFUSED = re.compile(
     r"\b(whoever|whomever|whatever|whatsoever|wherever|nobody|somebody|anybody|thereof|foretells?|owing|goes on|went on|"
     r"such a one|(is|are|was|were) told|told (of|by)|tells? (whether|what|who|of)|says? (who|what|whether)|the one (that|who)|"
-    r"what (was|were|has|became|lies|stands|lives)|who (has|wants|asks|needs|waits|works)|is none|are none)\b"
+    r"what (has|became|lies|stands|lives)|who (has|wants|asks|needs|waits|works)|is none|are none)\b"
     r"|^(What|Whose|Who|Of|To|It|They|Its|Their|Where|Which|Whether|How|That|Those|Once|Not)\b"
 )
 """Words that hide the subject of a sentence, and first words that refer to something not named yet."""

@@ -109,10 +109,10 @@ def test_a_pool_that_only_rewards_ask_has_no_place_in_a_run_without_samples(cata
 
 
 LAYERS: list[tuple[dict[str, Any], str]] = [
-    ({"engines": []}, r"engines: got no pool 'judge', which reward judge uses; add it: \[\[engines\]\]"),
+    ({"engines": []}, r"engines: got no pool 'judge', which reward judge uses; add a pool: \[\[engines\]\]"),
     ({"rewards": [{"name": "judge", "engine": "other"}]}, "got no pool 'other', .*the pools of .* are judge"),
     ({"rewards": ["exact"]}, r"engines\.0\.name: got judge, a pool without users"),
-    ({"engines": [JUDGE, JUDGE]}, r"engines\.1\.name .*got judge; pools are found by their names"),
+    ({"engines": [JUDGE, JUDGE]}, r"engines\.1\.name .*got judge; another pool has this name"),
     ({"engines": [{"name": "judge"}]}, r"engines\.0\.path"),
     ({"engines": [{**JUDGE, "engine": "nonesuch"}]}, r"engines\.0\.engine\.name .*got 'nonesuch'"),
     ({"engines": [{**JUDGE, "share": "actor"}]}, r"engines\.0\.share .*got an unknown key"),

@@ -45,7 +45,9 @@ async def test_a_pool_whose_engines_can_not_be_had_any_more_fails_and_says_so_to
         asked = asyncio.create_task(ask(pool, [call(0, 40), call(100, 40)]))
         await under_way(pool, 2)
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
-        with pytest.raises(PoolFailed, match="engine-0 failed more than 8 times in a row, last: .*who starts it is dead"):
+        with pytest.raises(
+            PoolFailed, match="engine-0 failed more than 8 times in a row, last: .*who starts it is dead"
+        ):
             await asked
         with pytest.raises(PoolFailed):
             pool.check()

@@ -183,7 +183,7 @@ def test_placeholders_and_features_are_equally_many(folder, media):
         "5 image placeholders for 4 features": rows(
             [replace(first, tokens=(*first.tokens, tiny.IMAGE))], {first.id: ([11], [0.0])}
         ),
-        "trains token 6, which holds": rows([first], {first.id: ([tiny.IMAGE], [0.0])}),
+        "trains token 6, a placeholder": rows([first], {first.id: ([tiny.IMAGE], [0.0])}),
     }
     for reason, batch in cases.items():
         with pytest.raises(ValueError, match=rf"row \(0, 0, 0, 0\): {reason}"):

@@ -30,7 +30,10 @@ def test_a_sound_step_is_told_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ({"train/rollout_log_prob_diff_lag0": 0.2}, "engine and trainer agree: |log-prob difference| 2.0e-01; check that both"),
+        (
+            {"train/rollout_log_prob_diff_lag0": 0.2},
+            "engine and trainer agree: |log-prob difference| 2.0e-01; check that both",
+        ),
         ({"policy/ratio_max": 1.4}, "the ratio is 1: at most 1.4; before an update"),
         ({"policy/ref_kl": 0.3}, "policy and reference agree: KL 3.0e-01; both must start"),
         ({"tokens/trained": 0.0}, "tokens are trained: 0; every token is masked"),

@@ -4,7 +4,7 @@
     J = E[ 1/G sum_i 1/|o_i| sum_t min(r_it A_i, clip(r_it, 1 - e, 1 + e) A_i) - beta D_KL ]        (eq. 3)
     A_i = (R_i - mean(R)) / std(R)                                                        (section 4.1.2)
 
-D_KL is estimated by k3 (eq. 4), beta is `kl_coef`, and r is the ratio of the policy to the one that `correction` names.
+D_KL is estimated by k3 (eq. 4), beta is `kl_coef`, and r is the ratio of the policy to the policy that `correction` names.
 """
 
 from __future__ import annotations

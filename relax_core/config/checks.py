@@ -195,9 +195,9 @@ def no_pool(config: RunConfig) -> str:
 def _batch_errors(config: RunConfig, generated: bool) -> Errors:
     """Refuse updates of less than a group, micro-batches smaller than a row, and ranks without a row."""
     rollout, batch, ranks = config.rollout, config.batch, config.placement.actor.ranks
-    if batch.updates_per_step > rollout.prompts_per_step:
-        most = rollout.prompts_per_step
-        fix = f"a step has rollout.prompts_per_step = {most} groups: set {most} or less"
+    if batch.updates_per_step > rollout.groups_per_step:
+        most = rollout.groups_per_step
+        fix = f"a step has rollout.groups_per_step = {most} groups: set {most} or less"
         yield ConfigError("batch.updates_per_step", batch.updates_per_step, fix)
     if not generated:
         return
@@ -205,7 +205,7 @@ def _batch_errors(config: RunConfig, generated: bool) -> Errors:
     if 0 < batch.tokens_per_micro_batch < longest:
         fix = f"a row has up to {longest} tokens (rollout.max_new_tokens and a prompt): set {longest} or more, or 0"
         yield ConfigError("batch.tokens_per_micro_batch", batch.tokens_per_micro_batch, fix)
-    rows = rollout.prompts_per_step * rollout.group_size // batch.updates_per_step
+    rows = rollout.groups_per_step * rollout.group_size // batch.updates_per_step
     if ranks > rows > 0:
         fix = f"an update has only {rows} rows, and every rank needs a row: set {rows} or less"
         yield ConfigError("placement.actor.ranks", ranks, fix)

@@ -40,7 +40,7 @@ from relax_core.registry.catalogue import Catalogue
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path", Secret: "secret"}
 IMPORTANT = {
     "": ("steps", "seed"),
-    "rollout": ("prompts_per_step", "group_size", "max_new_tokens"),
+    "rollout": ("groups_per_step", "group_size", "max_new_tokens"),
     "optimizer": ("lr",),
     "eval": ("every",),
     "placement": ("mode",),

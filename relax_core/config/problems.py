@@ -18,6 +18,8 @@ from relax_core.config.run_config import table_keys
 from relax_core.registry.error_text import did_you_mean, nearest
 
 HIDDEN = "(hidden)"
+RENAMED = {"rollout.prompts_per_step": "rollout.groups_per_step"}
+"""Former names of keys, which are refused with the present name."""
 
 
 class ConfigProblems(ConfigError):
@@ -58,6 +60,8 @@ def validation_errors(
 
 def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[str]]) -> ConfigError:
     """Return the error for an unknown key: the fix names similar keys, tables with this key, or all known keys."""
+    if key in RENAMED:
+        return ConfigError(key, "a former key", f"rename it to {RENAMED[key]}")
     table, _, name = key.rpartition(".")
     candidates = sorted(known)
     homes = [f"[{home}]" for home, keys in tables.items() if name in keys and home != table]

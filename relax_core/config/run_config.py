@@ -238,7 +238,7 @@ class Core(Options):
     """All keys of the core's tables and of the top level."""
 
     steps: PositiveInt = 200
-    """Number of training steps; each consumes `rollout.prompts_per_step` groups."""
+    """Number of training steps; each consumes `rollout.groups_per_step` groups."""
     seed: int = 0
     """Random seed of data order, sampling and initialisation."""
     max_staleness: NonNegativeInt | Literal["unbounded"] = 0

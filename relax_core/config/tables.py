@@ -197,7 +197,7 @@ class EngineTable(Options):
 class RolloutTable(Options):
     """Generation of samples."""
 
-    prompts_per_step: PositiveInt = 32
+    groups_per_step: PositiveInt = 32
     """Tasks in one step; each becomes a group. With a dataset: rows, or pairs, in one step."""
     group_size: PositiveInt = 8
     """Samples per task."""
@@ -222,7 +222,7 @@ class RolloutTable(Options):
     """Groups generated beyond a step's need, so that no step waits for the slowest: the last to finish are dropped.
     Long answers finish last, so the policy trains on fewer long answers."""
     refill_limit: NonNegativeInt = 20
-    """Groups in a row that filters may reject before the run stops, in multiples of `prompts_per_step`; 0: no limit."""
+    """Groups in a row that filters may reject before the run stops, in multiples of `groups_per_step`; 0: no limit."""
     kv_across_versions: bool = False
     """Keep the KV cache of unfinished samples when new weights arrive: faster, but their tokens count as old as the
     cache. Needs `max_staleness` of 1 or more. False: the cache is computed again."""

@@ -55,7 +55,7 @@ FIXES = {
     "activations": ("batch.tokens_per_micro_batch", "set fewer, or shorten rows with rollout.max_new_tokens"),
     "logits": ("trainer.logits_mb", "set less: logits are computed in more slices"),
     "kv cache": (
-        "rollout.prompts_per_step",
+        "rollout.groups_per_step",
         "set fewer, shorten rows with rollout.max_new_tokens, or use more engines",
     ),
     "optimizer": (
@@ -134,8 +134,8 @@ def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
             return
         needs = process_needs(config, catalogue, plan, longest_prompt(config, catalogue, plan))
     except (MemoryError, OverflowError) as error:  # even the estimate of that many rows does not fit
-        got = f"steps of {config.rollout.prompts_per_step} times {config.rollout.group_size} samples"
-        raise ConfigError("rollout", got, "too many for any memory: lower prompts_per_step or group_size") from error
+        got = f"steps of {config.rollout.groups_per_step} times {config.rollout.group_size} samples"
+        raise ConfigError("rollout", got, "too many for any memory: lower groups_per_step or group_size") from error
     for budget in memory_budgets(needs, free, device_memory()):
         budget.check()
 
@@ -144,7 +144,7 @@ def _bound(config: RunConfig, plan: Plan) -> float:
     """Return an upper bound of the bytes that a run can take, derived from its largest model."""
     rollout, prompt = config.rollout, config.data.max_prompt_tokens or UNBOUNDED
     row = min(model_context(config.model.path) or UNBOUNDED, prompt + rollout.max_new_tokens)
-    tokens = rollout.prompts_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
+    tokens = rollout.groups_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
     trained = min(tokens, max(row, config.batch.tokens_per_micro_batch or AT_ONCE))
     teachers = config.teachers if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
     pools = {pool.path for pool in config.engines if AUXILIARY_GROUP + pool.name in plan.groups}
@@ -176,7 +176,7 @@ def process_needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_to
     """Ask the trainer or engine of each worker group for its estimate, with a longest prompt of `prompt_tokens`."""
     context = PlanContext(config, plan, catalogue.build)
     rollout = config.rollout
-    step = Workload(rollout.prompts_per_step, plan.group_size, prompt_tokens, rollout.max_new_tokens)
+    step = Workload(rollout.groups_per_step, plan.group_size, prompt_tokens, rollout.max_new_tokens)
     return tuple(_process_need(group, context, step) for group in plan.groups.values())
 
 

@@ -193,7 +193,7 @@ def _means_by_position(size: np.ndarray, places: np.ndarray) -> list[tuple[int, 
 
 async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int) -> RowBatch:
     """Sample whole groups with the weights of the model's folder, and convert the samples to rows as training would."""
-    size, at_once = context.plan.group_size, int(context.config.rollout.prompts_per_step)
+    size, at_once = context.plan.group_size, int(context.config.rollout.groups_per_step)
     numbers = range(ceil(num_samples / size))
     issues = [Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size))) for number in numbers]
     groups: list[InflightGroup] = []

@@ -95,9 +95,9 @@ class ForwardLoop:
         self._names, self._owed_by = ", ".join(columns.columns), owed_by or context.plan.producer
         self._task = task or role
         self._inputs = (*columns.inputs, *(("media",) if context.config.media else ()))
-        self._most = context.config.rollout.prompts_per_step
+        self._groups_per_step = context.config.rollout.groups_per_step
         interrupts = any("rollout" in context.plan.neighbours(group) for group in groups or (role,))
-        self._least = self._most if whole_steps or interrupts else 1
+        self._min_groups = self._groups_per_step if whole_steps or interrupts else 1
         self._limit_s = max(MIN_TURNS, len(groups)) * (LEASE_S + CALL_S)
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class ForwardLoop:
         while not context.stopping:
             await context.pause_point()
             late = context.clock.now() - last > context.config.rollout.step_timeout_s / 2
-            request = ClaimRequest(self._task, self._inputs, self._most, 1 if late else self._least)
+            request = ClaimRequest(self._task, self._inputs, self._groups_per_step, 1 if late else self._min_groups)
             with context.waiting(f"rows that lack {self._names}", self._owed_by, POLL_S):
                 claim = await context.bus.claim(request, POLL_S)
             if claim is None:
@@ -163,7 +163,7 @@ class AdvantagesRole(Role):
         # Torch takes seconds to import: import it in a thread while the other roles start, not at the first step.
         credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).credited
         algorithm, columns = context.build(context.config.learner, Algorithm), context.plan.advantage_columns
-        groups = context.config.rollout.prompts_per_step
+        groups = context.config.rollout.groups_per_step
         request = ClaimRequest(self.name, columns, groups, groups if context.plan.batch_statistics else 1)
         while not context.stopping:
             await context.pause_point()

@@ -60,7 +60,7 @@ class RowSource(Role):
                 # No weights sampled these rows, so they are never stale: ask as an engine at the last version would.
                 newest = (await context.bus.version())._replace(step=context.config.steps)
                 with context.waiting("leave to hand out rows", "actor (a step makes room)", POLL_S):
-                    issues = await context.bus.admit(self.name, newest, context.config.rollout.prompts_per_step, POLL_S)
+                    issues = await context.bus.admit(self.name, newest, context.config.rollout.groups_per_step, POLL_S)
                 self._admitted += sum(len(issue.attempts) for issue in issues)
                 if issues:
                     await self._put(issues)

@@ -79,20 +79,20 @@ class StepPart:
 
 
 class TrainingStep:
-    """The step that starts at `version` and trains up to `wanted` groups."""
+    """The step that starts at `version` and trains up to `groups_per_step` groups."""
 
-    def __init__(self, version: Version, wanted: int, num_updates: int = 1, streams: bool = False) -> None:
+    def __init__(self, version: Version, groups_per_step: int, num_updates: int = 1, streams: bool = False) -> None:
         self.version = version
         self.chunks: list[ClaimedRows] = []
         self.results: list[UpdateResult] = []
         """Results of the finished updates."""
-        self._wanted, self._num_updates, self._streams = wanted, num_updates, streams
+        self._groups_per_step, self._num_updates, self._streams = groups_per_step, num_updates, streams
         self._closed = False
 
     @property
     def left(self) -> int:
-        """Number of groups still wanted."""
-        return 0 if self._closed else self._wanted - sum(len(claim.groups) for claim in self.claims)
+        """Number of groups that the step can still take."""
+        return 0 if self._closed else self._groups_per_step - sum(len(claim.groups) for claim in self.claims)
 
     def add(self, chunk: ClaimedRows) -> list[StepPart]:
         """Add claimed rows; return the parts to train now. Raises StaleFence for a group that the step already has."""
@@ -123,7 +123,7 @@ class TrainingStep:
     def _denominators(self) -> dict[str, float]:
         """Return the counts of the update's rows; before its end, extrapolate them from the groups so far."""
         counts = [count(chunk.rows) for chunk in self.chunks]
-        share = 1.0 if self._closed else (self._wanted - self.left) / self._wanted
+        share = 1.0 if self._closed else (self._groups_per_step - self.left) / self._groups_per_step
         return {name: sum(own[name] for own in counts) / share for name in counts[0]}
 
     # -- the whole step -----------------------------------------------------------------------------------------

@@ -64,10 +64,10 @@ class StepTrainer:
         self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Time at which the step stops waiting for more groups."""
-        self._wanted = self._least = context.config.rollout.prompts_per_step
+        self._groups_per_step = self._min_groups = context.config.rollout.groups_per_step
         if context.plan.streams:
             ranks = context.plan.groups[task].size
-            self._least = max(ceil(self._wanted / MAX_CHUNKS), ceil(ranks / context.plan.group_size))
+            self._min_groups = max(ceil(self._groups_per_step / MAX_CHUNKS), ceil(ranks / context.plan.group_size))
 
     async def step(self, version: Version, times: StepTimes) -> TrainingStep | None:
         """Train one step under row leases that are valid until its last update; return None if the run is stopped.
@@ -78,7 +78,9 @@ class StepTrainer:
         context, lost = self._context, 0
         self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
         while True:
-            step = TrainingStep(version, self._wanted, context.config.batch.updates_per_step, context.plan.streams)
+            step = TrainingStep(
+                version, self._groups_per_step, context.config.batch.updates_per_step, context.plan.streams
+            )
             try:
                 async with renewed(context, self._task, partial(self._held, step)):
                     if await self._train(step, times):
@@ -138,7 +140,7 @@ class StepTrainer:
                         await self._meanwhile()
                     late = context.clock.now() > self._deadline
                     request = ClaimRequest(
-                        self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._least,
+                        self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._min_groups,
                         trains=True, step=step.version.step, overdue=late,
                     )  # fmt: skip
                     wait_s = POLL_S if not late else 0.0 if step.claims else LAST_CALL_S

@@ -93,7 +93,7 @@ def bus_settings(launch: Launch) -> BusSettings:
     rollout, plan = launch.config["rollout"], launch.plan
     return BusSettings(
         group_size=plan.group_size,
-        groups_per_step=rollout["prompts_per_step"],
+        groups_per_step=rollout["groups_per_step"],
         max_staleness=plan.max_staleness,
         late=rollout["late"],
         spare_groups=rollout["spare_groups"],

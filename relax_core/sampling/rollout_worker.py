@@ -105,7 +105,7 @@ class RolloutWorker:
         self.media = make_media_pipeline(context, self.family, run.rollout.media_store_mb << 20)
         sampler = build(run.sampler.chosen, Sampler) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
         filters = {choice.name: build(choice.chosen, Filter) for choice in run.filters}
-        refill_limit = run.rollout.refill_limit * run.rollout.prompts_per_step
+        refill_limit = run.rollout.refill_limit * run.rollout.groups_per_step
         self.selection = Selection(sampler, filters, self._tasks, self._train, run.seed, refill_limit)
         self.routing = routing(run.model.path) if run.model.routing_replay == "rollout" else None
         """The model's expert routing if the trainer replays the experts that the rollout visited; else None."""
@@ -181,7 +181,7 @@ class RolloutWorker:
             bounds["placement.rollout.sessions"] = (sessions - in_play) // size
         else:
             steps = max(STEPS_AHEAD, (self._context.plan.max_staleness or 0) + 1)
-            bounds["steps ahead"] = run.rollout.prompts_per_step * steps - len(playing)
+            bounds["steps ahead"] = run.rollout.groups_per_step * steps - len(playing)
         least = min(bounds, key=lambda name: bounds[name])
         groups = max(bounds[least], int(not in_play))
         self._held_by = "" if groups > 0 else least

@@ -18,7 +18,7 @@ rewards = ["{PROJECTS["reward"]}", "half-right"]
 eval = {{ every = 0 }}
 run = {{ runner = "inline" }}
 """
-SHORT = ("steps=3", "rollout.prompts_per_step=4", "rollout.group_size=8")
+SHORT = ("steps=3", "rollout.groups_per_step=4", "rollout.group_size=8")
 
 
 def test_new_projects_are_found_with_their_components(author: Home) -> None:

@@ -92,7 +92,7 @@ def relax_run(folder: Path, options: Any, tail: str, rollout: dict[str, Any]) ->
         engine={"name": "places-engine", "token_s": TOKEN_S},
         trainer={"name": "scripted-trainer", "train_s": 0.01, "publish_s": 0.01},
         placement={"mode": "hybrid", "rollout": {"engines": options.engines, "requests_per_engine": options.places, **rollout}},
-        rollout={"prompts_per_step": options.groups, "group_size": options.size, "max_new_tokens": LONGEST},
+        rollout={"groups_per_step": options.groups, "group_size": options.size, "max_new_tokens": LONGEST},
     )  # fmt: skip
     outcome = run.run(at_most_s=1e7)
     measured = [event.metrics for event in outcome.events if isinstance(event, RolloutMeasured)]

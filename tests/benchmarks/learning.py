@@ -40,7 +40,7 @@ def train(recipe: Path, algorithm: str, seed: int, steps: int, more: Sequence[st
         command = [sys.executable, "-m", "relax_core", "train", str(recipe), "--run-dir", str(run), "--json"]
         settings = [
             f"algorithm={algorithm}", f"steps={steps}", f"seed={seed}", f"eval.every={steps}", "eval.samples=4",
-            "checkpoint.every=0", "rollout.prompts_per_step=16", *SETTINGS.get(algorithm, ()), *more,
+            "checkpoint.every=0", "rollout.groups_per_step=16", *SETTINGS.get(algorithm, ()), *more,
         ]  # fmt: skip
         done = subprocess.run(
             [*command, "--runner", "local", *settings], capture_output=True, text=True, timeout=RUN_S, check=False

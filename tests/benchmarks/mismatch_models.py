@@ -68,7 +68,7 @@ def build(folder: Path, shape: Shape, seed: int) -> dict[str, Any]:
         "steps": 1, "seed": seed, "algorithm": {"name": "grpo"}, "engine": {"name": "transformers"},
         "trainer": {"name": "torch", "device": "cpu"}, "rewards": [{"name": "exact"}], "eval": {"every": 0},
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},
-        "rollout": {"prompts_per_step": PROMPTS, "group_size": 2, "max_new_tokens": 48},
+        "rollout": {"groups_per_step": PROMPTS, "group_size": 2, "max_new_tokens": 48},
     }  # fmt: skip
 
 

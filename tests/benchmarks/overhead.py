@@ -33,7 +33,7 @@ def one(recipe: Path, runner: str, rows: int, roles: str, steps: int) -> report.
         settings = [
             f"steps={steps + FIRST}", "placement=colocate", "max_staleness=0", f'plugins=["{HERE / "metronome.py"}"]',
             "engine=metronome-engine", "trainer=metronome-trainer", "weights=metronome-transport",
-            f"rollout.prompts_per_step={rows // 8}", "rollout.group_size=8",
+            f"rollout.groups_per_step={rows // 8}", "rollout.group_size=8",
             "eval.every=0", "eval.at_start=false", "checkpoint.every=1000000", *ROLES[roles],
         ]  # fmt: skip
         command = [

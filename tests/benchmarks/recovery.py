@@ -47,7 +47,7 @@ START_S, WAIT_S = 300.0, 180.0
 CALM_S = 3.0
 """At most, between a recovery and the next kill."""
 SETTINGS = (
-    "steps=100000", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=2", "rollout.prompts_per_step=8",
+    "steps=100000", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=2", "rollout.groups_per_step=8",
     'optimizer.lr=1e-5', "max_staleness=1", "recovery.restarts=1000",
 )  # fmt: skip
 PLUGINS = "import relax_core.registry.catalogue as c; c.Catalogue.load()"

@@ -26,7 +26,7 @@ LOOK_S = 10.0
 PARTS = 5
 STAGE = 1
 """Of reinforcement."""
-SMALL = ("rollout.prompts_per_step=4", "rollout.group_size=4", "optimizer.lr=1e-4")
+SMALL = ("rollout.groups_per_step=4", "rollout.group_size=4", "optimizer.lr=1e-4")
 
 
 def look(root: psutil.Process) -> dict[str, float]:

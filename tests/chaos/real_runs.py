@@ -33,7 +33,7 @@ from tests.graph.conftest import Relax, relax_in, started_runs
 from tests.graph.ray_run import Running, Start
 
 SETTINGS = (
-    "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=3", "checkpoint.keep=2",
+    "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=3", "checkpoint.keep=2",
     "max_staleness=1", "placement.mode=hybrid", "rollout.step_timeout_s=60", "weights.timeout_s=30",
 )  # fmt: skip
 MAX_STARTS = 24

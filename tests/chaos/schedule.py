@@ -54,7 +54,7 @@ BASE: dict[str, Any] = {
     "steps": 2, "engine": {"name": "witnessed-engine", "longest": 3, "token_s": 0.25}, "trainer": "witnessed-trainer",
     "seed": 7, "checkpoint": {"every": 1}, "weights": {"name": "scripted-transport", "timeout_s": 10.0},
 }  # fmt: skip
-ROLLOUT = {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 12, "step_timeout_s": 30.0}
+ROLLOUT = {"groups_per_step": 2, "group_size": 2, "max_new_tokens": 12, "step_timeout_s": 30.0}
 TWO_ENGINES = {"mode": "hybrid", "rollout": {"engines": 2}}
 SLOW = {"name": "witnessed-engine", "longest": 3, "token_s": 0.25, "straggler": 30, "straggles": 1 / 6}
 VARIANTS: dict[str, Mapping[str, Any]] = {

@@ -161,7 +161,7 @@ name = "agent"
 command = {json.dumps([PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)])}
 timeout_s = 240
 [rollout]
-prompts_per_step = {len(clients)}
+groups_per_step = {len(clients)}
 group_size = 1
 max_new_tokens = 12
 max_turns = 8

@@ -20,7 +20,7 @@ from tests.graph.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(1800)  # several starts of a run, on a machine that others use too
 SMALL = (
-    "run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=4",
+    "run.runner=local", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=4",
     "max_staleness=1",
 )  # fmt: skip
 DEADLINE_S = 400.0

@@ -174,7 +174,7 @@ def model_input(random: Random) -> Files:
             "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ [1] * 10 ** 10 }}", "{{ strftime_now('%') }}",
         ))  # fmt: skip
         files["model/chat_template.jinja"] = template.encode()
-    config = {**recipes()[0], "rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8}}
+    config = {**recipes()[0], "rollout": {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 8}}
     return {"my.toml": toml_bytes(config), "train.jsonl": TASKS, **files}
 
 

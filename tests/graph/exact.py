@@ -12,7 +12,7 @@ from tests.graph.conftest import exported, relax_in
 
 STEPS = 8
 EXACT = (
-    "rollout.prompts_per_step=4", "rollout.group_size=4", f"steps={STEPS}", "checkpoint.every=2", "deterministic=true",
+    "rollout.groups_per_step=4", "rollout.group_size=4", f"steps={STEPS}", "checkpoint.every=2", "deterministic=true",
     "max_staleness=0", "placement=colocate", "checkpoint.keep=99", "algorithm.kl_coef=0.1",
     "eval.every=4", "eval.sets.0.size=8",
 )  # fmt: skip

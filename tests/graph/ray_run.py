@@ -19,7 +19,7 @@ from tests.graph.conftest import command, environment
 
 T = TypeVar("T")
 WAIT_S = 400.0
-SHORT = ("rollout.prompts_per_step=8", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=1", "run.runner=ray")
+SHORT = ("rollout.groups_per_step=8", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=1", "run.runner=ray")
 
 
 def until(found: Callable[[], T | None | bool], what: str | Callable[[], str], deadline_s: float = WAIT_S) -> T:

@@ -25,7 +25,7 @@ def test_engines_sample_from_what_the_adapters_make_of_the_base(
     relax: Relax, train_here: Relax, tiny: Path, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     run = tmp_path / "run"
-    words = (tiny / "recipe.toml", "--run-dir", run, "steps=4", "eval.every=0", "rollout.prompts_per_step=12",
+    words = (tiny / "recipe.toml", "--run-dir", run, "steps=4", "eval.every=0", "rollout.groups_per_step=12",
              "model.lora.rank=4", "optimizer.lr=5e-3", "optimizer.warmup_steps=0", *overrides)  # fmt: skip
     ran = train_here(*words) if overrides == FOLDED else relax("train", *words, "--runner", "local")
     assert ran.code == 0, ran.err

@@ -14,7 +14,7 @@ from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
 pytestmark = pytest.mark.process
-SHORT = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=8", "eval.every=0")
+SHORT = ("steps=2", "rollout.groups_per_step=2", "rollout.group_size=8", "eval.every=0")
 TRAINED = 2 * 2 * 8
 PLAYER = '''
 import json, os, urllib.request

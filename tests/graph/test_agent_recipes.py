@@ -12,7 +12,7 @@ from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
 SHORT = (
-    "stages.0.steps=1", "stages.0.rollout.prompts_per_step=4", "stages.1.steps=1", "stages.1.rollout.prompts_per_step=2",
+    "stages.0.steps=1", "stages.0.rollout.groups_per_step=4", "stages.1.steps=1", "stages.1.rollout.groups_per_step=2",
     "stages.1.rollout.group_size=4", "eval.every=0",
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from tests.graph.conftest import Ran, Relax
 
 pytestmark = pytest.mark.process
 SMALL = (
-    "steps=3", "run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=1",
+    "steps=3", "run.runner=local", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=1",
 )  # fmt: skip
 REWARDS = """
 import os
@@ -101,6 +101,7 @@ def test_a_broken_model_folder_is_refused_before_anything_starts(
     [
         ("model.path=nowhere", "nowhere, a folder that does not exist; name the folder of a Hugging Face model"),
         ("stepz=3", "stepz (command line): got an unknown key; did you mean 'steps'?"),
+        ("rollout.prompts_per_step=3", "got a former key; rename it to rollout.groups_per_step"),
         ("algorithm.clip=3", "algorithm.clip (command line): got an unknown key; did you mean 'clip_low'"),
         ("algorithm=grppo", "algorithm.name (command line): got 'grppo'; no plugin offers it; did you mean 'grpo'"),
         ("trainer=megatron", "trainer.name (command line): got 'megatron'; no plugin offers it; known names are torch"),

@@ -28,7 +28,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_that_sees_is_warmed_up_and_reinforced(train_here: Relax, colours: Path, tmp_path: Path) -> None:
-    overrides = ("eval.every=2", "stages.0.steps=2", "stages.0.rollout.prompts_per_step=16", "stages.1.steps=2")
+    overrides = ("eval.every=2", "stages.0.steps=2", "stages.0.rollout.groups_per_step=16", "stages.1.steps=2")
     overrides += ("rollout.media_store_mb=1",)
     ran = train_here(colours / "recipe.toml", *overrides, "--run-dir", tmp_path / "run")
     assert ran.code == 0, ran.err

@@ -13,7 +13,7 @@ from tests.graph.conftest import Relax
 
 SMALL = (
     "algorithm=ppo",
-    "rollout.prompts_per_step=4",
+    "rollout.groups_per_step=4",
     "rollout.group_size=4",
     "eval.every=0",
     "optimizer.schedule=constant",

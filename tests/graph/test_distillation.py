@@ -14,7 +14,7 @@ from tests.graph.conftest import Relax
 
 SMALL = (
     "algorithm=distillation",
-    "rollout.prompts_per_step=4",
+    "rollout.groups_per_step=4",
     "rollout.group_size=4",
     "eval.every=0",
     "checkpoint.every=0",

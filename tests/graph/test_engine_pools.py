@@ -26,7 +26,7 @@ JUDGE = (
 def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     """A run whose teacher is the policy itself, whose judge is scored by a pool, and whose pool's engine was killed."""
     pool = f'[{{name = "judge", path = "{tiny / "model"}"}}]'
-    settings = ("run.runner=local", "algorithm=distillation", "steps=8", "rollout.prompts_per_step=4",
+    settings = ("run.runner=local", "algorithm=distillation", "steps=8", "rollout.groups_per_step=4",
                 "rollout.group_size=4", "optimizer.lr=1e-6",
                 f"teachers={tiny / 'model'}", f"engines={pool}", f"rewards=[{JUDGE}]")  # fmt: skip
     with started_runs(tmp_path_factory.mktemp("pools")) as start:
@@ -61,7 +61,7 @@ def test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is(train_here: Rel
     """And a judge beside it, with a pool of its own over the same folder."""
     pools = ", ".join(f'{{name = "{name}", path = "{tiny / "model"}"}}' for name in ("same", "judge"))
     ran = train_here(
-        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.prompts_per_step=4",
+        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.groups_per_step=4",
         "rollout.group_size=4", "eval.every=0", "checkpoint.every=0", "optimizer.lr=1e-6", f"engines=[{pools}]",
         'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]", "--run-dir", tmp_path / "run",
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_judge_and_a_teacher_take_turns_with_colocated_engines(train_here: Rel
         f'{{name = "{name}", path = "{tiny / "model"}", devices = "deferred"}}' for name in ("same", "judge")
     )
     ran = train_here(
-        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.prompts_per_step=4",
+        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.groups_per_step=4",
         "rollout.group_size=4", "eval={every = 2, size = 4, at_start = false}", "checkpoint.every=0", "optimizer.lr=1e-6",
         "placement=colocate", f"engines=[{pools}]", 'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]",
         "--run-dir", tmp_path / "run",

@@ -39,7 +39,7 @@ def test_a_mixture_of_experts_is_trained_on_the_routes_of_its_rollout(
 ) -> None:
     small = (
         "steps=3",
-        "rollout.prompts_per_step=8",
+        "rollout.groups_per_step=8",
         "eval.every=0",
         "algorithm.entropy_coef=0.01",
     )  # nothing is right yet

@@ -13,7 +13,7 @@ from relax_core.views.run import open_run
 if TYPE_CHECKING:
     from tests.graph.conftest import Relax
 
-SMALL = ("steps=3", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0")
+SMALL = ("steps=3", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0")
 
 
 def test_an_engine_in_bfloat16_serves_a_float32_trainer(train_here: Relax, tiny: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.graph.failing import failing_engine
 
 pytestmark = pytest.mark.process
 
-SMALL = ("steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0")
+SMALL = ("steps=4", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0")
 SAMPLES = 4 * 4 * 4
 
 

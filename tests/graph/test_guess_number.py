@@ -11,7 +11,7 @@ from relax_contrib.recipes.quickstart.model import EOS
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
-SHORT = ("steps=3", "rollout.prompts_per_step=4", "rollout.group_size=8", "eval.every=0")
+SHORT = ("steps=3", "rollout.groups_per_step=4", "rollout.group_size=8", "eval.every=0")
 TRAINED = 3 * 4 * 8
 COUNTING = f'''
 """REINFORCE that counts what follows the end of a turn: the environment said that."""

@@ -14,7 +14,7 @@ from relax_core.runners.inline import LONGEST_PAUSE_S, CallingThread, DebuggerLo
 from tests.graph.conftest import Relax, command, environment, survivors
 
 EXACT = (
-    "steps=3", "eval.every=0", "checkpoint.every=0", "rollout.prompts_per_step=4", "rollout.group_size=4", "deterministic=true",
+    "steps=3", "eval.every=0", "checkpoint.every=0", "rollout.groups_per_step=4", "rollout.group_size=4", "deterministic=true",
     "max_staleness=0", "placement=colocate",
 )  # fmt: skip
 STOPPING = """

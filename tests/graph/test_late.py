@@ -34,7 +34,7 @@ class SlowEnvironment(Environment):
     async def step(self, action):
         return Step("", done=True)
 """
-SHORT = ("steps=8", "rollout.prompts_per_step=8", "eval.every=0", "max_staleness=1", "placement=async")
+SHORT = ("steps=8", "rollout.groups_per_step=8", "eval.every=0", "max_staleness=1", "placement=async")
 REASONS = {"drop": "expired", "regenerate": "regenerated"}
 
 

@@ -25,7 +25,7 @@ from tests.graph.conftest import Relax, command, environment, survivors
 pytestmark = pytest.mark.process
 LONG = (
     "steps=5000", "run.runner=local",
-    "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0",
+    "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0",
 )  # fmt: skip
 DEADLINE_S = 400.0
 

@@ -15,14 +15,14 @@ from tests.graph.conftest import Relax
 
 STAGES = """
 [rollout]
-prompts_per_step = 4
+groups_per_step = 4
 group_size = 4
 
 [[stages]]
 name = "warm-start"
 algorithm = "sft"
 steps = 3
-rollout = { prompts_per_step = 16 }
+rollout = { groups_per_step = 16 }
 
 [[stages]]
 name = "rl"

@@ -195,7 +195,7 @@ def walk_run(folder: Path) -> dict[str, Walk]:
 
     sources = ["quickstart"]
     overrides = [
-        "steps=2", "run.runner=inline", "eval.every=0", "rollout.prompts_per_step=2", "max_staleness=0", "placement=colocate",
+        "steps=2", "run.runner=inline", "eval.every=0", "rollout.groups_per_step=2", "max_staleness=0", "placement=colocate",
     ]  # fmt: skip
     prepared = prepare(sources, overrides, run_dir=folder / "run")
     walks = {name: Walk(is_form(forms)) for name, forms in FORMS.items()}

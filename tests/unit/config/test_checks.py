@@ -27,7 +27,7 @@ from relax_core.registry.catalogue import Catalogue
         (["placement=async", "deterministic=true", "max_staleness=1"], "deterministic = true needs max_staleness = 0"),
         (["placement=async", "algorithm=on-policy"], "on-policy is only correct up to a staleness of 0"),
         (["placement=async", "algorithm=on-policy", "max_staleness=unbounded"], "got unbounded; on-policy is only"),
-        (["batch.updates_per_step=33"], "a step has rollout.prompts_per_step = 32 groups"),
+        (["batch.updates_per_step=33"], "a step has rollout.groups_per_step = 32 groups"),
         (["rewards=[]"], "rewards (command line): got nothing; environment single-turn gives no reward"),
         (["rewards.0.weight=0"], "all weights are 0"),
         (["eval.temperature=0", "eval.samples=4"], "eval.samples (command line): got 4; temperature 0"),

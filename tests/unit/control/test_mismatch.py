@@ -36,7 +36,7 @@ def measured(folder, *overrides, samples=16, formats=()):
     source = {
         "steps": 1, "algorithm": {"name": "grpo"}, "rewards": [{"name": "exact"}], "eval": {"every": 0},
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},
-        "rollout": {"prompts_per_step": 4, "group_size": 2, "max_new_tokens": 12},
+        "rollout": {"groups_per_step": 4, "group_size": 2, "max_new_tokens": 12},
     }  # fmt: skip
     here = lambda _, catalogue: InProcessWorkers(catalogue)  # noqa: E731
     return asyncio.run(mismatch([source], overrides, samples, formats, here))

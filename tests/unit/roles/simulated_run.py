@@ -281,6 +281,6 @@ def _settings(folder: Path, tasks: Path) -> dict[str, Any]:
         "steps": 20, "plugins": [str(SCRIPTED)], "model": {"path": str(folder)}, "data": {"train": str(tasks)},
         "algorithm": "grpo", "engine": "scripted-engine", "trainer": "scripted-trainer", "weights": "scripted-transport",
         "family": "scripted-family", "rewards": ["scripted-reward"], "placement": "hybrid",
-        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8},
+        "rollout": {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 8},
         "eval": {"every": 0}, "checkpoint": {"every": 0}, "optimizer": {"lr": 0.1},
     }  # fmt: skip

@@ -87,7 +87,7 @@ def test_a_killed_critic_learns_again_what_no_checkpoint_holds(tmp_path, mode, e
 def test_a_checkpoint_waits_for_a_critic_that_learns_many_steps_again(tmp_path, monkeypatch):
     """Together they take longer than a step may, and longer than a quarter of an hour."""
     monkeypatch.setattr(context, "HEARTBEAT_S", 5.0)  # virtual hours cost real heartbeats
-    rollout = {"prompts_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
+    rollout = {"groups_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
     trainer = {"name": "scripted-trainer", "critic_s": 190.0}
     simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=6, checkpoint={"every": 6},
                               rollout=rollout, trainer=trainer)  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_checkpoint_waits_for_a_critic_that_learns_many_steps_again(tmp_path, 
 
 
 def test_a_checkpoint_does_not_wait_for_a_critic_that_gets_no_further(tmp_path):
-    rollout = {"prompts_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
+    rollout = {"groups_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
     simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=3, checkpoint={"every": 3},
                               rollout=rollout, trainer={"name": "scripted-trainer", "critic_s": 1e4})  # fmt: skip
     with pytest.raises(ExceptionGroup) as failed:

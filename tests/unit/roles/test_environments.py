@@ -37,7 +37,7 @@ def staged(folder: Path, other: str = "twice", **more: object) -> SimulatedRun:
     (folder / "twice.py").write_text(GAMES)
     return SimulatedRun(
         folder, [str(folder / "twice.py")], data={"train": str(folder / "own.jsonl")}, steps=4,
-        rollout={"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "max_turns": 2},
+        rollout={"groups_per_step": 4, "group_size": 4, "max_new_tokens": 8, "max_turns": 2},
         **{"environments": [{"name": "twice", "algorithm": "gigpo"}], **more},
     )  # fmt: skip
 

@@ -87,7 +87,7 @@ SEEN = {
     "data.shuffle": Seen(
         False, lambda run: [one.tokens for one in run.requests[:16:4]], [tuple(map(ord, f"p{at}")) for at in range(4)]
     ),
-    "rollout.prompts_per_step": Seen(2, lambda run: run.outcome.account.trained, STEPS * 2 * 4),
+    "rollout.groups_per_step": Seen(2, lambda run: run.outcome.account.trained, STEPS * 2 * 4),
     "rollout.group_size": Seen(2, lambda run: run.outcome.account.trained, STEPS * 4 * 2),
     "rollout.max_new_tokens": Seen(5, lambda run: {one.max_new_tokens for one in run.requests}, {5}),
     "rollout.temperature": Seen(

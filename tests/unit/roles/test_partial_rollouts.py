@@ -26,7 +26,7 @@ def long(engine: str, **settings: Any) -> dict[str, Any]:
         "steps": STEPS, "max_staleness": K, "engine": {"name": engine, "longest": 60},
         "placement": {"mode": "async", "rollout": {"engines": 2}},
         "rollout": {
-            "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 80, "kv_across_versions": KINDS[engine], **settings
+            "groups_per_step": 4, "group_size": 4, "max_new_tokens": 80, "kv_across_versions": KINDS[engine], **settings
         },
     }  # fmt: skip
 

@@ -316,7 +316,7 @@ def test_an_engine_that_is_slow_to_load_after_a_rollback_gives_no_token_that_is_
         tmp_path, trained_tokens(told), kill_at(5), max_staleness=1, engine={
             "name": engine, "longest": longest, "slow": "engine-1", "slow_s": 12.0
         }, placement={"mode": "async", "rollout": {"engines": 2}}, eval={"every": 5, "size": 2},
-        rollout={"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 48,
+        rollout={"groups_per_step": 4, "group_size": 4, "max_new_tokens": 48,
                  "kv_across_versions": engine == "scripted-keeping-engine"},
     )  # fmt: skip
     assert_whole(outcome)

@@ -36,7 +36,7 @@ def _run(folder: Path, **evaluation: Any) -> None:
     SimulatedRun(
         folder,
         steps=STEPS,
-        rollout={"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "temperature": 0.7, "top_p": 0.9},
+        rollout={"groups_per_step": 4, "group_size": 4, "max_new_tokens": 8, "temperature": 0.7, "top_p": 0.9},
         eval={"every": 2, "size": HELD, "samples": SAMPLES, **evaluation},
     ).run()
 

@@ -84,7 +84,7 @@ def stragglers(rule: str, tokens: int = 200, share: float = 1 / 16) -> dict[str,
     """One sample in sixteen takes five times the step's deadline."""
     return {
         "rollout": {
-            "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 2 * tokens, "late": rule, "step_timeout_s": 4.0
+            "groups_per_step": 4, "group_size": 4, "max_new_tokens": 2 * tokens, "late": rule, "step_timeout_s": 4.0
         },
         "engine": {"name": "scripted-engine", "straggler": tokens, "straggles": share},
     }  # fmt: skip

@@ -32,7 +32,7 @@ HALF = {"name": "scripted-engine", "straggler": 40}
 
 
 def simulation(folder: Path, stream: bool = True, **settings: Any) -> SimulatedRun:
-    rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64}
+    rollout = {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 64}
     return SimulatedRun(folder, **{
         "steps": STEPS, "max_staleness": 0, "engine": HALF, "rollout": rollout, "batch": {"stream": stream}, **settings,
     })  # fmt: skip
@@ -181,7 +181,7 @@ def test_leases_last_as_long_as_groups_are_waited_for_and_trained(
     monkeypatch.setattr(context, "HEARTBEAT_S", 5.0)  # virtual hours cost real heartbeats
     slow = {"engine": {"name": "scripted-engine", "token_s": 25.0, "longest": 60}, "max_staleness": 1,
             "trainer": {"name": "scripted-trainer", "train_s": 800.0}, "steps": 2}  # fmt: skip
-    rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64, "step_timeout_s": 1e5}
+    rollout = {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 64, "step_timeout_s": 1e5}
     outcome = simulation(tmp_path, rollout=rollout, **slow).run(at_most_s=1e6)
     assert max(outcome.metric("time/wait_rows_s")) > 600 and max(outcome.metric("time/train_s")) > 600
     assert not outcome.of("actor-rank", "abort_update")
@@ -189,7 +189,7 @@ def test_leases_last_as_long_as_groups_are_waited_for_and_trained(
 
 
 def test_past_its_deadline_a_streamed_step_closes_with_what_it_has(tmp_path: Path) -> None:
-    rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 400, "step_timeout_s": 4.0}
+    rollout = {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 400, "step_timeout_s": 4.0}
     engine = {"name": "scripted-engine", "straggler": 200}
     outcome = simulation(tmp_path, rollout=rollout, engine=engine).run()
     assert outcome.seconds < STEPS * 7.0
@@ -200,6 +200,6 @@ def test_past_its_deadline_a_streamed_step_closes_with_what_it_has(tmp_path: Pat
 
 def test_chunks_are_no_smaller_than_a_fraction_of_the_step(tmp_path: Path) -> None:
     """Sixteen groups a step: each call of the trainer but the last brings two or more."""
-    rollout = {"prompts_per_step": 16, "group_size": 4, "max_new_tokens": 64}
+    rollout = {"groups_per_step": 16, "group_size": 4, "max_new_tokens": 64}
     outcome = simulation(tmp_path, rollout=rollout, steps=4).run()
     assert 4 < chunks(outcome) <= 4 * 8

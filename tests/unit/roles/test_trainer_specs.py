@@ -13,7 +13,7 @@ from tests.unit.roles import simulated_run
 from tests.unit.roles.simulated_run import SimulatedRun, SimulatedWorker
 from tests.unit.roles.test_row_source import simulation
 
-ROLLOUT = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "temperature": 0.7}
+ROLLOUT = {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 8, "temperature": 0.7}
 OPTIMIZER = {
     "lr": 1e-3, "schedule": "cosine", "warmup_steps": 3, "betas": [0.8, 0.9], "weight_decay": 0.1, "grad_clip": 0.5,
 }  # fmt: skip

@@ -81,7 +81,7 @@ def played(folder: Path, environment: dict[str, object], rollout: dict[str, obje
     simulation = SimulatedRun(
         folder / "run", [str(plugin)], environment={"name": "tools", "log": str(log)} | environment,
         placement={"mode": "hybrid", "rollout": rollout},
-        rollout={"prompts_per_step": GROUPS, "group_size": SIZE, "max_new_tokens": 8}, **settings,
+        rollout={"groups_per_step": GROUPS, "group_size": SIZE, "max_new_tokens": 8}, **settings,
     )  # fmt: skip
     outcome = simulation.run()
     assert outcome.account.balanced

@@ -79,7 +79,7 @@ def test_rejected_groups_are_replaced_counted_and_told(tmp_path: Path, choosy: s
 
 
 def test_a_run_whose_groups_are_all_rejected_ends_with_the_reason(tmp_path: Path, choosy: str) -> None:
-    settings = {"filters": [{"name": "choosy", "every": 1}], "rollout": {"refill_limit": 2, "prompts_per_step": 4}}
+    settings = {"filters": [{"name": "choosy", "every": 1}], "rollout": {"refill_limit": 2, "groups_per_step": 4}}
     with pytest.raises(BaseExceptionGroup) as failed:
         simulation(tmp_path, choosy, **settings).run()
     assert failed.group_contains(RelaxError, match=r"rejected the last 8 groups \(choosy \(not to my taste\): 8\)")
@@ -87,7 +87,7 @@ def test_a_run_whose_groups_are_all_rejected_ends_with_the_reason(tmp_path: Path
 
 def test_spare_groups_are_dropped_and_never_waited_for(tmp_path: Path, choosy: str) -> None:
     engine = {"name": "scripted-engine", "straggler": 40}
-    rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64}
+    rollout = {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 64}
     plain = simulation(tmp_path / "plain", choosy, engine=engine, max_staleness=0, rollout=rollout).run()
     spared = simulation(
         tmp_path / "spare", choosy, engine=engine, max_staleness=0, rollout={**rollout, "spare_groups": 2}

@@ -236,7 +236,7 @@ def try_(
     `relax try reward NAME --data FILE` only scores the responses in FILE. `relax try agent FILES -- PROGRAM` runs
     PROGRAM as the agent and shows its model calls as a tree.
     """
-    from relax_core.diagnostics.trial import reward_trial, trial, with_agent
+    from relax_core.diagnostics.try_run import try_reward, try_tasks, with_agent
 
     program: list[str] = context.obj or []
     records: Sequence[dict[str, Any]]
@@ -246,17 +246,17 @@ def try_(
     if arguments[0] == "agent":
         sources, overrides = split(arguments[1:])
         overrides = with_agent(overrides, program) if program else overrides
-        records = asyncio.run(trial(sources, overrides, tasks))
+        records = asyncio.run(try_tasks(sources, overrides, tasks))
         tree, of_answers = True, ()
     elif arguments[0] == "reward":
         reward, *options = arguments[1:] or [""]
         if not reward or data is None:
             raise ConfigError("relax try reward", " ".join(arguments[1:]) or "nothing", "give NAME and --data FILE")
         plugins = [str(path) for path in plugin or ()]
-        records = asyncio.run(reward_trial(reward, options, data, plugins))
+        records = asyncio.run(try_reward(reward, options, data, plugins))
         of_answers = ()
     else:
-        records = asyncio.run(trial(*split(arguments), tasks))
+        records = asyncio.run(try_tasks(*split(arguments), tasks))
         of_answers = _verifiable(records)
     texts = [_record_text(record, tree) for record in records]
     say(json.dumps(records) if as_json else "\n\n".join([*texts, *of_answers]))

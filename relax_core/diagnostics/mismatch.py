@@ -28,7 +28,7 @@ from relax_core.config.compose import parse_config
 from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
-from relax_core.diagnostics.trial import ignore, single_role, trial_launch
+from relax_core.diagnostics.try_run import ignore, single_role, try_launch
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.roles.rank_group import RankGroup
@@ -74,7 +74,7 @@ async def mismatch(
 ) -> list[MismatchReport]:  # fmt: skip
     """Measure the configuration as it is, or each pair of `formats`, with and without replay if replay is possible."""
     with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
-        launch, catalogue = trial_launch(sources, overrides, Path(directory))
+        launch, catalogue = try_launch(sources, overrides, Path(directory))
         config = parse_config(launch.config, catalogue)
         if launch.plan.source is not Source.ROLLOUT:
             fix = "the algorithm samples nothing; choose one that learns from samples"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials: sample and score a few tasks exactly as training would, or score given responses with one reward.
+"""`relax try`: sample and score a few tasks exactly as training would, or score given responses with one reward.
 
-A trial has no trainer and no run directory. Rewards run in the same isolated processes as in training.
+`relax try` has no trainer and no run directory. Rewards run in the same isolated processes as in training.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from relax_core.sandboxes.pool import SandboxPool
 from relax_core.weights.registry import WeightRegistry
 
 
-async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
+async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
     """Sample and score `num_tasks` groups; return the samples' records in the form of the run directory.
 
     `answer_reward` of a record is the reward of the task's own answer; None if the task has no answer to judge.
     """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
-        launch, catalogue = trial_launch(sources, overrides, Path(directory))
+        launch, catalogue = try_launch(sources, overrides, Path(directory))
         workers = LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())
         async with single_role("rollout", launch, catalogue, workers) as context:
             worker = await RolloutWorker.open(context, ignore)
@@ -98,7 +98,7 @@ def _asked(task: Task) -> tuple[Message, ...]:
     return (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
 
 
-def trial_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
+def try_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
     """Return launch data of the first stage, without a run directory; a recipe is built in `directory`."""
     planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
     stage = planned.stages[0]
@@ -122,10 +122,10 @@ async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: 
 
 
 async def ignore(*_: Any) -> None:
-    """Ignore an event: a trial has no recorder, and a failed engine shows in the samples' outcomes."""
+    """Ignore an event: `relax try` has no recorder, and a failed engine shows in the samples' outcomes."""
 
 
-async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
+async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
     """Score the rows of `data`, JSON with `prompt`, `response` and the reward's fields; return a record per row."""
     beside = data.parent / "config.toml"  # a failing sample lies in a run directory, whose config names plugin files
     if not plugins and beside.is_file():

@@ -41,9 +41,9 @@ class Capabilities:
     """Number formats in which the engine computes."""
     media: frozenset[str] = frozenset()
     score: bool = False
-    sleep: frozenset[str] = frozenset()
+    offloads: frozenset[str] = frozenset()
     """Parts whose device memory the engine can free: `weights`, `kv`."""
-    sleeps_on_cpu: bool = True
+    offloads_on_cpu: bool = True
     """False: the engine frees memory only on GPUs."""
     receipts: ReceiptLevel = "wire"
     """Strongest level of the engine's receipts."""
@@ -182,11 +182,11 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
         """End requests now, also while paused, with finish `abort`; an empty `ids` ends all requests."""
         raise NotImplementedError
 
-    async def sleep(self, parts: Sequence[str]) -> int:
+    async def offload(self, parts: Sequence[str]) -> int:
         """Free the memory of `weights` or `kv`; return the number of bytes freed."""
         raise NotImplementedError
 
-    async def wake(self, parts: Sequence[str]) -> None:
+    async def onload(self, parts: Sequence[str]) -> None:
         raise NotImplementedError
 
     @abstractmethod

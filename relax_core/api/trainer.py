@@ -199,12 +199,12 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     def export(self, directory: str) -> None:
         """Write a Hugging Face folder that `transformers` can load."""
 
-    def sleep(self, parts: Sequence[str]) -> int:
+    def offload(self, parts: Sequence[str]) -> int:
         """Free the device memory of `weights`, `optimizer` or `gradients`; return the number of bytes freed."""
         return 0
 
-    def wake(self, parts: Sequence[str]) -> None:
-        """Undo `sleep`."""
+    def onload(self, parts: Sequence[str]) -> None:
+        """Undo `offload`."""
 
     def stop(self) -> None:
         """Release devices and process groups."""

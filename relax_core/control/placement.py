@@ -197,9 +197,9 @@ def _offloaded_parts(config: RunConfig, catalogue: Catalogue, role: str, on_gpu:
 def _engine_parts(catalogue: Catalogue, engine: str, on_gpu: bool) -> tuple[OffloadPart, ...]:
     """Name the parts of an engine's memory that the engine can offload."""
     able = engine_class(catalogue, engine).capabilities
-    if not on_gpu and not able.sleeps_on_cpu:
+    if not on_gpu and not able.offloads_on_cpu:
         return ()
-    return cast(tuple[OffloadPart, ...], tuple(sorted(able.sleep & ({"weights", "kv"} if on_gpu else {"kv"}))))
+    return cast(tuple[OffloadPart, ...], tuple(sorted(able.offloads & ({"weights", "kv"} if on_gpu else {"kv"}))))
 
 
 def _check_sharing(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, WorkerGroup]) -> None:
@@ -218,7 +218,7 @@ def _check_sharing(config: RunConfig, catalogue: Catalogue, groups: Mapping[str,
         raise ConfigError("weights.name", chosen.name, fix)
     neighbours = sorted(name for name, group in groups.items() if name != ROLLOUT and group.devices & rollout.devices)
     if neighbours and not rollout.offloads and any(name.startswith("gpu:") for name in rollout.devices):
-        able = [name for name in catalogue.names("engine") if engine_class(catalogue, name).capabilities.sleep]
+        able = [name for name in catalogue.names("engine") if engine_class(catalogue, name).capabilities.offloads]
         got = f"{config.engine.chosen.name}, which can't offload memory, on GPUs shared with {_listed(neighbours)}"
         use = " or ".join(able) or "another"
         fix = f'use {use}, or give it GPUs of its own: placement = "hybrid" or placement.rollout.share = "own"'

@@ -20,7 +20,7 @@ POLICY = "rollout"
 SETTLE_S = 0.25
 """Seconds without work until a member counts as idle; the gap between two turns of a sample is shorter."""
 MIN_TURN_S = 5.0
-"""Shortest turn of the policy's engines while they have work, because each change costs a sleep and a wake."""
+"""Shortest turn of the policy's engines while they have work, because each change costs an offload and an onload."""
 MAX_TURN_S = 600.0
 """Longest turn of an auxiliary pool while another member waits."""
 POLL_S = 1.0

@@ -81,7 +81,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
 
     def __init__(self, version: Version, name: str) -> None:
         self.version = version
-        self.asleep: set[str] = set()
+        self.offloaded: set[str] = set()
         self.paused = False
         self.failure = ""
         self._open: dict[str, OpenRequestT] = {}
@@ -111,12 +111,12 @@ class EngineThread(ABC, Generic[OpenRequestT]):
     async def ask(self, function: Callable[[], T], needs: str = "") -> T:
         """Run a function between two iterations and wait for its result.
 
-        Raises ValueError if the part `needs` (`weights`, `kv`) is asleep.
+        Raises ValueError if the part `needs` (`weights`, `kv`) is offloaded.
         """
 
         def guarded() -> T:
-            if needs in self.asleep:
-                raise ValueError(f"{self._thread.name}: {needs} are asleep; wake them first")
+            if needs in self.offloaded:
+                raise ValueError(f"{self._thread.name}: {needs} are offloaded; onload them first")
             return function()
 
         return await asyncio.wrap_future(self.call(guarded))
@@ -204,7 +204,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
 
     def _idle(self) -> bool:
         """Return True if there is nothing to do until a command arrives."""
-        return self._stopping or self.paused or bool(self.asleep) or not self._open
+        return self._stopping or self.paused or bool(self.offloaded) or not self._open
 
     def _close(self) -> None:
         """Free the thread's resources; called on the thread when it ends."""

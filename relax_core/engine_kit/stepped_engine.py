@@ -100,11 +100,11 @@ class Stepper(Protocol):
         """Drop prefix caches, so that no later request reuses them; if `running`, open requests recompute theirs."""
         ...
 
-    def sleep(self, parts: frozenset[str]) -> int:
-        """Free `weights` or `kv` and return the bytes freed. `step` is not called until `wake`."""
+    def offload(self, parts: frozenset[str]) -> int:
+        """Free `weights` or `kv` and return the bytes freed. `step` is not called until `onload`."""
         ...
 
-    def wake(self, parts: frozenset[str]) -> None: ...
+    def onload(self, parts: frozenset[str]) -> None: ...
 
     def stop(self) -> None:
         """Stop everything that the stepper started."""
@@ -297,8 +297,8 @@ class SteppedEngine(ThreadedEngine[StepperThread, OptionsT], Generic[OptionsT]):
         checksums = thread.model.checksums()
         return sha256(repr(sorted(checksums.items())).encode()).hexdigest() if checksums else ""
 
-    def _release(self, thread: StepperThread, parts: frozenset[str]) -> int:
-        return thread.model.sleep(parts)
+    def _offload(self, thread: StepperThread, parts: frozenset[str]) -> int:
+        return thread.model.offload(parts)
 
-    def _restore(self, thread: StepperThread, parts: frozenset[str]) -> None:
-        thread.model.wake(parts)
+    def _onload(self, thread: StepperThread, parts: frozenset[str]) -> None:
+        thread.model.onload(parts)

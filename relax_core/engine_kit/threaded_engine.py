@@ -2,7 +2,7 @@
 """The base of engines with an async interface and one `EngineThread` that owns the model. For engine authors.
 
 The base class turns the calls of the engine contract into commands of the thread, and refuses invalid requests and
-versions before anything runs. A subclass adds how its model is started, scored, loaded, proved and put to sleep.
+versions before anything runs. A subclass adds how its model is started, scored, loaded, proved and offloaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
     Invariants:
     - Versions only get newer. A version is loaded whole, or the engine fails: it never samples from a mix of two
       versions.
-    - Updates, sleeps and wakes run one at a time, so that a staged version still fits when it is loaded.
+    - Updates, offloads and onloads run one at a time, so that a staged version still fits when it is loaded.
     """
 
     build: Callable[[Chosen], Configurable] | None = None
@@ -80,12 +80,12 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         """Return a fingerprint of the weights in memory, empty if they cannot be read; called on the thread."""
 
     @abstractmethod
-    def _release(self, thread: ThreadT, parts: frozenset[str]) -> int:
-        """Free parts that are awake, and return the bytes freed; called on the thread."""
+    def _offload(self, thread: ThreadT, parts: frozenset[str]) -> int:
+        """Free loaded parts, and return the bytes freed; called on the thread."""
 
     @abstractmethod
-    def _restore(self, thread: ThreadT, parts: frozenset[str]) -> None:
-        """Restore parts that are asleep; called on the thread."""
+    def _onload(self, thread: ThreadT, parts: frozenset[str]) -> None:
+        """Restore offloaded parts; called on the thread."""
 
     def _delta_base(self) -> Resident | None:
         """Return the source of the tensors to which deltas are applied; None: the engine takes no deltas."""
@@ -99,9 +99,9 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         layout = self.layout()
         return f"{layout} with adapters" if layout and payload == "lora" else layout
 
-    def sleeps(self) -> frozenset[str]:
-        """Return the parts that can sleep on this machine."""
-        return self.capabilities.sleep
+    def offloadable(self) -> frozenset[str]:
+        """Return the parts that can be offloaded on this machine."""
+        return self.capabilities.offloads
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -175,8 +175,8 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
     def _refuse(self, manifest: Manifest, thread: ThreadT) -> None:
         """Raise ValueError if the version cannot be loaded on top of the weights in memory."""
         version, have = manifest.version, thread.version
-        if "weights" in thread.asleep:
-            raise ValueError(f"{version}: {self._spec.name}'s weights are asleep; wake them first")
+        if "weights" in thread.offloaded:
+            raise ValueError(f"{version}: {self._spec.name}'s weights are offloaded; onload them first")
         if not version.supersedes(have):
             raise ValueError(f"{version}: this engine has {have}; it loads only newer versions of that model")
         if manifest.payload == "lora":
@@ -239,40 +239,40 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
 
     # -- memory and life ------------------------------------------------------------------------------------------
 
-    async def sleep(self, parts: Sequence[str]) -> int:
+    async def offload(self, parts: Sequence[str]) -> int:
         thread, wanted = self._running(), self._parts(parts)
 
-        def fall_asleep() -> int:
-            falling = wanted - thread.asleep
-            thread.asleep |= wanted
-            return self._release(thread, falling) if falling else 0
+        def take_out() -> int:
+            leaving = wanted - thread.offloaded
+            thread.offloaded |= wanted
+            return self._offload(thread, leaving) if leaving else 0
 
         async with self._changing:
-            return await thread.ask(fall_asleep)
+            return await thread.ask(take_out)
 
-    async def wake(self, parts: Sequence[str]) -> None:
+    async def onload(self, parts: Sequence[str]) -> None:
         thread, wanted = self._running(), self._parts(parts)
 
-        def wake_up() -> None:
-            if waking := wanted & thread.asleep:
-                self._restore(thread, waking)
-            thread.asleep -= wanted
+        def bring_back() -> None:
+            if returning := wanted & thread.offloaded:
+                self._onload(thread, returning)
+            thread.offloaded -= wanted
 
         async with self._changing:
-            await thread.ask(wake_up)
+            await thread.ask(bring_back)
 
     def _parts(self, parts: Sequence[str]) -> frozenset[str]:
-        if unknown := sorted(set(parts) - self.sleeps()):
-            has = ", ".join(sorted(self.sleeps())) or "nothing (its sleep may need a GPU)"
-            raise ValueError(f"parts: got {', '.join(unknown)}; this engine can put to sleep {has}")
+        if unknown := sorted(set(parts) - self.offloadable()):
+            has = ", ".join(sorted(self.offloadable())) or "nothing (offloading may need a GPU)"
+            raise ValueError(f"parts: got {', '.join(unknown)}; this engine can offload {has}")
         return frozenset(parts)
 
     async def health(self) -> Health:
         thread = self._thread
         if thread is None:
             return Health(False, self._spec.version, facts={"failure": "not started"})
-        asleep = tuple(sorted(thread.asleep))
-        facts = {"failure": thread.failure, "paused": thread.paused, "asleep": asleep, **thread.facts()}
+        offloaded = tuple(sorted(thread.offloaded))
+        facts = {"failure": thread.failure, "paused": thread.paused, "offloaded": offloaded, **thread.facts()}
         return Health(not thread.failure, thread.version, thread.running, thread.waiting, facts)
 
     async def stop(self) -> None:

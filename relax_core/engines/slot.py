@@ -176,12 +176,12 @@ class EngineSlot:
         if not self._started:
             return 0
         freed = 0
-        if to_sleep := sorted(parts - self.offloaded):
-            with self._track.span("overhead", f"putting {' and '.join(to_sleep)} to sleep"):
-                freed = int(await self._call("sleep", to_sleep, timeout_s=OFFLOAD_S))
-        if to_wake := sorted(self.offloaded - parts):
-            with self._track.span("overhead", f"waking {' and '.join(to_wake)}"):
-                await self._call("wake", to_wake, timeout_s=OFFLOAD_S)
+        if to_offload := sorted(parts - self.offloaded):
+            with self._track.span("overhead", f"offloading {' and '.join(to_offload)}"):
+                freed = int(await self._call("offload", to_offload, timeout_s=OFFLOAD_S))
+        if to_onload := sorted(self.offloaded - parts):
+            with self._track.span("overhead", f"onloading {' and '.join(to_onload)}"):
+                await self._call("onload", to_onload, timeout_s=OFFLOAD_S)
         self.offloaded = parts
         return freed
 

@@ -48,7 +48,7 @@ SENDS = ("actor", "actor-fwd")
 """Roles with the engines' weights: `actor` publishes them, `actor-fwd` loads the published ones."""
 LOOPBACK = "127.0.0.1"
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
-"""Trainer methods whose time is recorded as work. The time of methods such as publish, save and sleep is overhead."""
+"""Trainer methods whose time is recorded as work. The time of methods such as publish, save and offload is overhead."""
 
 
 class RankGroup:
@@ -163,14 +163,14 @@ class RankGroup:
 
     async def offload(self, parts: Sequence[OffloadPart]) -> int:
         """Free those of the parts that the plan offloads, on every rank; return the measured freed bytes."""
-        self.freed_bytes = sum(map(int, await self._move("sleep", parts)))
+        self.freed_bytes = sum(map(int, await self._move("offload", parts)))
         return self.freed_bytes
 
     async def onload(self, parts: Sequence[OffloadPart]) -> None:
-        await self._move("wake", parts)
+        await self._move("onload", parts)
 
     async def _move(self, method: str, parts: Sequence[OffloadPart]) -> list[Any]:
-        """Call `sleep` or `wake` on every rank. A lost group has no memory: return [] and let its next call raise."""
+        """Call `offload` or `onload` on every rank. A lost group has no memory: return [] and let its next call raise."""
         able = [part for part in self._offloads if part in parts]
         try:
             return await self.call(method, able) if able and not self.lost else []

@@ -249,13 +249,13 @@ class EngineSuite(WeightChecks):
 
     @pytest.mark.parametrize("part", ["kv", "weights"])
     def test_sleep_frees_and_wake_restores(self, lab: EngineFixture, part: str) -> None:
-        self.needs(part in lab.engine.capabilities.sleep, f"sleep of {part}")
+        self.needs(part in lab.engine.capabilities.offloads, f"offload of {part}")
 
         async def nap() -> tuple[int, Delta]:
             running = asyncio.create_task(gather(lab.engine, [lab.request(PROMPT, 60, seed=8)]))
             await until_known(lab.engine, 1, running)
-            freed = await lab.engine.sleep([part])
-            await lab.engine.wake([part])
+            freed = await lab.engine.offload([part])
+            await lab.engine.onload([part])
             return freed, (await running)[0]
 
         freed, got = lab.run(nap())
@@ -263,9 +263,9 @@ class EngineSuite(WeightChecks):
         agrees(lab.model, PROMPT, got)
 
     def test_unknown_part_can_not_sleep(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.sleep, "sleep")
+        self.needs(lab.engine.capabilities.offloads, "offload")
         with pytest.raises(REFUSED):
-            lab.run(lab.engine.sleep(["attention"]))
+            lab.run(lab.engine.offload(["attention"]))
         self.still_serves(lab)
 
     # Stop.

@@ -58,11 +58,11 @@ class HostedEngine(Engine[Options]):
     async def abort(self, ids: Sequence[str]) -> None:
         await self._call("abort", list(ids))
 
-    async def sleep(self, parts: Sequence[str]) -> int:
-        return int(await self._call("sleep", list(parts)))
+    async def offload(self, parts: Sequence[str]) -> int:
+        return int(await self._call("offload", list(parts)))
 
-    async def wake(self, parts: Sequence[str]) -> None:
-        await self._call("wake", list(parts))
+    async def onload(self, parts: Sequence[str]) -> None:
+        await self._call("onload", list(parts))
 
     async def health(self) -> Health:
         if self._worker is None:

@@ -67,7 +67,7 @@ class MetronomeEngine(Engine[EngineOptions]):
     """Answers after its time, all requests side by side."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        seeds=True, sleep=frozenset({"weights", "kv"}), transports=frozenset({"metronome-transport"})
+        seeds=True, offloads=frozenset({"weights", "kv"}), transports=frozenset({"metronome-transport"})
     )
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
@@ -89,11 +89,11 @@ class MetronomeEngine(Engine[EngineOptions]):
         self._version = manifest.version
         return Receipt(self._name, manifest.version, "wire", manifest.wire_fingerprint)
 
-    async def sleep(self, parts: Sequence[str]) -> int:
+    async def offload(self, parts: Sequence[str]) -> int:
         return 1
 
-    async def wake(self, parts: Sequence[str]) -> None:
-        """Never asleep."""
+    async def onload(self, parts: Sequence[str]) -> None:
+        """Do nothing: no part is offloaded."""
 
     async def abort(self, ids: Sequence[str]) -> None:
         """They end by themselves."""

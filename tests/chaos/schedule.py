@@ -94,7 +94,7 @@ REPEATABLE = frozenset((
 """Calls whose answer may be lost and that a network may then deliver again."""
 WORK = (
     "start", "load", "snapshot", "saved", "publish", "accumulate", "finish_update", "begin_step", "begin_update", "export",
-    "update_weights", "update_weights", "health", "abort", "sleep", "wake", "forward", "save",
+    "update_weights", "update_weights", "health", "abort", "offload", "onload", "forward", "save",
 )  # fmt: skip
 WITHOUT_S = (0.0, 0.0, 0.5, 3.0, 30.0, 200.0)
 """From the death of a role's process to the start of the next one."""

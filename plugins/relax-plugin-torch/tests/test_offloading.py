@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that sleeps gives its memory back, counts it, and goes on as if it had not slept."""
+"""An offloaded rank frees its memory, counts the bytes, and continues unchanged after it is loaded again."""
 
 import os
 from pathlib import Path
@@ -42,12 +42,12 @@ def test_gradients_are_freed_and_counted_on_a_cpu():
     size = sum(parameter.nbytes for parameter in module.parameters())
     offloader = Offloader(module, optimizer, CPU)
     assert offloader.able == ("gradients",)
-    assert offloader.sleep(["gradients"]) == size
+    assert offloader.offload(["gradients"]) == size
     assert all(parameter.grad is None for parameter in module.parameters())
-    assert offloader.sleep(["gradients"]) == 0
+    assert offloader.offload(["gradients"]) == 0
 
 
-def test_what_malloc_kept_of_a_step_leaves_a_cpu_rank_that_sleeps():
+def test_an_offloaded_cpu_rank_returns_what_malloc_kept_of_a_step():
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -55,7 +55,7 @@ def test_what_malloc_kept_of_a_step_leaves_a_cpu_rank_that_sleeps():
     on_top = torch.ones(1 << 14)
     small.clear()
     before = resident()
-    Offloader(model(), None, CPU).sleep(["gradients"])
+    Offloader(model(), None, CPU).offload(["gradients"])
     assert before - resident() > 32 << 20
     assert on_top.all()
 
@@ -64,22 +64,22 @@ def test_gradients_that_somebody_else_holds_are_not_counted():
     module = model()
     trained(module, torch.optim.SGD(module.parameters(), lr=0.1))
     kept = module[0].weight.grad
-    freed = Offloader(module, None, CPU).sleep(["gradients"])
+    freed = Offloader(module, None, CPU).offload(["gradients"])
     assert freed == sum(parameter.nbytes for parameter in module.parameters()) - kept.nbytes
 
 
 def test_a_cpu_keeps_weights_and_says_so_by_the_bytes():
     offloader = Offloader(model(), None, CPU)
-    assert offloader.sleep(["weights", "optimizer"]) == 0
-    with pytest.raises(ValueError, match="weights: asleep"):
+    assert offloader.offload(["weights", "optimizer"]) == 0
+    with pytest.raises(ValueError, match="weights: offloaded"):
         offloader.need("weights")
-    offloader.wake(["weights", "optimizer"])
+    offloader.onload(["weights", "optimizer"])
     offloader.need("weights")
 
 
 def test_an_unknown_part_is_refused():
     with pytest.raises(ValueError, match="got kv; this trainer has gradients, optimizer, weights"):
-        Offloader(model(), None, CPU).sleep(["kv"])
+        Offloader(model(), None, CPU).offload(["kv"])
 
 
 # -- the lower tier, shown from the CPU to the CPU: storages are emptied and filled again -------------------------------
@@ -99,7 +99,7 @@ def held(tensors):
     return sum(storages.values())
 
 
-def test_what_sleeps_holds_no_storage_and_wakes_with_every_bit():
+def test_offloaded_parts_hold_no_storage_and_return_with_every_bit():
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     trained(module, optimizer)
@@ -108,10 +108,10 @@ def test_what_sleeps_holds_no_storage_and_wakes_with_every_bit():
     gradients = sum(parameter.nbytes for parameter in module.parameters())
     offloader = lower(module, optimizer)
     assert offloader.able == ("gradients", "optimizer", "weights")
-    assert offloader.sleep(["weights", "optimizer", "gradients"]) == size + gradients
+    assert offloader.offload(["weights", "optimizer", "gradients"]) == size + gradients
     assert held(tensors) == 0
-    assert offloader.sleep(["weights"]) == 0
-    offloader.wake(["weights", "optimizer"])
+    assert offloader.offload(["weights"]) == 0
+    offloader.onload(["weights", "optimizer"])
     assert held(tensors) == size
     assert all(torch.equal(tensor, was) for tensor, was in zip(tensors, before, strict=True))
 
@@ -122,14 +122,14 @@ def test_parts_sleep_and_wake_apart():
     trained(module, optimizer)
     offloader = lower(module, optimizer)
     assert (
-        offloader.sleep(["optimizer"])
+        offloader.offload(["optimizer"])
         == held(states(optimizer)) + 2 * sum(p.nbytes for p in module.parameters()) + 4 * 6
     )
     offloader.need("weights", "gradients")
-    with pytest.raises(ValueError, match="optimizer: asleep"), offloader.with_optimizer():
+    with pytest.raises(ValueError, match="optimizer: offloaded"), offloader.with_optimizer():
         raise AssertionError
-    offloader.sleep(["weights"])
-    offloader.wake(["weights"])
+    offloader.offload(["weights"])
+    offloader.onload(["weights"])
     assert held(module.parameters()) and not held(states(optimizer))
 
 
@@ -140,17 +140,17 @@ def test_tied_weights_and_views_move_once():
     before = view.clone()
     module.register_buffer("again", module[0].weight.detach())
     offloader = lower(module)
-    assert offloader.sleep(["weights"]) == held([*module.parameters(), *module.buffers()]) + sum(
+    assert offloader.offload(["weights"]) == held([*module.parameters(), *module.buffers()]) + sum(
         parameter.nbytes for parameter in module.parameters()
     ) + sum(buffer.nbytes for name, buffer in module.named_buffers() if name != "again")
-    offloader.wake(["weights"])
+    offloader.onload(["weights"])
     assert torch.equal(view, before)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "adafactor"])
 def test_training_that_slept_or_keeps_its_optimizer_apart_goes_on_the_same(kind):
     runs = []
-    for sleeps, apart in ((False, False), (True, False), (False, True), (True, True)):
+    for offloads, apart in ((False, False), (True, False), (False, True), (True, True)):
         module = model()
         optimizer = _made(kind, [{"params": list(module.parameters())}], OptimizerSpec(0.01))
         offloader = lower(module, optimizer, apart)
@@ -160,9 +160,9 @@ def test_training_that_slept_or_keeps_its_optimizer_apart_goes_on_the_same(kind)
             assert not (apart and held(states(optimizer)))
             with offloader.with_optimizer():
                 optimizer.step()
-            if sleeps:
-                offloader.sleep(["weights", "optimizer", "gradients"])
-                offloader.wake(["weights", "optimizer", "gradients"])
+            if offloads:
+                offloader.offload(["weights", "optimizer", "gradients"])
+                offloader.onload(["weights", "optimizer", "gradients"])
         runs.append([tensor.clone() for tensor in module.state_dict().values()])
     for run in runs[1:]:
         assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
@@ -173,9 +173,9 @@ def test_shares_of_fsdp_sleep_and_train_on_the_same(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         runs = []
-        for sleeps in (False, True):
+        for offloads in (False, True):
             torch.manual_seed(0)
-            shared = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_model(tmp_path / str(sleeps))))
+            shared = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_model(tmp_path / str(offloads))))
             root = shard(shared, CPU, 1)
             optimizer = torch.optim.AdamW(shared.parameters(), lr=0.1)
             offloader = lower(shared, optimizer)
@@ -183,11 +183,11 @@ def test_shares_of_fsdp_sleep_and_train_on_the_same(tmp_path):
                 root(lambda shared=shared: {"": shared(torch.arange(8)[None]).logits})[""].square().sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if sleeps:
+                if offloads:
                     tensors = [*shared.parameters(), *shared.buffers(), *states(optimizer)]
                     size = held(tensors)
-                    assert offloader.sleep(["weights", "optimizer"]) == size > 0 == held(tensors)
-                    offloader.wake(["weights", "optimizer"])
+                    assert offloader.offload(["weights", "optimizer"]) == size > 0 == held(tensors)
+                    offloader.onload(["weights", "optimizer"])
             runs.append([whole(parameter).detach().clone() for parameter in shared.parameters()])
         assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
     finally:
@@ -212,15 +212,15 @@ def test_a_cpu_has_nowhere_to_keep_an_optimizer():
 
 
 @pytest.mark.parametrize("call", ["publish", "save", "snapshot", "load", "export", "begin_update"])
-def test_what_sleeps_is_read_by_nobody(tmp_path, call):
+def test_an_offloaded_part_can_not_be_read(tmp_path, call):
     trainer, transport = TorchTrainer(TorchTrainer.options_model()()), InMemory()
     trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else transport
     chosen = Chosen("algorithm", "reinforce")
     trainer.start(TrainerSpec({"path": tiny_model(tmp_path / "model")}, chosen, OptimizerSpec(1e-2)))
     trainer.begin_step(Version("actor", 0, 0))
-    trainer.sleep(["weights", "optimizer"])
+    trainer.offload(["weights", "optimizer"])
     arguments = {"publish": (Version("actor", 0, 0), chosen, ""), "begin_update": ({},)}
-    with pytest.raises(ValueError, match="weights: asleep; wake them first"):
+    with pytest.raises(ValueError, match="weights: offloaded; onload them first"):
         getattr(trainer, call)(*arguments.get(call, (str(tmp_path / "there"),)))
     trainer.stop()
 
@@ -229,16 +229,16 @@ def test_what_sleeps_is_read_by_nobody(tmp_path, call):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_all_parts_move_to_the_host_and_training_goes_on_the_same():
     device, runs = torch.device("cuda", 0), []
-    for sleeps in (False, True):
+    for offloads in (False, True):
         module = model(device)
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
         trained(module, optimizer)
         offloader = Offloader(module, optimizer, device)
-        if sleeps:
+        if offloads:
             free = torch.cuda.mem_get_info(device)[0]
-            freed = offloader.sleep(["weights", "optimizer", "gradients"])
+            freed = offloader.offload(["weights", "optimizer", "gradients"])
             assert freed >= 3 * sum(parameter.nbytes for parameter in module.parameters())
             assert torch.cuda.mem_get_info(device)[0] >= free + freed - (2 << 20)
-            offloader.wake(["weights", "optimizer", "gradients"])
+            offloader.onload(["weights", "optimizer", "gradients"])
         runs.append(trained(module, optimizer))
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))

@@ -231,12 +231,12 @@ def test_deterministic_engines_give_the_same_bits_whatever_else_they_run(folders
 
 
 def test_update_while_weights_sleep_is_refused(lab: EngineFixture) -> None:
-    lab.run(lab.engine.sleep(["weights"]))
-    with pytest.raises(ValueError, match="wake them first"):
+    lab.run(lab.engine.offload(["weights"]))
+    with pytest.raises(ValueError, match="onload them first"):
         lab.update(lab.publish())
-    with pytest.raises(ValueError, match="wake them first"):
+    with pytest.raises(ValueError, match="onload them first"):
         lab.run(lab.engine.score([PROMPT]))
-    lab.run(lab.engine.wake(["weights"]))
+    lab.run(lab.engine.onload(["weights"]))
     lab.update(lab.publish())
     (got,) = lab.generate(lab.request(PROMPT, 5))
     agrees(lab.other, PROMPT, got)

@@ -71,8 +71,8 @@ def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: Engi
 def test_weights_that_slept_are_loaded_again_into_the_same_experts(tmp_path: Path) -> None:
     lab = started(*(tiny_moe(str(tmp_path / str(seed)), seed) for seed in (1, 2)))
     try:
-        assert lab.run(lab.engine.sleep(["weights"])) > 0
-        lab.run(lab.engine.wake(["weights"]))
+        assert lab.run(lab.engine.offload(["weights"])) > 0
+        lab.run(lab.engine.onload(["weights"]))
         manifest = lab.publish()
         assert lab.update(manifest).resident == manifest.fingerprint
         (got,) = lab.generate(lab.request(PROMPTS[0], 8, seed=3))

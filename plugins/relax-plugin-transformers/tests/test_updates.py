@@ -172,12 +172,12 @@ def test_a_wrong_adapter_is_refused_and_changes_nothing(lab: EngineFixture, faul
 
 def test_the_base_below_an_adapter_sleeps_with_the_weights(lab: EngineFixture) -> None:
     base = lab.facts["fingerprint"]
-    plain = lab.run(lab.engine.sleep(["weights"]))
-    lab.run(lab.engine.wake(["weights"]))
+    plain = lab.run(lab.engine.offload(["weights"]))
+    lab.run(lab.engine.onload(["weights"]))
     lab.update(send(lab, 1, adapter(1, lab=lab), "lora", base))
     below = sum(tensor.nbytes for tensor in lab.engine._adapters._base.values())  # type: ignore[attr-defined]
-    assert lab.run(lab.engine.sleep(["weights"])) == plain + below > plain
-    lab.run(lab.engine.wake(["weights"]))
+    assert lab.run(lab.engine.offload(["weights"])) == plain + below > plain
+    lab.run(lab.engine.onload(["weights"]))
     tensors = adapter(2, lab=lab)
     lab.update(send(lab, 2, tensors, "lora", base))
     for name, want in merged(lab, tensors).items():
@@ -306,7 +306,7 @@ def test_weights_asleep_on_disk_have_no_name(
     """So that nothing is left of them when the process is killed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = weights(lab)
-    lab.run(lab.engine.sleep(["weights"]))
+    lab.run(lab.engine.offload(["weights"]))
     assert not list(tmp_path.iterdir())
-    lab.run(lab.engine.wake(["weights"]))
+    lab.run(lab.engine.onload(["weights"]))
     assert all(np.array_equal(before[name], array) for name, array in weights(lab).items())

@@ -84,11 +84,11 @@ class Counter:
     def forget_caches(self, running: bool) -> None:
         self.forgotten.append(running)
 
-    def sleep(self, parts: frozenset[str]) -> int:
+    def offload(self, parts: frozenset[str]) -> int:
         self.laid.append(parts)
         return 7
 
-    def wake(self, parts: frozenset[str]) -> None:
+    def onload(self, parts: frozenset[str]) -> None:
         self.laid.append(parts)
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ class Counter:
 
 class CountingEngine(SteppedEngine[Options]):
     capabilities = Capabilities(
-        routed_experts=True, score=True, sleep=frozenset({"weights", "kv"}), transports=frozenset({"disk"})
+        routed_experts=True, score=True, offloads=frozenset({"weights", "kv"}), transports=frozenset({"disk"})
     )
 
     def prepare(self) -> Mapping[str, Any]:
@@ -251,10 +251,14 @@ async def test_a_library_that_breaks_is_told_to_all_who_wait(engine: CountingEng
 
 
 async def test_parts_lie_down_once_and_wake(engine: CountingEngine) -> None:
-    assert [await engine.sleep(["kv"]), await engine.sleep(["kv"]), await engine.sleep(["kv", "weights"])] == [7, 0, 7]
-    with pytest.raises(ValueError, match="asleep"):
+    assert [await engine.offload(["kv"]), await engine.offload(["kv"]), await engine.offload(["kv", "weights"])] == [
+        7,
+        0,
+        7,
+    ]
+    with pytest.raises(ValueError, match="offloaded"):
         await engine.score([(1, 2)])
-    await engine.wake(["weights", "kv"])
+    await engine.onload(["weights", "kv"])
     kv, weights = frozenset({"kv"}), frozenset({"weights"})
     assert engine.counter.laid == [kv, weights, kv | weights]
     assert tokens((await gathered(engine, GenerateRequest("a", (1,), 1)))["a"]) == [2]

@@ -109,11 +109,11 @@ def test_more_gpus_than_there_are_is_said(catalogue: Catalogue) -> None:
 
 
 def test_a_cpu_frees_only_what_need_not_be_kept(catalogue: Catalogue) -> None:
-    sleeps = {
+    offloads = {
         on: {n: set(g.offloads) for n, g in planned(catalogue, on_gpus=on).groups.items()} for on in (True, False)
     }
-    assert sleeps[False] == {"actor": {"gradients"}, "rollout": {"kv"}, "reference": set()}
-    assert sleeps[True] == {
+    assert offloads[False] == {"actor": {"gradients"}, "rollout": {"kv"}, "reference": set()}
+    assert offloads[True] == {
         "actor": {"weights", "optimizer", "gradients"}, "rollout": {"weights", "kv"}, "reference": {"weights"},
     }  # fmt: skip
 
@@ -159,8 +159,8 @@ def test_an_engine_that_gives_no_memory_back_can_not_take_turns_on_a_gpu(catalog
         assert not neighbours(planned(catalogue, "engine=sglang", *fine, on_gpus=True))["rollout"]
     assert planned(catalogue, "engine=sglang", "placement=colocate").groups["rollout"].offloads == ()
     assert planned(catalogue, "engine=vllm", "placement=colocate").groups["rollout"].offloads == ()
-    asleep = planned(catalogue, "engine=vllm", "placement=colocate", on_gpus=True).groups["rollout"].offloads
-    assert asleep == ("kv", "weights")
+    parts = planned(catalogue, "engine=vllm", "placement=colocate", on_gpus=True).groups["rollout"].offloads
+    assert parts == ("kv", "weights")
 
 
 def test_an_engine_has_the_gpus_that_its_options_spread_it_over(catalogue: Catalogue) -> None:

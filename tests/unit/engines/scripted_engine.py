@@ -127,7 +127,7 @@ class ScriptedEngine(AbortingEngine):
 class OffloadingEngine(ScriptedEngine):
     """Takes its time to free its memory."""
 
-    async def sleep(self, parts: Sequence[str]) -> int:
+    async def offload(self, parts: Sequence[str]) -> int:
         await gate_opens()
         return len(parts)
 

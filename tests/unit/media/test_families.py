@@ -225,8 +225,8 @@ async def test_a_request_goes_on_where_another_left_it_and_caches_come_again(mod
             out[delta.id] += delta.tokens
         if not dropped:
             dropped = True
-            await engine.sleep(("kv",))
-            await engine.wake(("kv",))
+            await engine.offload(("kv",))
+            await engine.onload(("kv",))
     assert out == {name: tokens for name, (tokens, _) in whole.items()}
 
 

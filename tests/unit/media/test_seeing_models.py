@@ -164,8 +164,8 @@ async def test_caches_are_computed_again_with_what_was_seen(media, engine):
             out[delta.id] += delta.tokens
         if not dropped:
             dropped = True
-            await engine.sleep(("kv",))
-            await engine.wake(("kv",))
+            await engine.offload(("kv",))
+            await engine.onload(("kv",))
     assert out == {name: tokens for name, (tokens, _) in whole.items()}
 
 

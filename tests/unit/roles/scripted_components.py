@@ -116,7 +116,7 @@ class ScriptedEngine(Engine[EngineOptions]):
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True,
         seeds=True,
-        sleep=frozenset({"weights", "kv"}),
+        offloads=frozenset({"weights", "kv"}),
         transports=frozenset({"scripted-transport"}),
     )
 
@@ -157,11 +157,11 @@ class ScriptedEngine(Engine[EngineOptions]):
     async def abort(self, ids: Sequence[str]) -> None:
         self._unwanted.update(self._running.intersection(ids))
 
-    async def sleep(self, parts: Sequence[str]) -> int:
+    async def offload(self, parts: Sequence[str]) -> int:
         self._asleep |= set(parts)
         return 7
 
-    async def wake(self, parts: Sequence[str]) -> None:
+    async def onload(self, parts: Sequence[str]) -> None:
         self._asleep -= set(parts)
 
     def _length(self, request: GenerateRequest) -> int:
@@ -312,7 +312,7 @@ class ScriptedTrainer(Trainer[TrainerOptions]):
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
         self._step = manifest.version.step
 
-    def sleep(self, parts: Sequence[str]) -> int:
+    def offload(self, parts: Sequence[str]) -> int:
         return 5
 
     def save(self, directory: str) -> None:

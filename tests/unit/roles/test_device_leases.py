@@ -121,9 +121,9 @@ def test_an_actor_that_dies_under_its_lease_begins_again_in_another(tmp_path: Pa
 
 def test_parts_sleep_and_wake_around_leases(tmp_path: Path) -> None:
     outcome = simulation(tmp_path, placement="colocate").run()
-    asleep = outcome.of("actor-rank", "sleep")
-    assert len(asleep) == len(outcome.of("actor-rank", "wake")) >= STEPS - 1
-    assert len(outcome.of("engine", "sleep")) >= STEPS
-    assert together(asleep, training(outcome)) == []
+    offloads = outcome.of("actor-rank", "offload")
+    assert len(offloads) == len(outcome.of("actor-rank", "onload")) >= STEPS - 1
+    assert len(outcome.of("engine", "offload")) >= STEPS
+    assert together(offloads, training(outcome)) == []
     assert [step.metrics["memory/freed_bytes"] for step in outcome.steps] == [7.0] * STEPS
     assert outcome.steps[-1].metrics["memory/trainer_freed_bytes"] == 5.0

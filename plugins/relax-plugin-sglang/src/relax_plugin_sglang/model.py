@@ -209,10 +209,10 @@ class Sglang:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def sleep(self, parts: frozenset[str]) -> int:
+    def offload(self, parts: frozenset[str]) -> int:
         raise NotImplementedError("SGLang frees memory only in a process started with its memory saver")
 
-    def wake(self, parts: frozenset[str]) -> None:
+    def onload(self, parts: frozenset[str]) -> None:
         raise NotImplementedError("SGLang was not offloaded, since this engine does not support it")
 
     def stop(self) -> None:

@@ -27,7 +27,7 @@ FIELD = "trainer.offload_optimizer"
 class Offloader:
     """The parts of a rank that can be offloaded: weights, optimizer state and gradients.
 
-    Invariants: an offloaded (`asleep`) part can't be used, and `need` raises ValueError for it; weights and optimizer
+    Invariants: an offloaded part can't be used, and `need` raises ValueError for it; weights and optimizer
     state come back with the same bytes.
     """
 
@@ -42,7 +42,7 @@ class Offloader:
         """
         self._model, self._optimizer, self._device, self._apart = model, optimizer, device, apart
         self._lower_tier = device.type == "cuda" if lower_tier is None else lower_tier
-        self.asleep: set[str] = set()
+        self.offloaded: set[str] = set()
         self._weights, self._state = Offload(device), Offload(device)
 
     @property
@@ -53,13 +53,13 @@ class Offloader:
     def need(self, *parts: str) -> None:
         """Raise ValueError if one of the parts is offloaded."""
         for part in parts:
-            if part in self.asleep:
-                raise ValueError(f"{part}: asleep; wake them first")
+            if part in self.offloaded:
+                raise ValueError(f"{part}: offloaded; onload them first")
 
-    def sleep(self, parts: Sequence[str]) -> int:
+    def offload(self, parts: Sequence[str]) -> int:
         """Offload parts; return the bytes that were really freed. Parts that are offloaded already are skipped."""
-        wanted = _known(parts) - self.asleep
-        self.asleep |= wanted
+        wanted = _known(parts) - self.offloaded
+        self.offloaded |= wanted
         before = self._reserved()
         freed = self._drop_gradients() if "gradients" in wanted else 0
         if self._lower_tier and "weights" in wanted:
@@ -72,13 +72,13 @@ class Offloader:
         torch.cuda.empty_cache()
         return before - self._reserved()
 
-    def wake(self, parts: Sequence[str]) -> None:
-        wanted = _known(parts) & self.asleep
+    def onload(self, parts: Sequence[str]) -> None:
+        wanted = _known(parts) & self.offloaded
         if "weights" in wanted:
             self._weights.back()
         if "optimizer" in wanted and not self._apart:
             self._state.back()
-        self.asleep -= wanted
+        self.offloaded -= wanted
 
     @contextmanager
     def with_optimizer(self) -> Iterator[None]:

@@ -161,7 +161,7 @@ class Rank:
             "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._publishes),
             "base": base,
             "device": str(self._device),
-            "sleeps": self._offloader.able,
+            "offloads": self._offloader.able,
             "threads": torch.get_num_threads(),
             "ranks": self.ranks.size,
             "sharding": "fsdp" if self._sharded else "none",
@@ -380,15 +380,15 @@ class Rank:
         if self._update is not None:
             raise ValueError(f"{call}: an update is open; finish or abort it first")
 
-    # -- sleep --------------------------------------------------------------------------------------------------
+    # -- offload --------------------------------------------------------------------------------------------------
 
-    def sleep(self, parts: Sequence[str]) -> int:
+    def offload(self, parts: Sequence[str]) -> int:
         if self._update is not None:
-            raise ValueError("sleep: an update is open; finish or abort it first")
-        return self._offloader.sleep(parts)
+            raise ValueError("offload: an update is open; finish or abort it first")
+        return self._offloader.offload(parts)
 
-    def wake(self, parts: Sequence[str]) -> None:
-        self._offloader.wake(parts)
+    def onload(self, parts: Sequence[str]) -> None:
+        self._offloader.onload(parts)
 
     def stop(self) -> None:
         self._update = None

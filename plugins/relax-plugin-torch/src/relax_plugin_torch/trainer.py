@@ -153,15 +153,15 @@ class TorchTrainer(Trainer[TorchOptions]):
     def export(self, directory: str) -> None:
         self._started.export(directory)
 
-    def sleep(self, parts: Sequence[str]) -> int:
+    def offload(self, parts: Sequence[str]) -> int:
         """Offload parts; return the bytes that were freed.
 
         On a GPU, weights and optimizer move to host memory and gradients are dropped. A CPU frees gradients only.
         """
-        return self._started.sleep(parts)
+        return self._started.offload(parts)
 
-    def wake(self, parts: Sequence[str]) -> None:
-        self._started.wake(parts)
+    def onload(self, parts: Sequence[str]) -> None:
+        self._started.onload(parts)
 
     def stop(self) -> None:
         if self._rank is not None:

@@ -96,7 +96,7 @@ class Decoder(EngineThread[Running]):
             super()._run()
 
     def _idle(self) -> bool:
-        return self._stopping or self.paused or bool(self.asleep) or not (self._waiting or self._batches)
+        return self._stopping or self.paused or bool(self.offloaded) or not (self._waiting or self._batches)
 
     def _close(self) -> None:
         self._waiting.clear()

@@ -34,7 +34,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
-        sleep=frozenset({"weights", "kv"}), media=frozenset({"image", "video", "audio"}), routed_experts=True,
+        offloads=frozenset({"weights", "kv"}), media=frozenset({"image", "video", "audio"}), routed_experts=True,
         receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
     preload: ClassVar[tuple[str, ...]] = (
@@ -125,11 +125,11 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
             self._base = have
         return have
 
-    def _release(self, thread: Decoder, parts: frozenset[str]) -> int:
+    def _offload(self, thread: Decoder, parts: frozenset[str]) -> int:
         freed = thread.drop_caches()
         return freed + (self._weights.release() + self._adapters.release() if "weights" in parts else 0)
 
-    def _restore(self, thread: Decoder, parts: frozenset[str]) -> None:
+    def _onload(self, thread: Decoder, parts: frozenset[str]) -> None:
         if "weights" in parts:
             self._weights.restore()
             self._adapters.restore()

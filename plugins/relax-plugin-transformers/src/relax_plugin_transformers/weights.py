@@ -177,7 +177,7 @@ class OffloadedTensors:
 
 def _to_disk(tensors: Tensors) -> IO[bytes]:
     """Write to a file without a name, which the system deletes when the process ends or is killed."""
-    file = tempfile.TemporaryFile(prefix="relax-asleep-")  # noqa: SIM115  # open until the weights are back
+    file = tempfile.TemporaryFile(prefix="relax-offloaded-")  # noqa: SIM115  # open until the weights are back
     try:
         for tensor in tensors.values():
             file.write(as_array(tensor).reshape(-1).view(np.uint8).data)

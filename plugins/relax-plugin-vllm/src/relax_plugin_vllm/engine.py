@@ -22,7 +22,7 @@ class VllmEngine(SteppedEngine[VllmOptions]):
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
         media=frozenset({"image"}),
-        sleep=frozenset({"weights", "kv"}), sleeps_on_cpu=False, receipts="resident" if on_gpu() else "wire",
+        offloads=frozenset({"weights", "kv"}), offloads_on_cpu=False, receipts="resident" if on_gpu() else "wire",
         transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
     switches: ClassVar[Mapping[str, str]] = {"delta": "keep_weights"}
@@ -30,8 +30,8 @@ class VllmEngine(SteppedEngine[VllmOptions]):
     def devices(self) -> int:
         return self.options.tensor_parallel * self.options.pipeline_parallel
 
-    def sleeps(self) -> frozenset[str]:
-        return super().sleeps() if on_gpu() else frozenset()
+    def offloadable(self) -> frozenset[str]:
+        return super().offloadable() if on_gpu() else frozenset()
 
     def prepare(self) -> Mapping[str, Any]:
         prepare()

@@ -153,7 +153,7 @@ class Vllm:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def sleep(self, parts: frozenset[str]) -> int:
+    def offload(self, parts: frozenset[str]) -> int:
         """Free parts; return the bytes freed. vLLM can only free both parts, so a part not named is loaded again."""
         if self._lies:
             return 0
@@ -165,7 +165,7 @@ class Vllm:
             self._llm.wake_up([_TAGS[part] for part in missing])
         return max(0, torch.cuda.mem_get_info()[0] - free)
 
-    def wake(self, parts: frozenset[str]) -> None:
+    def onload(self, parts: frozenset[str]) -> None:
         self._llm.wake_up([_TAGS[part] for part in sorted(parts)])
         self._lies = bool(self._llm.is_sleeping())
 

@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 class DropReason(StrEnum):
     """The reason why an issued attempt is never trained."""
 
-    EXPIRED = "expired"
+    STALE = "stale"
     """The group could no longer be trained within the staleness bound."""
     DEADLINE = "deadline"
     """The group was not finished by the deadline of a step."""

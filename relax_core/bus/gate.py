@@ -2,13 +2,13 @@
 """The staleness rule as pure functions: which groups may start, which a step may claim, and which must be dropped.
 
 A version counts completed steps. The step that starts at version v trains up to `groups_per_step` groups. A group's
-floor is the oldest version among its trained tokens. The group expires at floor + k: the step that starts at this
-version is the last that may train the group. Unclaimed groups are passed as counts by expiry.
+floor is the oldest version among its trained tokens. The group is stale after floor + k: the step that starts at this
+version is the last that may train the group. Unclaimed groups are passed as counts by this last version.
 
 Invariants, for a caller that asks before each change and drops the victims after it:
 - A group is trained with a lag of 0 to k.
-- The unclaimed groups fit the places that are left before each expires: `overflow` is at most `spare_groups`. So no
-  group expires because groups with more time left were claimed first.
+- The unclaimed groups fit the places that are left before each becomes stale: `overflow` is at most `spare_groups`. So no
+  group becomes stale because groups with more time left were claimed first.
 - Admission keeps this by counting: at most (k + 1) * `groups_per_step` + `spare_groups` groups are live. The bound is
   lower for an engine with older weights.
 """
@@ -55,7 +55,7 @@ def slots_through(rule: Rule, version: int, claimed: int, last: int) -> int:
 
 
 def overflow(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int]) -> int:
-    """Count the unclaimed groups that will expire untrained, in any order of claims; 0 if all fit."""
+    """Count the unclaimed groups that will become stale untrained, in any order of claims; 0 if all fit."""
     due, worst = 0, 0
     for last in sorted(unclaimed):
         due += unclaimed[last]
@@ -78,8 +78,8 @@ def may_claim(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, in
         return False
     if rule.max_staleness is None:
         return True
-    expires = floor + rule.max_staleness
-    rest = {last: count - (last == expires) for last, count in unclaimed.items()}
+    last_version = floor + rule.max_staleness
+    rest = {last: count - (last == last_version) for last, count in unclaimed.items()}
     return overflow(rule, version, claimed + 1, rest) <= rule.spare_groups
 
 
@@ -88,7 +88,7 @@ def victims(
 ) -> tuple[int, ...]:
     """Choose the fewest groups to drop so that all but `allowed` of the rest fit; groups that are not ready go first.
 
-    `unclaimed` lists (expiry, ready, group number). Returns group numbers.
+    `unclaimed` lists (last version, ready, group number). Returns group numbers.
     """
     pool: list[tuple[bool, int, int]] = []
     ended: list[int] = []

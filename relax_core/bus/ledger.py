@@ -114,7 +114,7 @@ class Group:
         return all(name in self.derived or self.first_columns.get(name, 0) == count for name in columns)
 
     def claim_order(self) -> tuple[float, int, int]:
-        """Return a sort key: groups given back by a rollback first, as recorded; then by expiry, then by number."""
+        """Return a sort key: groups given back by a rollback first, as recorded; then by last version, then by number."""
         return (math.inf if self.recorded is None else self.recorded, self.floor, self.number)
 
     def update_floor(self) -> None:

@@ -49,7 +49,7 @@ class TransferQueue:
     - Every issued attempt is trained, dropped, or found with a holder: a producer, the table of rows, or a lease.
     - A group is claimed exactly while it is in one lease that trains; a lease holds whole groups.
     - Unless `late = "mask"`, the unclaimed groups after every change, except spare ones, can be trained before they
-      expire (see `bus.gate`). While a claim is overdue, this is deferred to the commit of its step.
+      become stale (see `bus.gate`). While a claim is overdue, this is deferred to the commit of its step.
     - No token of a live group is of weights outside the `lineage`. A put with such a token ends its group, and a
       rollback ends the groups whose tokens fall outside.
     - `credits` counts the rows and bytes that are stored and not yet trained, and those of puts in progress.
@@ -217,7 +217,7 @@ class TransferQueue:
         for number in sorted({seal.attempt.group for seal in sealed}):
             self._end_if_too_few_valid(number)
         if not self._overdue:
-            self._drop_overflow(DropReason.EXPIRED)
+            self._drop_overflow(DropReason.STALE)
 
     def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
         """Drop attempts; with `regenerate`, end their groups too and issue these groups again as another retry."""
@@ -272,7 +272,7 @@ class TransferQueue:
             for group in picked:
                 self.ledger.claim(group, True)
             if self.settings.late != "wait":
-                self._drop_overflow(DropReason.EXPIRED)
+                self._drop_overflow(DropReason.STALE)
         mask_before = 0
         if (request.trains or request.follows) and self.settings.late == "mask" and self.rule.max_staleness is not None:
             mask_before = max(0, request.step - self.rule.max_staleness)
@@ -296,8 +296,8 @@ class TransferQueue:
     def _ready_for_step(self, request: ClaimRequest) -> list[Group]:
         """Return ready groups that may join the coming step, in claim order.
 
-        With `late = "wait"`, a group must wait for groups that expire sooner, until the step's deadline. With "mask",
-        groups never expire, since their stale tokens are masked.
+        With `late = "wait"`, a group must wait for groups that become stale sooner, until the step's deadline. With "mask",
+        groups never become stale, since their stale tokens are masked.
         """
         version, rule, late = self.version.step, self.rule, self.settings.late
         if request.step != version:
@@ -427,7 +427,7 @@ class TransferQueue:
         elif short and self.settings.late == "wait":
             self._drop_overflow(DropReason.DEADLINE)
         else:
-            self._drop_overflow(DropReason.SPARE if self.rule.spare_groups else DropReason.EXPIRED)
+            self._drop_overflow(DropReason.SPARE if self.rule.spare_groups else DropReason.STALE)
         wanted = self._unacknowledged()
         for group in self.ledger.provisional.values():  # a rollback issues groups again whose rows are removed here
             if self.credits.kept_bytes <= self.credits.max_bytes:
@@ -528,7 +528,7 @@ class TransferQueue:
             self._end(group, DropReason.TOO_FEW_VALID)
 
     def _drop_overflow(self, reason: DropReason) -> None:
-        """End the fewest groups so that the rest can be trained in time; with `late = "mask"` no group expires."""
+        """End the fewest groups so that the rest can be trained in time; with `late = "mask"` no group becomes stale."""
         rule = self.rule
         if rule.max_staleness is None or self.settings.late == "mask":
             return

@@ -46,7 +46,7 @@ class EngineState:
     - Weights of another incarnation are loaded only while nothing runs, so that all responses to a dispatch are of one
       incarnation.
     - `pending_tokens` is the sum of `tokens_left` of the running requests.
-    - A failed engine runs nothing, and its `incarnation` is increased, so that late responses are ignored.
+    - A failed engine runs nothing, and its count of `failures` is increased, so that late responses are ignored.
     """
 
     name: str
@@ -58,11 +58,11 @@ class EngineState:
     loading: bool = False
     holds: set[str] = field(default_factory=set)
     """Reasons to dispatch nothing new to the engine: `paused`, `updating`."""
-    incarnation: int = 0
-    """Number of failures of the engine; unrelated to the incarnation of its weights."""
+    failures: int = 0
+    """Number of failures of the engine since the start of the run."""
     cache_epoch: int = 0
     """Number of times that the prefix cache was dropped."""
-    failures: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_FAILURES))
+    restarts: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_FAILURES))
     last_heard: float = 0.0
     """Time of the last response, or of the start of requests on an idle engine; also reset by a proof or a resume."""
     pending_tokens: int = 0

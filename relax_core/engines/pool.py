@@ -257,20 +257,20 @@ class EnginePool:
 
     async def _stream(self, slot: EngineSlot, dispatch: Dispatch) -> None:
         """Run a batch on an engine and pass its deltas to the router."""
-        router, (name, incarnation, batch) = self._router, dispatch
+        router, (name, failures, batch) = self._router, dispatch
         engine = router.engines[name]
-        if engine.incarnation != incarnation:  # the engine failed after the dispatch
+        if engine.failures != failures:  # the engine failed after the dispatch
             return
         running = engine.running
         slot.set_busy(True)
         with self.supervisor.containing(slot):
             try:
                 async for deltas in slot.generate(tuple([pending.continuation() for pending in batch])):
-                    self._perform(router.on_deltas(name, incarnation, deltas, self._clock.now()))
+                    self._perform(router.on_deltas(name, failures, deltas, self._clock.now()))
                     slot.set_busy(bool(running))
-                self._perform(router.on_stream_end(name, incarnation, batch))
+                self._perform(router.on_stream_end(name, failures, batch))
             except (ValueError, ConfigError) as error:
-                self._perform(router.on_refused(name, incarnation, batch, str(error)))
+                self._perform(router.on_refused(name, failures, batch, str(error)))
                 slot.set_busy(bool(running))
 
     async def _abort(self, slot: EngineSlot, ids: Sequence[str]) -> None:
@@ -316,7 +316,7 @@ class EnginePool:
                             raise InfrastructureError(
                                 f"{name} returned log-probs of {min(scores)} to {max(scores)}; want finite values <= 0"
                             )
-                    engines[name].failures.refill()
+                    engines[name].restarts.refill()
                     return found
             finally:
                 self._scored_parts[name] -= 1

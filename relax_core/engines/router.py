@@ -16,10 +16,10 @@ from relax_core.engines.requests import PendingRequest
 
 
 class Dispatch(NamedTuple):
-    """Send a batch to an engine in one call; responses are valid only for this incarnation of the engine."""
+    """Send a batch to an engine in one call; responses are valid only while the engine has this number of failures."""
 
     engine: str
-    incarnation: int
+    failures: int
     batch: tuple[PendingRequest, ...]
 
 
@@ -95,7 +95,7 @@ class Router:
       remaining engines. So no request starves.
     - Nothing is dispatched to an engine whose weights are of an earlier incarnation than the newest published ones: a
       rollback may have discarded them. Floors are compared within one incarnation only.
-    - Events of an earlier incarnation of an engine are ignored.
+    - Events from before an engine's last failure are ignored.
     - With `whole_batches` (deterministic runs), the batch of a failed engine is restarted unchanged, since continued
       requests would not be bit-identical. The number of requests on an engine is not limited.
     """
@@ -257,7 +257,7 @@ class Router:
         for _, members in chosen:
             for pending in members:
                 pending.batch = members
-        return [Dispatch(engine.name, engine.incarnation, members) for engine, members in chosen]
+        return [Dispatch(engine.name, engine.failures, members) for engine, members in chosen]
 
     def _with_room(
         self, available: list[EngineState], pending: PendingRequest
@@ -304,10 +304,10 @@ class Router:
 
     # -- from engines -------------------------------------------------------------------------------------------
 
-    def on_deltas(self, name: str, incarnation: int, deltas: Sequence[Delta], now: float) -> list[Action]:
+    def on_deltas(self, name: str, failures: int, deltas: Sequence[Delta], now: float) -> list[Action]:
         """Apply an engine's deltas to its requests; an engine with an invalid response is replaced."""
         engine = self.engines[name]
-        if engine.incarnation != incarnation:
+        if engine.failures != failures:
             return []
         engine.last_heard, vocab_size = now, self.vocab_size
         actions: list[Action] = []
@@ -327,7 +327,7 @@ class Router:
             if delta.finish:
                 engine.remove(pending, kept=delta.finish != "error")
                 if delta.finish != "error":
-                    engine.failures.refill()
+                    engine.restarts.refill()
                 if not pending.settled:
                     actions += self._complete_or_requeue(pending)
         if stopped:
@@ -348,21 +348,21 @@ class Router:
         self._waiting.append(pending)
         return []
 
-    def on_stream_end(self, name: str, incarnation: int, batch: tuple[PendingRequest, ...]) -> list[Action]:
+    def on_stream_end(self, name: str, failures: int, batch: tuple[PendingRequest, ...]) -> list[Action]:
         """Replace an engine that ended its response stream before every request of the batch had finished."""
         engine = self.engines[name]
         unended = [pending for pending in batch if pending.batch is batch]
-        if engine.incarnation == incarnation and unended:
+        if engine.failures == failures and unended:
             return self._fail(engine, f"{name} ended its response without finishing request {unended[0].request.id!r}")
         return []
 
-    def on_refused(self, name: str, incarnation: int, batch: tuple[PendingRequest, ...], error: str) -> list[Action]:
+    def on_refused(self, name: str, failures: int, batch: tuple[PendingRequest, ...], error: str) -> list[Action]:
         """Handle a batch that an engine refused as invalid; the engine keeps serving.
 
         Each request is dispatched alone next time, so that only the invalid ones fail.
         """
         engine = self.engines[name]
-        if engine.incarnation != incarnation:
+        if engine.failures != failures:
             return []
         actions: list[Action] = []
         for pending in [one for one in batch if one.batch is batch]:
@@ -376,10 +376,10 @@ class Router:
                 self._waiting.append(pending)
         return actions
 
-    def on_failure(self, name: str, incarnation: int, why: str) -> list[Action]:
+    def on_failure(self, name: str, failures: int, why: str) -> list[Action]:
         """Replace an engine that died or does not answer, unless this failure is already known."""
         engine = self.engines[name]
-        stale = engine.incarnation != incarnation or engine.status is EngineStatus.OUT
+        stale = engine.failures != failures or engine.status is EngineStatus.OUT
         return [] if stale else self._fail(engine, why)
 
     def on_restart_failed(self, name: str, why: str) -> list[Action]:
@@ -392,7 +392,7 @@ class Router:
         A request that already has all of its tokens completes with finish `length`.
         """
         engine.status, engine.loading = EngineStatus.OUT, False
-        engine.incarnation, engine.cache_epoch = engine.incarnation + 1, engine.cache_epoch + 1
+        engine.failures, engine.cache_epoch = engine.failures + 1, engine.cache_epoch + 1
         running = list(engine.running.values())
         engine.running.clear()
         engine.holds.clear()
@@ -411,7 +411,7 @@ class Router:
         else:
             actions += [self._complete(pending, "length") for pending in awaited if pending.complete]
             self._waiting += [pending for pending in awaited if not pending.settled]
-        if engine.failures.spend():
+        if engine.restarts.spend():
             return [*actions, Quarantine(engine.name, why, len(awaited))]
         return [*actions, GiveUp(f"{engine.name} failed more than {MAX_FAILURES} times in a row, last: {why}")]
 
@@ -431,13 +431,13 @@ class Router:
             raise RuntimeError(f"{name}: loads {version} over {engine.version} while it runs {sorted(engine.running)}")
         engine.loading, engine.max_step = True, max(engine.version.step, version.step)
 
-    def on_proved(self, name: str, incarnation: int, version: Version, now: float) -> bool:
+    def on_proved(self, name: str, failures: int, version: Version, now: float) -> bool:
         """Let an engine serve after it has proved the newest weights; return False if it failed meanwhile.
 
         Only this method sets an engine to serving.
         """
         engine = self.engines[name]
-        if engine.incarnation != incarnation:
+        if engine.failures != failures:
             return False
         same = version.incarnation == engine.version.incarnation
         engine.max_step = max(engine.max_step, version.step) if same else version.step

@@ -112,7 +112,7 @@ class EngineSupervisor:
     - An engine runs nothing while it loads weights of another incarnation (`_before_loading`). Its requests continue
       elsewhere; attempts with tokens that a rollback discarded were already ended by the bus and cancelled by the
       rollout.
-    - `containing` passes an engine's failure to the router, once for each incarnation, and not to the caller.
+    - `containing` passes an engine's failure to the router, once per failure, and not to the caller.
     - Every change after which requests may be dispatched ends with a call of `perform`.
     """
 
@@ -140,7 +140,7 @@ class EngineSupervisor:
         self._router.max_context = int(self._facts.get("max_context", 0))
         for slot in self._slots.values():
             slot.on_loading = functools.partial(self._before_loading, slot)
-            self._admit(slot, self._state(slot).incarnation)
+            self._admit(slot, self._state(slot).failures)
         return self._facts
 
     def _check_model(self, facts: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ class EngineSupervisor:
             if (have := facts.get(what)) != (want := self._facts.get(what)):
                 raise InfrastructureError(f"an engine has the {what} {have}, the first of its pool {want}; {fix}")
 
-    def _admit(self, slot: EngineSlot, incarnation: int) -> bool:
+    def _admit(self, slot: EngineSlot, failures: int) -> bool:
         """Let an engine with the newest weights serve; before the first update the model folder's may count as newest.
 
         Return False if the engine failed meanwhile, or if its weights may not be served yet.
@@ -156,7 +156,7 @@ class EngineSupervisor:
         if self._newest is None and not self._serve_at_start:
             self._state(slot).status, self._state(slot).version = EngineStatus.WAITING, slot.version
             return False
-        admitted = self._router.on_proved(slot.name, incarnation, slot.version, self._clock.now())
+        admitted = self._router.on_proved(slot.name, failures, slot.version, self._clock.now())
         self._perform(())
         return admitted
 
@@ -260,13 +260,13 @@ class EngineSupervisor:
         self._router.on_published(manifest.version)
 
         async def follow(slot: EngineSlot) -> str:
-            incarnation = self._state(slot).incarnation
+            failures = self._state(slot).failures
             if self._router.abandoned(slot.name):  # stop sampling now: the load may have to wait
                 await self._contained(slot, self._preempt(slot))
-            if self._state(slot).incarnation != incarnation:  # the engine failed and is being replaced
+            if self._state(slot).failures != failures:  # the engine failed and is being replaced
                 return ""
-            receipt = await self._contained(slot, self._load_newest(slot, incarnation))
-            if not self._admit(slot, incarnation):
+            receipt = await self._contained(slot, self._load_newest(slot, failures))
+            if not self._admit(slot, failures):
                 return ""
             if on_arrival is not None:
                 await on_arrival(receipt)
@@ -275,15 +275,15 @@ class EngineSupervisor:
         names = await asyncio.gather(*map(follow, self._not_out()))
         return tuple(name for name in names if name)
 
-    async def _load_newest(self, slot: EngineSlot, incarnation: int | None = None) -> Receipt | None:
+    async def _load_newest(self, slot: EngineSlot, failures: int | None = None) -> Receipt | None:
         """Load versions until the engine has the newest; return the last receipt, None if there was nothing to load.
 
-        With `incarnation`, load nothing if that incarnation of the engine has failed: `replace` loads the newest
+        With `failures`, load nothing if the engine has failed since it had this number of failures: `replace` loads the newest
         version.
         """
         receipt = None
         async with self._update_locks[slot.name]:
-            if incarnation not in (None, self._state(slot).incarnation):
+            if failures not in (None, self._state(slot).failures):
                 return None
             while (
                 self._updates is not None
@@ -323,13 +323,13 @@ class EngineSupervisor:
 
     @contextlib.contextmanager
     def containing(self, slot: EngineSlot) -> Iterator[None]:
-        """Report an engine's failure in the body to the router, which ignores failures of an earlier incarnation."""
-        incarnation = self._state(slot).incarnation
+        """Report an engine's failure in the body to the router, which ignores a failure that it already counts."""
+        failures = self._state(slot).failures
         try:
             yield
         except RelaxError as error:
             why = str(error) if slot.name in str(error) else f"{slot.name}: {error}"
-            self._perform(self._router.on_failure(slot.name, incarnation, why))
+            self._perform(self._router.on_failure(slot.name, failures, why))
 
     async def _contained(self, slot: EngineSlot, work: Coroutine[Any, Any, T]) -> T | None:
         """Await work on an engine; return None if the engine failed."""
@@ -343,7 +343,7 @@ class EngineSupervisor:
 
         `requests`: number of its open requests, which are retried elsewhere.
         """
-        since, incarnation = self._clock.now(), self._state(slot).incarnation
+        since, failures = self._clock.now(), self._state(slot).failures
         slot.set_busy(False)
         try:
             if self._updates is not None:
@@ -364,7 +364,7 @@ class EngineSupervisor:
         except InfrastructureError as error:
             self._perform(self._router.on_restart_failed(slot.name, str(error)))
             return
-        self._admit(slot, incarnation)
+        self._admit(slot, failures)
         slot.restarts += 1
         await self._report("recovered", slot.name, self._clock.now() - since)
 

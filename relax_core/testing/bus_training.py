@@ -60,7 +60,7 @@ class TrainingSuite(Suite):
             await lab.bus.claim(ClaimRequest("actor", FIRST, 1, trains=True, step=0), SHORT_S)
 
     @scenario()
-    async def test_the_next_step_waits_for_the_groups_that_would_expire(self, lab: BusFixture) -> None:
+    async def test_the_next_step_waits_for_the_groups_that_would_become_stale(self, lab: BusFixture) -> None:
         issues = await lab.admit(4)
         for issue in issues[:2]:
             await lab.put(issue.attempts)
@@ -68,7 +68,7 @@ class TrainingSuite(Suite):
         await lab.bus.trained([await lab.claim_step()], 0)
         await lab.produce(2)
         await lab.credit()
-        assert await lab.step_waits(), "the step must wait for two older groups, which would expire"
+        assert await lab.step_waits(), "the step must wait for two older groups, which would become stale"
         late = await lab.claim_step(overdue=True)
         assert late.groups == (4, 5), "an overdue step must take the ready groups"
         await lab.bus.trained([late], 1)
@@ -114,7 +114,7 @@ class TrainingSuite(Suite):
         assert late.groups == (slow[0].group,) and late.mask_before == 1
         assert await lab.problem() == ""
 
-    def test_dropping_ends_the_expired_at_once_and_regenerating_issues_them_again(self, on_bus: Any) -> None:
+    def test_dropping_ends_stale_groups_at_once_and_regenerating_issues_them_again(self, on_bus: Any) -> None:
         async def checked(lab: BusFixture) -> list[int]:
             slow, quick = await lab.admit(2)
             await lab.put(quick.attempts)

@@ -89,7 +89,7 @@ class SinkSuite(Suite):
 
 def metrics(step: int, offset: float = 0.0) -> dict[str, float]:
     """Return metrics of a step, with values that are exact in single precision."""
-    return {"reward/mean": step / 8 + offset, "time/step_s": 0.5, "samples/dropped/expired": 0.0}
+    return {"reward/mean": step / 8 + offset, "time/step_s": 0.5, "samples/dropped/stale": 0.0}
 
 
 def _write(sink: Sink, run_dir: str, steps: range, offset: float = 0.0) -> None:

@@ -35,7 +35,7 @@ class SlowEnvironment(Environment):
         return Step("", done=True)
 """
 SHORT = ("steps=8", "rollout.groups_per_step=8", "eval.every=0", "max_staleness=1", "placement=async")
-REASONS = {"drop": "expired", "regenerate": "regenerated"}
+REASONS = {"drop": "stale", "regenerate": "regenerated"}
 
 
 @pytest.mark.parametrize("late", REASONS)

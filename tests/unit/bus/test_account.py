@@ -107,11 +107,11 @@ def test_a_holder_tells_how_long_was_what_it_gave_up(queue):
     from relax_core.api.trajectory import DropReason
 
     second = frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0)])
-    queue.drop(sorted(second), DropReason.EXPIRED)
-    assert queue.statistics()["dropped_lengths"] == {"expired": {-1: 2}}
+    queue.drop(sorted(second), DropReason.STALE)
+    assert queue.statistics()["dropped_lengths"] == {"stale": {-1: 2}}
     assert queue.report_held("rollout", second, 4) == second, "it is told to give them up"
     queue.report_held("rollout", frozenset(), 4, {AttemptId(1, 0, 0): 300, AttemptId(0, 0, 0): 5})
-    assert queue.statistics()["dropped_lengths"] == {"expired": {-1: 1, 512: 1}}, "of others it may say what it likes"
+    assert queue.statistics()["dropped_lengths"] == {"stale": {-1: 1, 512: 1}}, "of others it may say what it likes"
     late = AttemptId(1, 1, 0)
     queue.put(queue.new_key(), [RowId(*late, 0)], ("tokens",), 10, [Sealed(late, 1, Outcome.FINISHED, 1.0, 0, 5)])
-    assert queue.statistics()["dropped_lengths"] == {"expired": {8: 1, 512: 1}}, "it had finished when it ended"
+    assert queue.statistics()["dropped_lengths"] == {"stale": {8: 1, 512: 1}}, "it had finished when it ended"

@@ -329,15 +329,15 @@ def test_a_stage_that_begins_anew_forgets_what_it_had_written_and_nothing_of_tho
 
 def test_accounts_of_stages_are_added_by_reason_and_length() -> None:
     one = {
-        "samples_dropped": {"expired": 8},
-        "dropped_lengths": {"expired": {"4": 7, "8": 1}},
+        "samples_dropped": {"stale": 8},
+        "dropped_lengths": {"stale": {"4": 7, "8": 1}},
         "balanced": True,
         "seconds": 1.5,
     }
-    other = {"samples_dropped": {"expired": 4, "deadline": 4}, "dropped_lengths": {"expired": {"4": 4}, "deadline": {"2": 4}},
+    other = {"samples_dropped": {"stale": 4, "deadline": 4}, "dropped_lengths": {"stale": {"4": 4}, "deadline": {"2": 4}},
              "balanced": False, "seconds": 1}  # fmt: skip
     assert total([one]) == one
     assert total([one, other]) == {
-        "samples_dropped": {"expired": 12, "deadline": 4},
-        "dropped_lengths": {"expired": {"4": 11, "8": 1}, "deadline": {"2": 4}}, "balanced": False, "seconds": 2.5,
+        "samples_dropped": {"stale": 12, "deadline": 4},
+        "dropped_lengths": {"stale": {"4": 11, "8": 1}, "deadline": {"2": 4}}, "balanced": False, "seconds": 2.5,
     }  # fmt: skip

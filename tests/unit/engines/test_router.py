@@ -125,7 +125,7 @@ class Engines(RuleBasedStateMachine):
         assert engine.status is EngineStatus.SERVING
         assert not engine.holds
         assert not self.paused
-        assert engine.incarnation == given.incarnation
+        assert engine.failures == given.failures
         if not self.router.whole_batches:
             assert len(engine.running) <= LIMITS.per_engine
         assert not self.kv or engine.kv.running <= self.kv or len(engine.running) == 1, (
@@ -175,7 +175,7 @@ class Engines(RuleBasedStateMachine):
                 rest = GenerateRequest(key, (*asked.tokens, *deltas[-1].tokens), asked.max_new_tokens - tokens)
                 self.runs[name][key] = rest, batch
         if deltas:
-            self.do(self.router.on_deltas(name, engine.incarnation, deltas, self.now))
+            self.do(self.router.on_deltas(name, engine.failures, deltas, self.now))
             assert name not in self.out, "it was honest"
 
     @rule(name=st.sampled_from(NAMES), lie=st.sampled_from(sorted(LIES)))
@@ -194,7 +194,7 @@ class Engines(RuleBasedStateMachine):
     def end_early(self, name: str) -> None:
         if self.runs[name]:
             _, batch = next(iter(self.runs[name].values()))
-            self.do(self.router.on_stream_end(name, self.router.engines[name].incarnation, batch))
+            self.do(self.router.on_stream_end(name, self.router.engines[name].failures, batch))
 
     @rule(name=st.sampled_from(NAMES))
     def refuse(self, name: str) -> None:
@@ -202,11 +202,11 @@ class Engines(RuleBasedStateMachine):
             _, batch = next(iter(self.runs[name].values()))
             for key in [key for key, (_, own) in self.runs[name].items() if own is batch]:
                 del self.runs[name][key]
-            self.do(self.router.on_refused(name, self.router.engines[name].incarnation, batch, "refused"))
+            self.do(self.router.on_refused(name, self.router.engines[name].failures, batch, "refused"))
 
     @rule(name=st.sampled_from(NAMES), earlier=st.booleans())
     def die(self, name: str, earlier: bool) -> None:
-        self.do(self.router.on_failure(name, self.router.engines[name].incarnation - earlier, "it died"))
+        self.do(self.router.on_failure(name, self.router.engines[name].failures - earlier, "it died"))
 
     @rule(name=st.sampled_from(NAMES), well=st.booleans())
     def come_back(self, name: str, well: bool) -> None:
@@ -218,9 +218,9 @@ class Engines(RuleBasedStateMachine):
             return
         self.version[name] = self.newest
         self.router.on_loading(name, self.newest)
-        assert not self.router.on_proved(name, self.router.engines[name].incarnation - 1, self.newest, self.now)
+        assert not self.router.on_proved(name, self.router.engines[name].failures - 1, self.newest, self.now)
         assert self.router.engines[name].status is EngineStatus.OUT
-        assert self.router.on_proved(name, self.router.engines[name].incarnation, self.newest, self.now)
+        assert self.router.on_proved(name, self.router.engines[name].failures, self.newest, self.now)
 
     @rule(names=st.sets(st.sampled_from(NAMES)))
     def publish(self, names: set[str]) -> None:
@@ -231,7 +231,7 @@ class Engines(RuleBasedStateMachine):
                 self.leave(name)
             self.router.on_loading(name, self.newest)
             self.version[name] = self.newest
-            self.router.on_proved(name, self.router.engines[name].incarnation, self.newest, self.now)
+            self.router.on_proved(name, self.router.engines[name].failures, self.newest, self.now)
 
     def leave(self, name: str) -> None:
         """End what an engine runs: at once with what it has, or as whole batches at their ends."""
@@ -559,7 +559,7 @@ def counting(names: Sequence[str], kv: int, per_engine: int = 9, backlog: int = 
 def end(router: Router, given: Dispatch) -> None:
     for pending in given.batch:
         left = pending.tokens_left
-        router.on_deltas(given.engine, given.incarnation, [honest(pending.continuation(), left, 0, "length")], 0.0)
+        router.on_deltas(given.engine, given.failures, [honest(pending.continuation(), left, 0, "length")], 0.0)
 
 
 def test_a_request_that_is_larger_than_the_cache_runs_alone_and_none_passes_it_there() -> None:

@@ -21,7 +21,7 @@ def test_a_literal_key_wins_over_a_pattern():
     assert metric("eval/hold-out/mean").key == "eval/<set>/mean"
     assert metric("eval/hold-out/pass_at_4").key == "eval/<set>/<name>"
     assert metric("time/reward_s").key == "time/<part>_s"
-    assert metric("samples/dropped/expired").combine == "last"
+    assert metric("samples/dropped/stale").combine == "last"
     assert metric("mine/thing") is None
 
 

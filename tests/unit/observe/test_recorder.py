@@ -35,7 +35,7 @@ from relax_core.observe.run_directory import RunDirectory
 
 BALANCE = {
     "samples/issued": 40.0, "samples/trained": 30.0, "samples/in_flight": 8.0, "samples/dropped": 2.0,
-    "samples/dropped/expired": 2.0,
+    "samples/dropped/stale": 2.0,
 }  # fmt: skip
 SUMMARY_FIELDS = {
     "status", "steps", "wall_seconds", "startup_seconds", "reward_first", "reward_last", "eval_first", "eval_last",
@@ -96,7 +96,7 @@ def test_a_whole_run_is_summed_up(run_dir, clock):
     assert summary["eval_first"] == {"set": "hold-out", "step": 0, "mean": 0.25, "n": 64, "temperature": 1.0}
     assert summary["eval_last"]["mean"] == 0.75
     assert (summary["samples_issued"], summary["samples_trained"], summary["samples_in_flight"]) == (40, 30, 7)
-    assert summary["samples_dropped"] == {"expired": 2}
+    assert summary["samples_dropped"] == {"stale": 2}
     assert (summary["max_lag"], summary["weight_publishes"], summary["restarts"]) == (1, 30, {"rollout": 1})
     assert summary["tokens_generated"] == 3000 and summary["tokens_per_second"] == pytest.approx(50.0)
 

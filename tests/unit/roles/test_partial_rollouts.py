@@ -99,7 +99,7 @@ def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path
     assert set(outcome.account.dropped) == {"regenerated"}
 
 
-@pytest.mark.parametrize(("rule", "reason"), [("wait", "deadline"), ("drop", "expired"), ("regenerate", "regenerated")])
+@pytest.mark.parametrize(("rule", "reason"), [("wait", "deadline"), ("drop", "stale"), ("regenerate", "regenerated")])
 def test_the_length_of_what_was_dropped_half_done_is_told(tmp_path: Path, rule: str, reason: str) -> None:
     simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **stragglers(rule))
     outcome = simulation.run()

@@ -77,7 +77,7 @@ def test_engines_that_die_at_any_time_lose_no_sample(tmp_path: Path, seed: int) 
     assert any(isinstance(event, RoleRecovered) for event in outcome.events)
 
 
-ENDED = {"wait": {"deadline"}, "drop": {"expired"}, "regenerate": {"regenerated"}, "mask": {"deadline"}}
+ENDED = {"wait": {"deadline"}, "drop": {"stale"}, "regenerate": {"regenerated"}, "mask": {"deadline"}}
 
 
 def stragglers(rule: str, tokens: int = 200, share: float = 1 / 16) -> dict[str, Any]:

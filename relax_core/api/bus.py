@@ -92,7 +92,7 @@ class ClaimRequest:
     step: int = 0
     """With `trains` or `follows`: the step of these rows. Step s starts at version s and completes version s + 1."""
     overdue: bool = False
-    """With `trains`: the step's deadline is over. Return what is ready; the commit ends groups that are too late."""
+    """With `trains`: the step's deadline has passed. Return the ready groups; the commit ends groups that are too late."""
     follows: bool = False
     """True: return all rows that the actor trained in step `step`, after its commit, on every request. `task` must be
     in `BusSettings.followers`. Raises RelaxError if the bus no longer keeps the rows."""

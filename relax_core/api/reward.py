@@ -52,11 +52,11 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     needs_engines: tuple[str, ...] = ()
     """Auxiliary pools (`[[engines]]`) to call from `async def`; `__init__` may set them from the options."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
-    """A client for each of these pools, set before the first sample. Their answers don't count against `timeout_s`."""
+    """A client for each of these pools, set before the first sample. Waiting for answers does not count against `timeout_s`."""
     needs_sandbox: SandboxLimits | None = None
     """Default limits of boxes, used from `async def`; `__init__` may set them from the options."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A client of the run's sandbox, set before the first sample. Its programs don't count against `timeout_s`."""
+    """A client of the run's sandbox, set before the first sample. Time spent in its programs does not count against `timeout_s`."""
 
     def close(self) -> Awaitable[None] | None:
         """Release the resources of `__init__`, once per process, within 5 s; `async def` if the scoring method is.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a run's ledger before it is opened: check it against a checkpoint, replace it, choose its journal mode.
+"""Prepare a run's ledger file before it is opened: check it against a checkpoint, replace it, choose its journal mode.
 
-This module leaves a whole file for `bus.journal`, which alone adds records to a ledger.
+Only `bus.journal` adds records to the file.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def _teacher_errors(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 
 def _other_vocabulary(config: RunConfig, folder: Path, key: str, fix: str) -> Errors:
-    """Refuse a missing or broken model folder, else one whose vocabulary size differs from the policy's."""
+    """Yield an error if the model folder is missing or broken, or if its vocabulary size differs from the policy's."""
     missing = list(folder_errors(folder, key))
     yield from missing
     if missing or not (config.model.path / "config.json").is_file():

@@ -419,8 +419,8 @@ class CheckpointTable(Options):
     grace_s: PositiveFloat = 60.0
     """Seconds after a stop (Ctrl-C) to finish the current step and save; a second Ctrl-C ends the run at once."""
     preemption_grace_s: PositiveFloat = 600.0
-    """Like `grace_s`, for SIGHUP and for SIGTERM, which a scheduler sends before it takes the machine back. A run that
-    is killed sooner still has its last complete checkpoint, so this may be longer than the scheduler's notice."""
+    """Like `grace_s`, for SIGHUP and for SIGTERM, which a scheduler sends before it takes the machine back. May exceed
+    the scheduler's notice: a run that is killed earlier resumes from its last complete checkpoint."""
 
 
 class RecoveryTable(Options):

@@ -308,7 +308,7 @@ class TableFile(TaskFile):
 
 
 class ParquetTable(TableFile):
-    """A Parquet file, read by row groups, without columns of bytes or sound samples."""
+    """A Parquet file, read one row group at a time. Columns of bytes and audio samples are not read."""
 
     def __init__(self, path: Path, cache: BlockCache) -> None:
         from pyarrow import parquet

@@ -82,7 +82,7 @@ class Stepper(Protocol):
         ...
 
     def routes(self, name: str) -> bytes:
-        """Return `StepOutput.routes` so far of a running request that records routes; empty before its first step."""
+        """Return the routes of a running request so far, as in `StepOutput.routes`; empty before its first step."""
         ...
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:

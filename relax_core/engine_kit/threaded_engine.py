@@ -73,19 +73,19 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
 
     @abstractmethod
     def _load(self, thread: ThreadT, manifest: Manifest, staged: Arriving | StagedAdapter) -> None:
-        """Replace weights; called on the thread. If this raises, memory may hold a mix of two versions."""
+        """Replace weights; called on the engine's thread. If this raises, memory may hold a mix of two versions."""
 
     @abstractmethod
     def _prove(self, thread: ThreadT, manifest: Manifest) -> str:
-        """Return a fingerprint of the weights in memory, empty if they cannot be read; called on the thread."""
+        """Return a fingerprint of the weights in memory, empty if they cannot be read; called on the engine's thread."""
 
     @abstractmethod
     def _offload(self, thread: ThreadT, parts: frozenset[str]) -> int:
-        """Free loaded parts, and return the bytes freed; called on the thread."""
+        """Free loaded parts, and return the bytes freed; called on the engine's thread."""
 
     @abstractmethod
     def _onload(self, thread: ThreadT, parts: frozenset[str]) -> None:
-        """Restore offloaded parts; called on the thread."""
+        """Restore offloaded parts; called on the engine's thread."""
 
     def _delta_base(self) -> Resident | None:
         """Return the source of the tensors to which deltas are applied; None: the engine takes no deltas."""
@@ -217,7 +217,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         self, thread: ThreadT, manifest: Manifest, staged: Arriving | StagedAdapter, arrived: Sequence[TensorInfo],
         times: dict[str, float],
     ) -> str:  # fmt: skip
-        """Load a staged version and return its fingerprint in memory; called on the thread.
+        """Load a staged version and return its fingerprint in memory; called on the engine's thread.
 
         Tokens sampled so far are sent under the old version; the next token is of the new one.
         """

@@ -140,7 +140,7 @@ class PendingRequest:
     session: Hashable = None
     """Key of the sample that the request continues (`GenerateCall.session`); None: no sample."""
     group: Hashable = None
-    """Key shared by requests with the same prompt; None: no such group."""
+    """Key shared by requests with the same prompt; None: no key."""
     deadline: float = math.inf
     """Deadline in the router's active time, which stops during pauses."""
     asked_at: float | None = None

@@ -74,7 +74,7 @@ class Rollout(Role):
         self._trained = asyncio.Event()
         """Set when no more versions will be served: no more groups are admitted."""
         self._waves: set[asyncio.Task[None]] = set()
-        """Updates of the engines in progress; several if an engine is slow."""
+        """Running weight updates of the engines; several if an engine is slow."""
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._worker = worker = await RolloutWorker.open(context, engine_events(context), in_turns=True)

@@ -52,7 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self, peer: str = "", call: Call | None = None, stream: Stream | None = None, token: str = "",
         failure: Failure | None = None, on_lost: Callable[[Connection], None] | None = None,
     ) -> None:  # fmt: skip
-        """`peer` names the remote end in errors. `failure` answers its greeting if this end has nothing to serve."""
+        """`peer` is the name of the remote end in errors. With `failure`, this end rejects the peer's greeting with it."""
         self._peer, self._call, self._stream, self._token = peer, call, stream, token
         self._failure, self._on_lost = failure, on_lost
         self._greeted, self.lost = False, False

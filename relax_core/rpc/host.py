@@ -350,7 +350,7 @@ class ParentChannel:
         self._news.set()
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a handler of the parent. The deadline of the calling item is paused meanwhile."""
+        """Call a handler of the parent. The caller's own deadline is paused until the answer arrives."""
         self._calls += 1
         number = self._calls
         self._requests.append([number, method, messages.encode(args)])

@@ -187,7 +187,7 @@ class SingleTurn(Environment[Options]):
 
     in_process: ClassVar[bool] = True
     never_waits: ClassVar[bool] = True
-    """Calls run without a deadline, whose cost would matter for thousands of calls per step."""
+    """True: calls have no deadline. They never wait, and a timer per call is too slow for thousands of calls per step."""
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         return None

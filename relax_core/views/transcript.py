@@ -118,7 +118,7 @@ def medium_figure(kind: str, data: bytes | None, caption: str) -> Markup:
 
 
 def medium_facts(facts: Mapping[str, Any]) -> str:
-    """Return the known facts of a medium as one line."""
+    """Return the known properties of a medium (size, duration, format) as one line."""
     units = {"size_bytes": "bytes", "tokens": "tokens", "seconds": "s", "rate": "Hz", "channels": "channels"}
     parts = [f"{facts[name]:g} {unit}" for name, unit in units.items() if facts.get(name) is not None]
     if facts.get("width"):

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 TURNS = 6
 SUBMIT = "submit"
 SHOWN_WORDS = 40
-"""Number of words at the end of an output that the model sees."""
+"""Number of words of a command's output that the model sees, counted from the end."""
 NOTHING = "(nothing)"
 
 

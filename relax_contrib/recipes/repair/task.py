@@ -55,7 +55,7 @@ HELD_OUT_SETS = 44
 class Repository(NamedTuple):
     modules: tuple[str, ...]
     asked: tuple[str, ...]
-    """Operation in the comment of each module."""
+    """Correct operation of each module, in order; the module's comment states it."""
     broken: int
     """Index of the wrong module."""
     found: str

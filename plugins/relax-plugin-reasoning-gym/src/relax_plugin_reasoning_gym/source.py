@@ -84,7 +84,7 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
         return f"{self._path} task {index} ({self._recipes[index].set})"
 
     def _planned(self, path: Path, file: TasksFile) -> list[Recipe]:
-        """Return the recipe of each task of a file, with evenly mixed sets. Raises ConfigError for an unusable set."""
+        """Return a recipe per task; the tasks of each set are spread evenly. Raises ConfigError for an unusable set."""
         known, counts = set_names(), shares(file.sets, file.size)
         tables, first = [], file.seed * SEED_ROOM
         for at, (table, count) in enumerate(zip(file.sets, counts, strict=True)):

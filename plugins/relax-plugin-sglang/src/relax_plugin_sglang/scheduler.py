@@ -39,7 +39,7 @@ class _Told(SchedulerOutputStreamer):
 
 
 class SteppedScheduler(Scheduler):
-    """A scheduler with one model, which the thread that makes it also steps."""
+    """SGLang's scheduler with one model. The thread that creates the scheduler must also step it."""
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
         self.told: list[Req] = []

@@ -22,7 +22,7 @@ Kind = Literal["adamw", "adamw-8bit", "adafactor", "sgd"]
 FIELD = "trainer.optimizer"
 LOW_BIT = "pip install 'relax-plugin-torch[low-bit]'"
 WHOLE = ("adamw-8bit", "adafactor")
-"""Optimizers whose state needs whole tensors: it holds blocks of numbers, or sums of rows and columns."""
+"""Optimizers whose state can't be sharded: adamw-8bit quantizes in blocks, adafactor keeps row and column sums."""
 
 
 def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec, kind: Kind = "adamw") -> torch.optim.Optimizer:

@@ -125,8 +125,8 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 def choose_attention(wanted: Attention, device: torch.device, dtype: torch.dtype, deterministic: bool) -> str:
     """Return the attention implementation by its name in transformers. Raises ConfigError if flash-attn can't run.
 
-    flash-attn reads rows of any length packed on one line, without padding. It needs a GPU and a 16-bit format.
-    The alternatives read rectangles: a padded row per line, or a group's rows on one line under an exact mask.
+    flash-attn reads rows of any length, packed into one sequence without padding. It needs a GPU and a 16-bit format.
+    The alternatives read padded batches: one row per batch entry, or a group's rows in one entry under an exact mask.
     """
     if wanted not in ("auto", FLASH):
         return wanted

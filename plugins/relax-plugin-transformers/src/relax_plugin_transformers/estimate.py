@@ -75,7 +75,7 @@ class _Model:
 
 
 def estimate(spec: EngineSpec, options: TransformersOptions, work: Workload) -> Estimate:
-    """Estimate an engine's memory by phase and its work.
+    """Estimate an engine's memory in each phase, and its floating-point operations.
 
     Raises NotImplementedError if `config.json` lacks the usual keys, or if the weights are not safetensors.
     """

@@ -56,7 +56,7 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     needs_sandbox: SandboxLimits | None = None
     """Default limits of boxes, used from `async def`; `__init__` may set them from the options."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A client of the run's sandbox, set before the first sample. Time spent in its programs does not count against `timeout_s`."""
+    """A client of the run's sandbox, set before the first sample. Its programs' time does not count against `timeout_s`."""
 
     def close(self) -> Awaitable[None] | None:
         """Release the resources of `__init__`, once per process, within 5 s; `async def` if the scoring method is.

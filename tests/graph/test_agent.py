@@ -122,7 +122,7 @@ def test_a_try_shows_the_tree_of_an_agent_s_calls_and_why_it_branched(
         *asked, 'rewards=["exact"]', "environment={name=agent, reward=rewards}", "--", sys.executable, "agent.py"
     )
     assert ran.code == 0, ran.err
-    assert "call 3 is rewritten: an answer in its history is not what the policy wrote" in ran.out
+    assert "call 3 is rewritten: an answer in its history differs from the policy's answer" in ran.out
     assert "calls: 1 first, 1 continued, 1 rewritten, 1 new" in ran.out
     assert "the run's settings replace the client's: temperature" in ran.out
     told = json.loads(relax_here(*asked, "--json", "--", "no-such-program").out)

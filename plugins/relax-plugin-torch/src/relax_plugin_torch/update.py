@@ -96,7 +96,7 @@ class Update:
         return all(math.isfinite(value) for value in self._totals.values())
 
     def metrics(self, factor: float) -> dict[str, Metric]:
-        """Return (sum, count) of each loss term and metric over all ranks; terms are multiplied by `factor`, as the gradient is."""
+        """Return (sum, count) of each loss term and metric over all ranks; `factor` scales terms and gradient alike."""
         terms = {name: value * factor for name, value in self._totals.items()}
         group = "train" if self._role == "actor" else self._role
         losses = {f"{group}/loss/{name}": (value, 1.0) for name, value in terms.items()}

@@ -171,6 +171,8 @@ class PendingRequest:
     """True if an engine refused the request's batch: it is dispatched alone next, to find the invalid request."""
     num_aborts: int = 0
     """Number of aborts by engines that the router did not ask for."""
+    submission: int = 0
+    """Number of the `Router.submit` call that accepted the request."""
 
     def add(self, delta: Delta) -> None:
         """Append the tokens of a delta; a watch may end the completion even if the engine continues to sample."""

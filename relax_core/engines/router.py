@@ -115,6 +115,7 @@ class Router:
         self._waiting: list[PendingRequest] = []
         self._restarting: list[tuple[PendingRequest, ...]] = []
         """With `whole_batches`: batches to restart."""
+        self._num_submissions = 0
         self._affinity = PrefixAffinity()
         self._incarnation = 0
         """Incarnation of the newest published weights."""
@@ -175,7 +176,9 @@ class Router:
         """Accept requests; a request that no engine can run completes at once with finish `error`."""
         actions: list[Action] = []
         time, checked, bad_ids = self.active_time(now), None, ""
+        self._num_submissions += 1
         for pending in submitted:
+            pending.submission = self._num_submissions
             tokens, new = pending.request.tokens, pending.request.max_new_tokens
             if tokens is not checked:  # the requests of a group share one prompt
                 checked, bad_ids = tokens, check_ids(tokens, self.vocab_size) if self.vocab_size else ""
@@ -211,7 +214,11 @@ class Router:
     # -- to engines ---------------------------------------------------------------------------------------------
 
     def dispatch(self, now: float) -> list[Dispatch]:
-        """Assign waiting requests to engines that may run them; the requests of one engine form one batch."""
+        """Assign waiting requests to engines that may run them.
+
+        The requests of one engine form a batch. With `whole_batches`, the requests of one `submit` call form a batch, since
+        the bits of a batch depend on its members, and which other requests wait depends on timing.
+        """
         if self._paused_at is not None or not (self._waiting or self._restarting):
             return []
         available, time = self.available(), self.active_time(now)
@@ -226,7 +233,9 @@ class Router:
         limit = 0 if self.whole_batches else self.limits.per_engine
         if limit:
             available = [engine for engine in available if len(engine.running) < limit]
-        batches: dict[str, list[PendingRequest]] = {}
+        batches: dict[tuple[str, int], list[PendingRequest]] = {}
+        engine_of: dict[int, EngineState | None] = {}
+        """With `whole_batches`: the engine of each submission."""
         waiting: list[PendingRequest] = []
         for at, pending in enumerate(self._waiting):
             if not available:
@@ -235,7 +244,10 @@ class Router:
             able, full = self._with_room(available, pending)
             if full is not None:  # give this engine nothing else, so that it drains and gets room for the request
                 available.remove(full)
-            engine = self._affinity.choose(able, pending, pending.floor)
+            number = pending.submission if self.whole_batches else 0
+            engine = engine_of[number] if number in engine_of else self._affinity.choose(able, pending, pending.floor)
+            if self.whole_batches:
+                engine_of[number] = engine
             if engine is None:
                 waiting.append(pending)
                 continue
@@ -249,11 +261,11 @@ class Router:
             if pending.dispatch_alone:
                 chosen.append((engine, (pending,)))
             else:
-                batches.setdefault(engine.name, []).append(pending)
+                batches.setdefault((engine.name, number), []).append(pending)
             if limit and len(engine.running) >= limit:
                 available.remove(engine)
         self._waiting = waiting
-        chosen += [(self.engines[name], tuple(batch)) for name, batch in batches.items()]
+        chosen += [(self.engines[name], tuple(batch)) for (name, _), batch in batches.items()]
         for _, members in chosen:
             for pending in members:
                 pending.batch = members

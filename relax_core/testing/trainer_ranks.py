@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -44,16 +45,19 @@ class RankProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._handle = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._handle)
+        self._ended = select.poll()
+        self._ended.register(self._handle, select.POLLIN)
 
     @property
     def alive(self) -> bool:
-        return not select.select([self._handle], [], [], 0)[0]
+        return not self._ended.poll(0)
 
     def kill(self) -> None:
         """Kill the process and return once it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        select.select([self._handle], [], [])
+        self._ended.poll()
 
 
 class TrainerRanks:

@@ -240,10 +240,10 @@ async def test_a_judge_without_a_verdict_is_an_outcome_and_no_zero(
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"files": {"../x": "y"}}, "name it relative"),
+        ({"files": {"../x": "y"}}, "give a path relative"),
         ({"files": ["a"]}, "column files: got ['a']; write an object that maps paths to text"),
         ({"judge_files": {"a": 1}}, "column judge_files"),
-        ({"judge_files": {"../../x": "y"}}, "name it relative"),
+        ({"judge_files": {"../../x": "y"}}, "give a path relative"),
     ],
 )
 async def test_files_that_can_not_be_written_are_told(columns: dict[str, Any], said: str, environment: Boxed) -> None:

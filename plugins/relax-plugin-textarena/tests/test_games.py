@@ -151,11 +151,13 @@ def test_every_game_of_textarena_is_offered_or_barred_with_a_reason() -> None:
 
 def test_the_readme_counts_the_games_and_names_what_is_barred() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    table = readme.partition("| games | why |\n|---|---|\n")[2].partition("\n\n")[0]
+    table = readme.partition("| games | reason |\n|---|---|\n")[2].partition("\n\n")[0]
     assert {name for row in table.split("\n") for name in row.split("|")[1].strip().split(", ")} == set(BARRED)
     alone = sum(game.seats == (1, 1) for game in GAMES.values())
-    assert f"{len(GAMES)} of the games" in readme
-    assert f"{len(VARIANTS)} with their variants: {alone} alone, {len(GAMES) - alone} against others" in readme
+    assert f"Train on {len(GAMES)} games of" in readme
+    assert (
+        f"{len(VARIANTS)} with their variants: {alone} for one player, {len(GAMES) - alone} against opponents" in readme
+    )
 
 
 @pytest.mark.parametrize("name", sorted(name for name, game in GAMES.items() if game.seats[0] > 1 and game.moves))

@@ -153,7 +153,7 @@ class Schedule(RuleBasedStateMachine):
                 assert not count or self.survives(weights), "what still counts goes on under abandoned weights"
                 self.tokens.setdefault(pending.session, []).extend([(weights, oldest)] * count)
             deltas.append(Delta(key, (1,) * count, (-0.5,) * count, weights.step, oldest, finish))
-        self.do(self.router.on_deltas(name, engine.incarnation, deltas, self.now))
+        self.do(self.router.on_deltas(name, engine.failures, deltas, self.now))
 
     @rule(engine=st.integers(0, ENGINES - 1))
     def load(self, engine):
@@ -164,7 +164,7 @@ class Schedule(RuleBasedStateMachine):
             self.leave_engine(engine)
         self.router.on_loading(name, self.published)
         self.engines[engine] = self.published
-        assert self.router.on_proved(name, self.router.engines[name].incarnation, self.published, self.now)
+        assert self.router.on_proved(name, self.router.engines[name].failures, self.published, self.now)
 
     @rule()
     def hear(self):
@@ -202,10 +202,10 @@ class Schedule(RuleBasedStateMachine):
         """What it ran goes on elsewhere; another process takes its place with the newest weights."""
         self.hear()
         name = NAMES[engine]
-        (action,) = self.router.on_failure(name, self.router.engines[name].incarnation, "killed")
+        (action,) = self.router.on_failure(name, self.router.engines[name].failures, "killed")
         assert action.engine == name
         self.engines[engine] = self.published
-        assert self.router.on_proved(name, self.router.engines[name].incarnation, self.published, self.now)
+        assert self.router.on_proved(name, self.router.engines[name].failures, self.published, self.now)
 
     def sample_token(self, attempt):
         """Whether it is on an engine, which then gave it one."""

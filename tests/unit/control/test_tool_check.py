@@ -77,7 +77,7 @@ def layer(files: Path, environment: str, **more: Any) -> dict[str, Any]:
 def test_the_dry_run_and_the_start_refuse_tools_of_a_stage_after_a_warm_start(
     files: Path, environment: str, tmp_path: Path
 ) -> None:
-    refused = r"stages\[1\]\.model\.tool_calls: got auto, and there are tools.*deepseek.*hermes"
+    refused = r"stages\[1\]\.model\.tool_calls: got auto for prompts with tools.*deepseek.*hermes"
     with pytest.raises(ConfigError, match=refused):
         print_tools([layer(files, environment)], [])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=refused):

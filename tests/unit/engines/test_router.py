@@ -185,7 +185,7 @@ class Engines(RuleBasedStateMachine):
         if awaited:
             self.do(
                 self.router.on_deltas(
-                    name, engine.incarnation, [LIES[lie](honest(awaited[0], 1, self.version[name].step))], self.now
+                    name, engine.failures, [LIES[lie](honest(awaited[0], 1, self.version[name].step))], self.now
                 )
             )
             assert name in self.out or self.down
@@ -657,6 +657,18 @@ def test_room_is_for_what_engines_can_take_beside_a_queue_as_long_as_what_runs()
     assert router.room(0) == 4 + 2, "what waits for a tool is no work"
     whole = Router(("a",), RequestLimits(), whole_batches=True)
     assert whole.room(9) > 1 << 20, "deterministic runs begin what is granted"
+
+
+def test_in_a_deterministic_run_the_members_of_a_batch_do_not_depend_on_what_else_waits() -> None:
+    router = Router(("a", "b"), RequestLimits(), whole_batches=True)
+    for name in router.engines:
+        assert router.on_proved(name, 0, at(0), 0.0)
+    for calls in (("1", "2", "3"), ("4",), ("5", "6")):
+        router.submit([session_turn(call, 5, 5, call) for call in calls], 0.0)
+    dispatched = router.dispatch(0.0)
+    assert sorted(tuple(pending.request.id for pending in each.batch) for each in dispatched) == [
+        ("1", "2", "3"), ("4",), ("5", "6"),
+    ]  # fmt: skip
 
 
 def test_an_engine_tells_its_cache_unless_the_limits_do() -> None:

@@ -81,7 +81,8 @@ async def test_a_right_program_earns_everything(response: str, cases: Any) -> No
         (block("print(3)"), ADD),
         (block("print('3')\nimport sys; sys.exit(1)"), ADD),
         (block("while True: pass"), ADD[:1]),
-        (block("import os\nwhile True: os.fork()"), ADD[:1]),
+        (block("import os, time\nwhile True: os.fork(); time.sleep(0.1)"), ADD[:1]),
+        pytest.param(block("import os\nwhile True: os.fork()"), ADD[:1], marks=pytest.mark.faults),  # fills the process table
         (block("while True: print('3' * 999)"), ADD[:1]),
         (block("open('out', 'wb').write(bytes(10 ** 10))"), ADD[:1]),
         (block(SUM + "\nimport os; os.kill(os.getpid(), 9)"), ADD),

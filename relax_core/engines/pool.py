@@ -122,7 +122,7 @@ class EnginePool:
 
     Invariants:
     - The router's actions are performed in order. Changes of one turn of the event loop share one dispatch, so that
-      requests that arrive together reach an engine as one batch.
+      requests that arrive together reach an engine as one batch; in a deterministic run, the requests of one call do.
     - The pool owns every task it starts: an error in a task that is not an engine's failure fails the pool.
     - A failed pool raises its error in every call.
     """

@@ -3,7 +3,8 @@
 
 `advantages` gets whole groups. `loss` gets one packed chunk and returns named terms without reducing them. The trainer
 alone sums the terms and divides by global counts, so results do not depend on the split into micro-batches and ranks.
-Index t of a token tensor belongs to token t: its log-prob given the tokens before it. Position 0 of a row is masked.
+Entry t of a token tensor belongs to token t, such as its log-prob given the tokens before it. Entry 0 of a row is
+masked.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class Output:
 
     @property
     def key(self) -> str:
-        """Return the output's name for `Trainer.forward` and, except `top_k:<k>`, for `PolicyOutputs.output`."""
+        """Return the name of the output in `Trainer.forward`, and in `PolicyOutputs.output` except for `top_k:<k>`."""
         return f"{self.name}:{self.ids or self.k}" if self.ids or self.k else self.name
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """Return the names of the results, in `PolicyOutputs` and in a forward's columns: two for `top_k`, else one."""
+        """Return the names of the results in `PolicyOutputs` and in forwarded columns: two for `top_k`, else one."""
         return ("top_k_ids", "top_k_log_probs") if self.name == "top_k" else (self.key,)
 
     @classmethod
@@ -92,7 +93,7 @@ def log_probs_at(ids: Column) -> Output:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The rewards and lengths of whole groups, padded to rectangles; `valid` marks the samples to use."""
+    """The rewards and lengths of whole groups, padded to equal group sizes; `valid` marks the samples to use."""
 
     rewards: Tensor
     """[groups, samples] reward of each sample; 0 where `valid` is False."""
@@ -103,13 +104,13 @@ class Groups:
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """Named reward components, [groups, samples] each; 0 where `valid` is False."""
     token_columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """The columns of `Algorithm.advantage_columns`, packed [tokens]: all rows in (group, sample, row) order."""
+    """The columns of `Algorithm.advantage_columns`, [tokens] each: all rows, packed in (group, sample, row) order."""
     row_lengths: Tensor | None = None
     """[rows] length of each row in the packed token columns."""
     row_sample: Tensor | None = None
     """[rows] flat index (group * samples + sample) of the sample that each row belongs to."""
     baseline: Tensor | None = None
-    """[groups] reward of the greedy sample, which is not in `rewards`; NaN: not judged; None: no greedy samples."""
+    """[groups] reward of the greedy sample, left out of `rewards`; NaN: not judged. None: no greedy samples."""
     step_rewards: Tensor | None = None
     """[groups, samples, turns] reward that each turn earned; NaN where a turn is missing. None unless
     `advantage_columns` has `turns` and `step_rewards`."""
@@ -128,11 +129,11 @@ class Advantages:
     values: Tensor
     """One value per sample [groups, samples], or one per token [tokens] in the order of `Groups.token_columns`."""
     returns: Tensor | None = None
-    """[tokens] returns for a critic to learn."""
+    """[tokens] returns, the targets that a critic learns to predict."""
 
 
 class LossBatch(Protocol):
-    """One packed chunk of this rank: its rows lie one after another, without padding."""
+    """One chunk of this rank's rows, packed one after another without padding."""
 
     @property
     def loss_mask(self) -> Tensor:
@@ -189,9 +190,9 @@ class Loss:
 
     terms: Mapping[str, Term]
     metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """name -> (sum, count), scalars: summed over chunks and ranks, then divided. `..._max` and `..._min`: extremes."""
+    """name -> (sum, count), both summed over chunks and ranks, then divided. `..._max`, `..._min`: the extreme sum."""
     counts: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further denominators for terms, by name: this chunk's share of each count."""
+    """name -> this chunk's share of a further global count, which terms may use as `denominator`."""
 
 
 class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
@@ -201,16 +202,16 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
     source: ClassVar[Source] = Source.ROLLOUT
     statistics: ClassVar[Scope] = Scope.GROUP
     fits: ClassVar[tuple[str, ...]] = ()
-    """Roles of further models that are trained on the same rows: `("critic",)`."""
+    """Roles of further models that train on the same rows, such as `("critic",)`."""
     paper: ClassVar[str] = ""
     min_group_size: ClassVar[int] = 1
-    """Smallest `rollout.group_size`, and the fewest valid samples with which a group is kept."""
+    """Smallest allowed `rollout.group_size`; groups with fewer valid samples are dropped."""
     max_staleness: ClassVar[int | None] = None
     """Largest staleness, in versions, for which the algorithm is correct; None: any."""
     greedy_baseline: ClassVar[bool] = False
     """True: each group gets one more sample, at temperature 0 and never trained; its reward is `Groups.baseline`."""
     old_log_probs_tolerance: ClassVar[int] = 0
-    """Versions by which `old_log_probs` may differ from the step's start; nothing in the core reads it yet."""
+    """Number of versions by which `old_log_probs` may differ from the step's start; the core does not read it yet."""
     denominators: frozenset[str] = frozenset()
     """Names of the counts that the loss's terms divide by. With exactly one, a step can be trained while its last
     groups are still being generated. With several, or none named here, each step waits for all of its rows."""
@@ -224,13 +225,13 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
         return frozenset()
 
     def advantage_columns(self) -> frozenset[Column]:
-        """Return the token columns that `advantages` reads besides rewards, tokens and loss_mask: a critic's values."""
+        """Return the token columns that `advantages` reads besides rewards, tokens and loss_mask."""
         return frozenset()
 
     def prepared(self) -> frozenset[Column]:
         """Return the token columns that `prepare` computes for `loss`.
 
-        With any column here, a step waits for all of its rows and for `old_log_probs`.
+        If there is such a column, a step waits for all of its rows and for `old_log_probs`.
         """
         return frozenset()
 

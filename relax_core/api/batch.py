@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AttemptId(NamedTuple):
-    """The id of an attempt: place `sample` in group number `group`; `attempt` counts earlier issues of the group."""
+    """The id of an attempt: sample `sample` of group `group`; `attempt` counts earlier issues of the group."""
 
     group: int
     sample: int
@@ -42,14 +42,14 @@ class Cut:
     """The part to read of every row: a range of tokens, a range of layers, or both."""
 
     tokens: tuple[int, int] | None = None
-    """Start and stop index; a shorter row ends at its last token. None: all tokens."""
+    """Start and stop index of the tokens; a shorter row ends at its last token. None: all tokens."""
     layers: tuple[int, int] | None = None
-    """Start and stop index on the first axis after the tokens; None: all layers."""
+    """Start and stop index of the layers, the first axis after the tokens; None: all layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """One column of several rows: `values` [sum(lengths), *shape] and `lengths` [rows], all 1 for a row column."""
+    """One column of several rows: `values` [sum(lengths), *shape], `lengths` [rows]; a row column has lengths 1."""
 
     values: np.ndarray
     lengths: np.ndarray
@@ -87,7 +87,7 @@ class Ragged:
             if values.ndim < 2:
                 shape = list(values.shape)
                 raise RelaxError(
-                    f"bus: read_slice: got layers for a column of shape {shape}; it has none, leave them out"
+                    f"bus: read_slice: got layers for a column of shape {shape}, which has no layers; omit `layers`"
                 )
             values = values[:, slice(*part.layers)]
         if part.tokens is None:
@@ -98,7 +98,7 @@ class Ragged:
         return Ragged(values, self.lengths)._gathered(self.offsets()[:-1] + first, lengths)
 
     def _gathered(self, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
-        """Copy, for each row, `lengths` values from `starts` on."""
+        """Copy `lengths[i]` values from index `starts[i]` on, for each row i."""
         import numpy as np
 
         shift = starts - (np.cumsum(lengths) - lengths)
@@ -106,7 +106,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Sequence[np.ndarray], like: np.ndarray | None = None) -> Ragged:
-        """Join one array for each row; if `rows` is empty, `like` sets dtype and shape."""
+        """Join arrays, one for each row, into a column; if `rows` is empty, `like` sets dtype and shape."""
         import numpy as np
 
         lengths = np.array([len(r) for r in rows], dtype=np.int64)
@@ -152,7 +152,7 @@ class Column:
 
     name: str
     dtype: Dtype = "float32"
-    """`bfloat16` travels as its bits in uint16; `object` is a msgpack value."""
+    """`bfloat16` values are stored as their bits in uint16; `object` is a msgpack value."""
     per: Per = "token"
     shape: tuple[int, ...] = ()
     by_reference: bool = False
@@ -195,7 +195,7 @@ def routed_experts(layers: int, top_k: int, wide: bool = False) -> Column:
 
 
 def student_top_k_ids(k: int) -> Column:
-    """Return the column of the policy's k most likely tokens, from about the time of sampling: [tokens, k]."""
+    """Return the column of the policy's k most likely tokens at, or shortly after, sampling: [tokens, k]."""
     return Column("student_top_k_ids", "int32", shape=(k,))
 
 
@@ -213,11 +213,11 @@ def teacher_log_probs_at(k: int) -> Column:
 
 
 TEACHER_INDEX = Column("teacher_index", "int32", per="row")
-"""Index in the configuration of the teacher for this row."""
+"""Index, in the configuration's list of teachers, of the teacher for this row."""
 ALGORITHM_INDEX = Column("algorithm_index", "int32", per="row")
 """Index in `RunConfig.algorithms` of the algorithm that learns from this row."""
 ROUTED_VALID = Column("routed_valid", "uint8")
-"""1: `routed_experts` holds the token's experts; 0: not known, so the trainer computes the routing itself."""
+"""1: `routed_experts` holds the token's experts; 0: unknown, so the trainer computes the routing itself."""
 
 STANDARD: dict[str, Column] = {
     c.name: c

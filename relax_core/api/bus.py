@@ -29,20 +29,20 @@ class BusSettings:
     max_staleness: int | None
     """Largest allowed lag in versions (k); None: no bound."""
     late: LateRule = "wait"
-    """Rule for groups that are not finished in time: wait, mask their stale tokens, drop or regenerate them."""
+    """Rule for groups that are not finished in time: wait, mask stale tokens, drop or regenerate the groups."""
     min_valid: int = 1
     """Fewest valid samples of a group; a group with fewer is dropped."""
     columns: tuple[str, ...] = ()
     """Columns that must be ready before the actor may claim a row."""
     max_rows: int = 1 << 20
-    """Most rows on the bus that are not trained yet; producers wait while more are there. `max_bytes` works alike."""
+    """Largest number of untrained rows on the bus; at this number, producers wait. `max_bytes`: the same in bytes."""
     max_bytes: int = 4 << 30
     lease_s: float = 600.0
     """Seconds until an unused row lease expires; each use renews the lease."""
     steps: int | None = None
-    """Steps of the run: the bus admits no group for which no step is left. None: no limit."""
+    """Number of steps of the run; the bus does not admit a group that no step would train. None: no limit."""
     spare_groups: int = 0
-    """Over-sampling: number of groups admitted beyond the need of the steps; dropped if unused."""
+    """Over-sampling: number of extra groups that the bus admits; groups that no step needs are dropped."""
     followers: tuple[str, ...] = ()
     """Tasks that train on the actor's rows later; rows of a trained step stay until each task has acknowledged them."""
 
@@ -54,7 +54,7 @@ class Issue:
     group: int
     attempts: tuple[AttemptId, ...]
     retry: int = 0
-    """Number of regenerations, part of the samples' seeds; issuing the same work again after a restart keeps it."""
+    """Number of regenerations of the group, part of the samples' seeds; an issue after a restart does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class Sealed:
     parts: Mapping[str, float] = field(default_factory=dict)
     newest: Mapping[int, int] = field(default_factory=dict)
     """incarnation -> newest step of the weights that sampled the tokens; several entries if a rollback happened during
-    the sample. Empty: the actor's version at the time of the put."""
+    the sample. Empty: the actor's version when `put` is called."""
     baseline: bool = False
-    """True: a greedy sample. It has no rows, and its group's rewards are compared with its reward."""
+    """True: a greedy sample, without rows; its reward is the baseline for the rewards of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,16 @@ class ClaimRequest:
     task: str
     """Task name of the consumer. A task gets each group once; a group whose lease expired is given out again."""
     columns: tuple[str, ...]
-    """Columns that must be ready."""
+    """Columns that must be ready in every returned row."""
     max_groups: int
     min_groups: int = 1
-    """Wait until this many groups are ready. Once the step is overdue, fewer are enough, for every task."""
+    """Fewest groups to return; the claim waits for them. For an overdue step, fewer groups are enough for any task."""
     trains: bool = False
     """True: the actor's claim of rows to train. The staleness rule applies, and the samples become `claimed`."""
     step: int = 0
-    """With `trains` or `follows`: the step of these rows. Step s starts at version s and completes version s + 1."""
+    """With `trains` or `follows`: the step that trains the rows. Step s starts at version s and ends at s + 1."""
     overdue: bool = False
-    """With `trains`: the step's deadline has passed. Return the ready groups; the commit ends groups that are too late."""
+    """With `trains`: the step's deadline has passed. Return the ready groups; the commit ends groups that are late."""
     follows: bool = False
     """True: return all rows that the actor trained in step `step`, after its commit, on every request. `task` must be
     in `BusSettings.followers`. Raises RelaxError if the bus no longer keeps the rows."""
@@ -112,7 +112,7 @@ class Claim:
     mask_before: int = 0
     """With `late = "mask"`: tokens sampled by a version below this one are too stale to train; 0: none."""
     versions: Mapping[str, Mapping[int, Version]] = field(default_factory=dict)
-    """column -> group -> version of the weights that computed it; not for columns of the put or of fixed weights."""
+    """column -> group -> version of the weights that computed the column; no entry for `put` or fixed weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ class Account:
     trained_without_gradient: int
     dropped: Mapping[str, int]
     in_flight: int
-    """Attempts that producers report or that are stored and not yet trained."""
+    """Attempts that a producer reports as held, or that are stored and not yet trained."""
     balanced: bool
-    """True if ledger, producers, stored rows and leases agree on the ids of attempts, not only on counts."""
+    """True if ledger, producers, stored rows and leases agree on every attempt's id, not only on counts."""
     problem: str = ""
-    """The differences with their ids; empty if balanced."""
+    """The differences, with the ids of the attempts; empty if balanced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class Bus(Protocol):
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
         """Store the rows of finished samples with their first columns.
 
-        Return False, and store nothing, if there is no credit within `wait_s`. A group with tokens of abandoned weights
-        is not stored: it ends as `abandoned` and is issued again.
+        Return False, and store nothing, if no credit becomes free within `wait_s`. A group with tokens of abandoned
+        weights is not stored: it ends as `abandoned` and is issued again.
         """
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
@@ -171,17 +171,17 @@ class Bus(Protocol):
         ...
 
     async def let_go(self, step: int) -> tuple[int, ...]:
-        """End the unfinished groups that a step waits for, after its deadline passed with no group to claim.
+        """End the unfinished groups that a step waits for; return their numbers. Called after the step's deadline.
 
-        These are the unfinished ones among the next `groups_per_step` groups in claim order. The rule `regenerate`
-        issues a group again unless it was regenerated before; else it is dropped. Return the numbers of the groups.
+        The step waits for the next `groups_per_step` groups in claim order. A group is dropped; with the rule
+        `regenerate`, it is issued again unless it was regenerated before.
         """
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
         """Return columns of the claimed rows, in claim order. Raises StaleFence."""
 
     async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
-        """Do the same as `read` for a part of every row, and transfer only that part; meant for large columns."""
+        """Return a part of every claimed row as `read` does, and transfer only that part; meant for large columns."""
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         """Fill derived columns of the claimed rows; raise StaleFence and write nothing if the lease is over.
@@ -214,12 +214,12 @@ class Bus(Protocol):
         """Report the attempts that the holder works on; return those that have ended on the bus.
 
         `attempts`: every admitted attempt whose put or drop has not returned. `admitted`: number of attempts admitted
-        to the holder so far, as the holder counts them. The holder aborts the returned attempts, and names in
-        `given_up` of a later report how many tokens each of them had.
+        to the holder so far, as the holder counts them. The holder aborts the returned attempts; in a later report,
+        `given_up` gives the number of sampled tokens of each aborted attempt.
         """
 
     async def rollback(self, step: int) -> Version:
-        """Undo all training after version `step`, where the trainer was restored; return it in a new incarnation."""
+        """Undo all training after version `step`, to which the trainer went back; return it in a new incarnation."""
 
     async def abandoned(self, version: Version) -> bool:
         """Return True if a rollback abandoned these weights: the actor's current weights do not descend from them."""
@@ -230,10 +230,10 @@ class Bus(Protocol):
         """Copy the ledger into a checkpoint of version `step`; with `final`, also `finalize` the version."""
 
     async def finalize(self, step: int) -> None:
-        """Free the rows trained up to version `step`: its checkpoint is complete, so no rollback needs them."""
+        """Free the rows trained up to version `step`; its checkpoint is complete, so no rollback needs the rows."""
 
     async def keep(self, name: str, value: Mapping[str, Any]) -> None:
-        """Store a producer's state (JSON) in the ledger for the current version; replaces the value of that name."""
+        """Store a producer's state (JSON) in the ledger for the current version; replace the last value of `name`."""
 
     async def kept(self, name: str) -> Mapping[str, Any] | None:
         """Return the last value stored by `keep`, or None.
@@ -259,7 +259,7 @@ class PayloadStore(Protocol):
     """True: a pickled copy in another process reaches the same blocks. False: blocks go through the bus's process."""
 
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
-        """Store a block; each key is used once."""
+        """Store a block under a key that was never used before."""
 
     async def get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
@@ -274,7 +274,7 @@ class PayloadStore(Protocol):
 
 
 class BusComponent(Configurable[OptionsT], Generic[OptionsT]):
-    """A choice of the store for a run's rows; admission, claims, leases, credits and ledger never depend on it."""
+    """A component that opens the store of a run's rows; the bus's rules do not depend on the store."""
 
     kind: ClassVar[str] = "bus"
 

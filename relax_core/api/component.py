@@ -30,7 +30,7 @@ class Component:
     target: str
     """The class as `package.module:Class`; imported only when a configuration chooses the component."""
     help: str
-    """One line for `relax plugins list`."""
+    """One-line description that `relax plugins list` prints."""
     experimental: bool = False
 
 
@@ -42,7 +42,7 @@ class Chosen:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Chosen, ...] = ()
-    """The components that work together as this one, such as the algorithms of a run with several; else empty."""
+    """The parts of a combined component, such as the algorithms of a run with several algorithms; else empty."""
 
 
 class Configurable(Generic[OptionsT]):
@@ -85,7 +85,7 @@ class Kind:
     base: str
     """Base class as `module:Class`; imported only when needed."""
     table: str
-    """Configuration table that chooses the component; empty if none does."""
+    """Configuration table that chooses the component; empty: no table."""
     many: bool = False
     """True: `table` is an array of tables, which chooses several components."""
     suite: str = ""

@@ -28,7 +28,7 @@ class Capabilities:
     """The abilities of an engine, declared as a class attribute."""
 
     in_flight_updates: bool = False
-    """True: the engine can take new weights while requests run. False: the core takes the requests away first."""
+    """True: the engine can take new weights while requests run. False: the core stops the requests first."""
     keeps_kv_across_versions: bool = False
     """True: requests in flight can keep their KV cache over an update (`EngineSpec.kv_across_versions`)."""
     seeds: bool = False
@@ -46,7 +46,7 @@ class Capabilities:
     offloads_on_cpu: bool = True
     """False: the engine frees memory only on GPUs."""
     receipts: ReceiptLevel = "wire"
-    """Strongest level of the engine's receipts."""
+    """Strongest check that the engine makes before it sends a receipt (`Receipt.level`)."""
     transports: frozenset[str] = frozenset({"shared-memory", "disk"})
     receives_online: bool = True
     """False: the engine takes weights only at its start."""
@@ -143,7 +143,7 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "engine"
     capabilities: ClassVar[Capabilities] = Capabilities()
     switches: ClassVar[Mapping[str, str]] = {}
-    """Option that must be true for a costly capability, by capability: {"delta": "keep_weights"}."""
+    """Costly capability -> option that must be true to enable the capability: {"delta": "keep_weights"}."""
 
     def devices(self) -> int:
         """Return the number of GPUs that one engine with these options uses; 0: as many as the placement assigns."""
@@ -199,7 +199,7 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
     def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
         """Estimate the memory and work of one engine for its part of a step; optional.
 
-        Called on an instance that was not started. Without it, the memory check skips the engine and says so.
+        Called on an instance that was not started. If not implemented, the memory check skips the engine and says so.
         """
         raise NotImplementedError
 
@@ -208,7 +208,7 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
 
 
 def switched_off(engine: type[Engine], capability: str, options: Mapping[str, Any]) -> str:
-    """Return the option that must be set to true for a capability; empty if it is set or none is needed."""
+    """Return the option that must still be set to true to enable a capability; empty if no option is missing."""
     switch = engine.switches.get(capability, "")
     return "" if options.get(switch) else switch
 
@@ -219,7 +219,7 @@ Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One continuation; tuples are [tokens]."""
+    """One continuation of a prompt; each tuple has one entry for each token."""
 
     text: str
     """The continuation as text, without special tokens."""
@@ -229,7 +229,7 @@ class Generated:
 
 
 class ModelClient(Protocol):
-    """A client of one auxiliary pool, a table of `[[engines]]`. If an engine dies, another one continues its requests.
+    """A client of one auxiliary pool, a table of `[[engines]]`. If an engine dies, a second engine continues its requests.
 
     Raises ValueError for a request that no engine can run: a prompt over the context, an id outside the vocabulary.
     Raises InfrastructureError if the pool can't answer, and its subclass DeadlineExceeded after `timeout_s` seconds (0:

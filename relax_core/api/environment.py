@@ -58,11 +58,11 @@ class Action:
     tokens: tuple[int, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     parse_error: str = ""
-    """Reason why tool calls could not be read; empty if all were."""
+    """Reason why tool calls could not be parsed; empty if all were parsed."""
     cut: bool = False
     """True: a token limit ended the turn, not the policy."""
     prompt_tokens: int = 0
-    """Number of tokens before the turn."""
+    """Number of tokens in the branch before the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Session(Protocol):
     ) -> Action:
         """Sample the policy's next turn on this branch.
 
-        `told`: callback for the partial turn, called repeatedly while it is sampled. Its text has only characters that
-        later tokens can't change. For a long turn, the calls come less often.
+        `told`: callback that gets the partial turn repeatedly during sampling. The partial text has only characters
+        that later tokens can't change. During a long turn, the calls become less frequent.
         """
 
     def observe(self, observation: Observation | str) -> None:
@@ -115,7 +115,7 @@ class Session(Protocol):
         """
 
     def discard(self, reason: str) -> None:
-        """Never train this branch's newest turn, which must be its end; metrics count the tokens under `reason`."""
+        """Exclude the newest turn, at the branch's end, from training; metrics count its tokens under `reason`."""
 
     def reward(self, value: float) -> None:
         """Add a reward for this branch's newest turn."""
@@ -133,23 +133,23 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     needs_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of the task file that the environment reads."""
     gives_reward: ClassVar[bool] = False
-    """True: `step` or `run` gives rewards, so a run needs no `[[rewards]]`."""
+    """True: `step` or `run` gives rewards, so a run does not need `[[rewards]]`."""
     in_process: ClassVar[bool] = False
-    """True: runs in the rollout's own process, only for code that can't block or crash. False: in a killable worker."""
+    """True: runs in the rollout's process; only for code that can't block or crash. False: in a killable worker."""
 
     needs_engines: tuple[str, ...] = ()
-    """Names of the auxiliary pools (`[[engines]]`) to call; `__init__` may set them from the options."""
+    """Names of the auxiliary pools (`[[engines]]`) that the environment calls; `__init__` may set the names."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
-    """A client for each of these pools; set by the core before `reset` or `run`."""
+    """pool -> client, for each pool of `needs_engines`; set by the core before `reset` or `run`."""
     needs_sandbox: SandboxLimits | None = None
-    """Default limits of the environment's boxes; `__init__` may set them from the options. Not with `in_process`."""
+    """Default limits of the environment's boxes; `__init__` may set them. None: no sandbox, as `in_process` needs."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A client of the run's sandbox, set by the core before `reset` or `run`. The time of programs counts against the
-    deadline of a call. In `run`, the wait for a free place does not count."""
+    """A client of the run's sandbox, set by the core before `reset` or `run`. The run time of programs counts against
+    the deadline of a call. In `run`, time in the queue for a program slot does not count."""
 
     @classmethod
     async def find_tools(cls, options: Any) -> tuple[Tool, ...]:
-        """Return the run's tools if the class can't know them, such as the tools of a server.
+        """Return the run's tools, if they are known only at run time, such as the tools of a server.
 
         Called once, before the first prompt, in its own process. Raise ConfigError if the options give no tools.
         """
@@ -164,7 +164,7 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     async def shut(cls, shared: Any) -> None:
         """Release what `open` returned, once per worker, within 5 s.
 
-        A killed process does not call it, so nothing may depend on it.
+        A killed process never calls `shut`, so nothing may depend on this call.
         """
 
     shared: object = None
@@ -178,7 +178,7 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
         raise NotImplementedError
 
     async def run(self, task: Task, seed: int, session: Session) -> None:
-        """Drive the whole sample through `session`; implement it in place of `reset` and `step`."""
+        """Drive the whole sample through `session`; implement `run` in place of `reset` and `step`."""
         raise NotImplementedError
 
     async def close(self) -> None:

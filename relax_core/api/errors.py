@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors by boundary: each type tells the caller how to react, and sets the exit code of the command line.
+"""The error types of Relax. A type implies the caller's reaction, and sets the exit code of the `relax` command.
 
 Plugin authors raise plain Python errors; the core wraps them in `PluginError` with the component's name.
-Every message is one sentence with the field or boundary, the received value, and the fix.
+Every message is one sentence that names the field or component, the received value, and the fix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and newline, characters that change the text direction, and lone surrogates."""
 LONGEST = 1500
-"""Most characters shown of one part of a message; a received value may be the content of a whole file."""
+"""Largest number of characters of one part of a message. Longer parts, such as a file's content, are cut."""
 
 
 def printable(text: str) -> str:
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Make a text one printable line; cut the middle out of a text longer than LONGEST characters."""
+    """Return the text as one printable line; replace the middle of a text longer than LONGEST characters."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... ({len(text)} characters) ... {text[-LONGEST // 4 :]}"
     return printable(" ".join(text.splitlines()) if "\n" in text else text)
@@ -59,7 +59,7 @@ class PluginError(RelaxError):
 
 
 class InfrastructureError(RelaxError):
-    """A failure of a process, port, disk or machine; retry in another place, or resume the run."""
+    """A failure of a process, port, disk or machine; retry on another process or machine, or resume the run."""
 
     exit_code = 4
 
@@ -72,14 +72,14 @@ class DiskFull(InfrastructureError):
 
 
 def disk_error(path: str | Path, error: OSError, what: str = "", then: str = "") -> InfrastructureError:
-    """Return the error for a failed access to a path; for a full disk, DiskFull with the free space.
+    """Return the error to raise for a failed access to a path: for a full disk, DiskFull with the free space.
 
     `what` goes before the path in the message; `then` says how to continue once the cause is fixed.
     """
     place, why = f"{what}{': ' * bool(what)}{path}", error.strerror or str(error)
     if error.errno not in NO_ROOM:
-        then = then or "run the command again, or `relax resume` a run that had begun"
-        return InfrastructureError(f"{place}: {why}; mend that, then {then}")
+        then = then or "run the command again, or continue a started run with `relax resume`"
+        return InfrastructureError(f"{place}: {why}; fix the cause, then {then}")
     then = then or "continue with `relax resume`; everything written before is readable"
     return DiskFull(f"{place}: no space left to write ({why}{_free_there(Path(path))}); free some, then {then}")
 
@@ -97,19 +97,19 @@ def _free_there(path: Path) -> str:
 
 
 class WorkerDied(InfrastructureError):
-    """The end of a worker process, or its failure to answer; start a new worker in its place."""
+    """A worker process that ended or does not answer; the caller starts a new worker."""
 
 
 class PoolFailed(InfrastructureError):
-    """The loss of all engines of a pool, not caused by any sample; a restarted role may get engines again."""
+    """The failure of all engines of a pool, not caused by a sample; a restarted role may get new engines."""
 
 
 class RetryLater(InfrastructureError):
-    """The end of a live weight transfer before the receiver joined; request the newest weights again."""
+    """A live weight transfer that ended before the receiver joined; the receiver requests the newest weights again."""
 
 
 class SourceUnavailable(InfrastructureError, ValueError):
-    """A network or disk failure while reading the source of a medium; try again later, the content may be fine."""
+    """A network or disk failure while reading an image, video or audio; try again later: the content may be fine."""
 
 
 class Diverged(RelaxError):

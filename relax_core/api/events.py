@@ -19,7 +19,7 @@ SpanKind = Literal["work", "overhead", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One activity of a track (a role, an engine, a rank); between its spans, a track is idle."""
+    """One timed activity on the track of a role, an engine or a rank; between its spans, a track is idle."""
 
     track: str
     kind: SpanKind
@@ -29,7 +29,7 @@ class Span:
     end: float
     owed_by: str = ""
     devices: tuple[str, ...] = ()
-    """Devices of the track; a role's own track has none."""
+    """Devices of the track's worker; empty for the track of a role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """Metrics of a step that are known only after its end: its use of time, and the metrics of a critic."""
+    """Metrics of a step that are known only after the step's end: use of time, and the metrics of a critic."""
 
     step: int
     metrics: Mapping[str, float]
@@ -78,7 +78,7 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True)
 class RolloutMeasured:
-    """Mean metrics of the groups that finished since the last report, part of the metrics of `step`."""
+    """Mean metrics of the groups that finished since the last report; they count for step `step`."""
 
     step: int
     metrics: Mapping[str, float]
@@ -113,7 +113,7 @@ class EvalFinished:
     metrics: Mapping[str, float] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
     measure: str = "mean"
-    """`mean`: mean reward, over `count` samples; `loss`: loss on given rows, over `count` groups."""
+    """Meaning of `mean`. `mean`: mean reward over `count` samples; `loss`: loss on given rows of `count` groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class GuardFired:
-    """A guard found evidence that training diverges, in a step whose weights no engine has yet."""
+    """A guard found evidence that training diverges; no engine has the weights of this step yet."""
 
     step: int
     guard: str
@@ -166,9 +166,9 @@ class RunRestarted:
     """Step of the checkpoint; 0: no checkpoint, so the run begins again."""
     reason: str
     in_a_row: int
-    """Number of restarts without progress in between, including this one."""
+    """Number of restarts without progress in between, including this restart."""
     limit: int
-    """Most restarts in a row (`recovery.restarts`)."""
+    """Largest number of restarts in a row (`recovery.restarts`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +178,14 @@ class WorkRetried:
     role: str
     """Role or worker of the work, as in `RoleFailed`."""
     what: str
-    """Unit of the work, in the plural: samples, requests, steps, publishes."""
+    """Unit that `count` counts, in the plural: samples, requests, steps, publishes."""
     count: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped:
-    """Unread events were dropped, so the run's files lack them; the run status puts this event in their place."""
+    """Unread events were dropped, so the run's files lack them; the run status sends this event instead."""
 
     count: int
 
@@ -198,7 +198,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A line for the log from a role, which may run in another process."""
+    """A log line from a role; the role may run in another process."""
 
     level: str
     role: str
@@ -214,7 +214,7 @@ Event = (
 
 
 class Sink(Configurable[OptionsT], Generic[OptionsT]):
-    """A receiver of each step's metrics, in the controller; turned off and reported when it raises three times."""
+    """A receiver of each step's metrics, in the controller; a sink that raises three times is turned off."""
 
     kind: ClassVar[str] = "sink"
 
@@ -226,7 +226,7 @@ class Sink(Configurable[OptionsT], Generic[OptionsT]):
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Take a few transcripts of the step."""
+        """Receive a few transcripts of the step."""
 
     def close(self) -> None:
         """Write all buffered data."""

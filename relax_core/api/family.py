@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of model families, which render and parse a model's text, and the routing of mixture-of-experts models.
+"""The contract of model families, which render and parse a model's text; and `Routing`, the shape of expert routing.
 
 Text is tokenized once: `start` renders the first prompt; `delta` renders only what later messages append.
 """
@@ -24,12 +24,12 @@ ToolCallFormat = Literal[
 
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""The decoded text of a character whose last bytes are not sampled yet."""
+"""The character that stands in decoded text for a character whose last bytes are not sampled yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids and the media of their placeholders."""
+    """A rendered prompt: token ids, and the media that the placeholder tokens stand for."""
 
     tokens: tuple[int, ...]
     media: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     model_types: ClassVar[tuple[str, ...]] = ()
     """`model_type` values of the Hugging Face configurations that the family serves; empty: any."""
     modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Freezable parts (`vision`, `audio`, `language`, `projector`): name -> module patterns."""
+    """Parts that training can freeze (`vision`, `audio`, `language`, `projector`): name -> patterns of module names."""
 
     placeholders: Mapping[str, int] = {}
     """Kind of medium -> id of its placeholder token; set by `open`. A rendered prompt has one placeholder for each
@@ -68,7 +68,7 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[PlaceholderSpan]]) -> tuple[int, ...]:
         """Replace each medium's placeholder by all tokens of the medium.
 
-        By default, each feature becomes one token of its kind. Override it for models with tokens between features.
+        By default, each feature becomes one placeholder token. Override it for models with tokens between features.
         """
         holds, left = frozenset(self.placeholders.values()), iter(layouts)
         out: list[int] = []
@@ -77,13 +77,15 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         return tuple(out)
 
     def parts(self, model: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """Return the freezable parts of the model of a `[model]` table, if they differ from `modules`."""
+        """Return the freezable parts of the model that the `[model]` table names; by default, `modules`."""
         return self.modules
 
     def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
-        """Return the ids of an assistant turn of a dataset after the messages `before`, with its end-of-turn token."""
+        """Return the ids of a dataset's assistant turn after the messages `before`, with the end-of-turn token."""
         if message.tool_calls:
-            raise ConfigError("data.train", "an assistant's turn with tool calls", f"{type(self).__name__} writes none")
+            raise ConfigError(
+                "data.train", "an assistant's turn with tool calls", f"remove it: {type(self).__name__} can't render it"
+            )
         ids = self.encode(message.text)
         return ids if ids[-1:] and ids[-1] in self.stop_tokens else ids + tuple(self.stop_tokens[:1])
 
@@ -99,8 +101,8 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     ) -> tuple[str, tuple[ToolCall, ...], str]:
         """Return (text, tool calls, parse error) of one turn of the policy; never raise, for any tokens.
 
-        `tools`: the tools that the policy may call. `before`: the tokens before the turn. The text has no special
-        tokens, and no tool calls that could be read.
+        `tools`: the tools that the policy may call. `before`: the tokens before the turn. The returned text leaves out
+        special tokens and the tool calls that could be parsed.
         """
         return self.decode(tokens), (), ""
 
@@ -137,7 +139,7 @@ class Routing:
     layers: int
     """Number of layers with a router."""
     top_k: int
-    """Experts that a token visits in each of these layers."""
+    """Number of experts that a token visits in each layer with a router."""
     experts: int
 
     @property
@@ -146,7 +148,7 @@ class Routing:
 
     @property
     def width(self) -> int:
-        """Return the bytes of one position."""
+        """Return the size of one position's experts in bytes."""
         return self.layers * self.top_k * (1 if self.dtype == "uint8" else 2)
 
     @classmethod
@@ -176,7 +178,7 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 
 def _routes(config: Mapping[str, Any], layer: int) -> bool:
-    """Return True if this layer has experts; families configure this in one of three ways, else all layers have."""
+    """Return True if this layer has experts; without any of the keys below, every layer has experts."""
     if layer in (config.get("mlp_only_layers") or ()) or layer < (config.get("first_k_dense_replace") or 0):
         return False
     kinds = config.get("mlp_layer_types")

@@ -17,7 +17,7 @@ from relax_core.api.component import Component
 PROJECT = "relax"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hook = pluggy.HookimplMarker(PROJECT)
-"""The decorator for a plugin's implementations of hooks: `from relax_core.api import hook`."""
+"""The decorator of a hook's implementation in a plugin: `from relax_core.api import hook`."""
 
 Components = Iterable[Component]
 
@@ -54,7 +54,7 @@ def relax_scaling_policies() -> Components: """Return rules for the number of en
 @hookspec
 def relax_sandboxes() -> Components: """Return sandboxes for untrusted programs."""  # type: ignore[empty-body]
 @hookspec
-def relax_roles() -> Components: """Return roles of the graph."""  # type: ignore[empty-body]
+def relax_roles() -> Components: """Return roles: parts of a run's logic."""  # type: ignore[empty-body]
 
 @hookspec
 def relax_run_started(event: events.RunStarted) -> None: """Observe that all roles of the run are ready."""

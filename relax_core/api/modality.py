@@ -21,13 +21,13 @@ _MAGIC = (
 
 
 class PlaceholderSpan(NamedTuple):
-    """Features of a medium that stay together in a prompt; the model family decides which tokens they become."""
+    """Consecutive features of one medium in a prompt; the model family chooses the tokens that stand for them."""
 
     kind: MediaKind
     size: int
-    """Number of features, at least 1."""
+    """Number of features in the span, at least 1."""
     seconds: float | None = None
-    """Time of the features in seconds from the medium's start; None for a medium without time."""
+    """Time of the features in seconds from the medium's start; None for an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class ProcessedMedia:
     tensors: Mapping[str, np.ndarray]
     num_placeholders: int
     layout: tuple[PlaceholderSpan, ...] = ()
-    """Features in order, split where the prompt may insert tokens, such as between the frames of a video. Empty: one
-    span of the medium's kind; the core fills it in before it stores the medium."""
+    """The features in order. The prompt may insert tokens between two spans, such as between the frames of a video.
+    Empty: all features are one span; the core adds this span before it stores the medium."""
 
     @property
     def size_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def laid_out(self, kind: MediaKind) -> ProcessedMedia:
-        """Return a copy with a layout. Raises ValueError if the layout does not have `num_placeholders` features."""
+        """Return a copy with a non-empty layout. Raises ValueError unless it has `num_placeholders` features."""
         layout = self.layout or (PlaceholderSpan(kind, self.num_placeholders),)
         if sum(span.size for span in layout) != self.num_placeholders or any(span.size < 1 for span in layout):
             raise ValueError(f"layout: got sizes {[span.size for span in layout]} for {self.num_placeholders} features")
@@ -69,11 +69,11 @@ class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
         """Process the bytes of a medium. Raises ValueError with medium and reason if the bytes can't be read."""
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Return facts for people from the medium's header: seconds, width, rate, ... Raises ValueError."""
+        """Return facts to display from the medium's header: seconds, width, ... Raises ValueError for a bad header."""
         return {}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """Return a copy of at most `most_bytes` that browsers show or play, or None; by default, the medium itself."""
+        """Return a file of at most `most_bytes` that browsers can play, or None; by default, the medium's own bytes."""
         return data if len(data) <= most_bytes and browser_type(data).startswith(self.medium) else None
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
@@ -82,7 +82,7 @@ class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
 
 
 def browser_type(data: bytes) -> str:
-    """Return the MIME type by the first bytes, such as `image/png`; empty for formats that browsers don't show.
+    """Return the MIME type that the first bytes show, such as `image/png`; empty for formats that browsers can't play.
 
     The codec inside a container is not checked.
     """

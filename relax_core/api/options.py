@@ -34,7 +34,7 @@ class Options(BaseModel):
 
 SCHEMES = ("env:", "file:")
 LITERAL = "secret_literal"
-"""Type of the validation error for a secret written as a literal; its value must never be printed."""
+"""Type of the validation error for a secret written as a literal; never print the value of this error."""
 
 
 def revealed(value: Any) -> Iterator[str]:

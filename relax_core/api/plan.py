@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a run as plain data, and the estimates of memory and work for checking a plan.
+"""The plan of a run as plain data, and estimates of the memory and work that a plan needs.
 
 The planner decides which operations run in which role and on which worker processes. Every role reads the plan.
 """
@@ -41,7 +41,7 @@ class Operation:
     scope: str = "row"
     """row, group or batch: the rows that must be ready before the operation starts. The core does not read it."""
     row_filter: str = ""
-    """The rows to work on, such as `domain=maths`; empty: all. Producers of one column need different filters."""
+    """Filter of the rows, such as `domain=maths`; empty: all rows. Producers of one column need distinct filters."""
     trigger: str = "rows"
     """rows, step or admission: the event that starts the operation. The core does not read it."""
     model: str = "actor"
@@ -57,18 +57,18 @@ class WorkerGroup:
     """Number of processes."""
     threads: int = 1
     devices: frozenset[str] = frozenset()
-    """Names of the devices of the processes, `gpu:0` or `cpu:0`. Groups with a device in common lease it in turn."""
+    """Names of the processes' devices, such as `gpu:0` or `cpu:0`. Groups that share a device lease it in turn."""
     offloads: tuple[OffloadPart, ...] = ()
-    """Parts that are offloaded while another group holds the devices; all remaining parts stay in memory."""
+    """Parts that are offloaded while another group holds the devices; all parts not listed stay in memory."""
 
     def devices_of(self, number: int) -> tuple[str, ...]:
-        """Return the devices of process `number`; if processes share a device, a name for each place: `gpu:0/1`."""
+        """Return the devices of process `number`; processes on one device get numbered names such as `gpu:0/1`."""
         names = sorted(self.devices, key=lambda name: (len(name), name)) or [self.name]
         each = len(names) // self.size
         return tuple(names[number * each : (number + 1) * each]) or (f"{names[number % len(names)]}/{number}",)
 
     def process_devices(self, number: int) -> tuple[str, ...]:
-        """Return the devices of process `number` by their plain names."""
+        """Return the devices of process `number`, by names without a number of the process: `gpu:0`."""
         return tuple(name.partition("/")[0] for name in self.devices_of(number)) if self.devices else ()
 
 
@@ -78,10 +78,10 @@ class Plan:
 
     mode: str
     operations: tuple[Operation, ...]
-    """Operations in an order where each column is produced before it is consumed."""
+    """Operations, sorted so that each column is produced before it is consumed."""
     roles: tuple[str, ...]
     groups: Mapping[str, WorkerGroup]
-    """Worker group by role; the group of an auxiliary engine pool is `engines-<pool>`."""
+    """role -> worker group; the key of an auxiliary engine pool is `engines-<pool>`."""
     trained_columns: tuple[str, ...]
     """Columns that must be ready before the actor may claim a row."""
     advantage_columns: tuple[str, ...] = ("rewards",)
@@ -98,15 +98,15 @@ class Plan:
     group_size: int = 1
     """Samples of a group, including the greedy sample."""
     greedy: int | None = None
-    """Place in a group of the sample that is drawn at temperature 0 and never trained; None: no such sample."""
+    """Index, in a group, of the sample that is drawn at temperature 0 and never trained; None: no such sample."""
     adapters_alone: bool = False
     """True: the actor publishes only adapters, which engines apply to the model they started with."""
     fit_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """role -> columns that it reads, for each role that trains on the actor's rows later, such as a critic."""
+    """role -> columns that the role reads, for roles that train on the actor's rows later, such as a critic."""
     warm_up_steps: int = 0
-    """Number of first steps in which the roles of `fit_columns` train and the actor does not."""
+    """Number of steps at the start in which the roles of `fit_columns` train and the actor does not."""
     notes: tuple[str, ...] = field(default=())
-    """Sentences about decisions of the planner that the user did not configure."""
+    """Sentences for the user about decisions that the planner made and the user did not configure."""
 
     @property
     def consumed(self) -> frozenset[str]:
@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def owed_rows(self) -> str:
-        """Return `Wait.owed_by` for the actor's wait for rows."""
+        """Return the value of `Wait.owed_by` while the actor waits for rows."""
         return f"{self.producer}, then advantages" if self.has("advantages.compute") else self.producer
 
     @property
@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def device_sets(self) -> Counter[tuple[str, ...]]:
-        """Count the processes on each set of devices."""
+        """Return the number of processes on each set of devices."""
         groups = {group.name: group for group in self.groups.values()}.values()
         return Counter(group.process_devices(number) for group in groups for number in range(group.size))
 
@@ -158,7 +158,7 @@ class Plan:
 
 
 RESERVED = "allocator"
-"""Part of an estimate: memory that the allocator reserves in addition to the tensors."""
+"""Name of the part of an estimate that holds the memory reserved by the allocator on top of the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Estimate:
     flops: Mapping[str, float] = field(default_factory=dict)
     """phase -> floating-point operations of one step in this process."""
     notes: tuple[str, ...] = ()
-    """Omissions and assumptions of the figures, as sentences."""
+    """Sentences about what the figures omit or assume."""
 
     def tensors(self, phase: str) -> int:
         """Return the bytes of a phase without the allocator's reserve."""

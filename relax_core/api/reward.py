@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of rewards, which judge one trajectory, a batch, or a group; with `def` or `async def`.
+"""The contract of rewards, which judge one trajectory, a batch or a group, in a `def` or `async def` method.
 
 The core runs rewards in killable processes. For a wrong answer, a reward returns a low score such as 0. An exception or
 a timeout becomes the sample's outcome, never a score.
@@ -25,14 +25,14 @@ class Score:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named components, logged as `reward/<reward>/<part>`. Algorithms that weight components ignore names with a
-    slash, such as `verdicts/agreement`: figures about the judgement itself."""
+    """Named components, logged as `reward/<reward>/<part>`. Names with a slash, such as `verdicts/agreement`, are
+    figures about the judgement itself; algorithms that weight components ignore them."""
     steps: tuple[float, ...] = ()
     """[turns] credit of single turns; may be shorter than the number of turns."""
 
 
 class Unreadable(ValueError):
-    """An error for rewards to raise when the verdict of another model or program can't be parsed.
+    """The error that a reward raises when the verdict of another model or program can't be parsed.
 
     The sample gets the outcome `reward_unreadable` and is never trained. `parts` are logged like those of a `Score`.
     """
@@ -50,18 +50,18 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     needs_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of the task file that the reward reads; checked against the data before the run starts."""
     needs_engines: tuple[str, ...] = ()
-    """Auxiliary pools (`[[engines]]`) to call from `async def`; `__init__` may set them from the options."""
+    """Names of auxiliary pools (`[[engines]]`) that an `async def` method calls; `__init__` may set the names."""
     engines: Mapping[str, ModelClient] = NO_ENGINES
-    """A client for each of these pools, set before the first sample. Waiting for answers does not count against `timeout_s`."""
+    """pool -> client, set before the first sample. Waiting for an answer does not count against `timeout_s`."""
     needs_sandbox: SandboxLimits | None = None
-    """Default limits of boxes, used from `async def`; `__init__` may set them from the options."""
+    """Default limits of boxes that an `async def` method opens; `__init__` may set the limits. None: no sandbox."""
     sandbox: SandboxClient = NO_SANDBOX
-    """A client of the run's sandbox, set before the first sample. Its programs' time does not count against `timeout_s`."""
+    """A client of the run's sandbox, set before the first sample. Its programs' time does not count for `timeout_s`."""
 
     def close(self) -> Awaitable[None] | None:
         """Release the resources of `__init__`, once per process, within 5 s; `async def` if the scoring method is.
 
-        A killed process does not call it, so nothing may depend on it.
+        A killed process never calls `close`, so nothing may depend on this call.
         """
         return None
 

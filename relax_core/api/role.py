@@ -26,39 +26,39 @@ if TYPE_CHECKING:
 
 
 Phase = Literal["generate", "answer", "forward", "train", "publish"]
-"""The work of a device lease; `answer`: an auxiliary pool uses the devices of the policy's engines."""
+"""The work for which devices are leased; `answer`: an auxiliary pool uses the devices of the policy's engines."""
 
 
 class Offloadable(Protocol):
-    """An engine pool or a rank group that can free its device memory; parts that it does not have are ignored."""
+    """An engine pool or a rank group that can free its device memory; both methods ignore parts that it lacks."""
 
     async def offload(self, parts: Sequence[OffloadPart]) -> int:
         """Free parts; return the number of bytes freed."""
 
     async def onload(self, parts: Sequence[OffloadPart]) -> None:
-        """Undo `offload`."""
+        """Load parts that `offload` has freed."""
 
 
 class DeviceLease(Protocol):
-    """A lease on devices, with the parts of its holders loaded on them.
+    """A lease on devices. While it lasts, only the parts of its holders are loaded on the devices.
 
-    A role must not wait for rows under a lease. `generate` loads the engines' parts, `train` the trainer's, `publish`
-    the weights of both.
+    A role must not wait for rows while it holds a lease. `generate` loads the engines' parts, `train` the
+    trainer's, `publish` the weights of both.
     """
 
     @property
     def freed_bytes(self) -> int:
-        """Return the bytes that were freed for this lease; 0 if no member had to offload."""
+        """Return the number of bytes freed for this lease; 0 if no member had to offload."""
 
     async def change_phase(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
         """Load the parts of another phase and offload the rest, keeping the devices. Raises DeadlineExceeded."""
 
     async def wanted(self) -> None:
-        """Return when another lease waits for the devices; the role should then release them at a safe point."""
+        """Wait until another lease needs the devices; the role should then release them at a safe point."""
 
 
 class DeviceLeases(Protocol):
-    """A role's access to device leases. Members are the engine pools and rank groups on the devices."""
+    """A role's access to device leases. Members are the engine pools and rank groups that use the devices."""
 
     async def join(self, name: str, devices: frozenset[str], member: Offloadable) -> None:
         """Register a member on its devices; all of its parts count as loaded."""
@@ -69,7 +69,7 @@ class DeviceLeases(Protocol):
     def acquire(
         self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
     ) -> AbstractAsyncContextManager[DeviceLease]:
-        """Lease devices, with only the parts of `holders` (member -> parts) loaded on them. Raises DeadlineExceeded."""
+        """Lease devices and load on them only the parts of `holders`, member -> parts. Raises DeadlineExceeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class WorkerSpec:
     run_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of `[run] env` with the values of their secrets; they override `env`, and logs never show them."""
     devices: tuple[str, ...] = ()
-    """Devices of the plan for this process, such as `gpu:3`; empty: all devices that the starting process sees."""
+    """Devices that the plan assigns, such as `gpu:3`; empty: all devices that the starting process sees."""
     num_gpus: float = 0.0
     """Number of GPUs; processes that share a GPU have equal shares."""
     memory_mb: int = 0
@@ -94,13 +94,13 @@ class WorkerSpec:
     inherit_env: tuple[str, ...] | None = None
     """Variables that a child process inherits; None: all. `*` stands for any text, but never matches a credential."""
     untrusted: bool = False
-    """True: code of plugin authors; a child process gets a scratch folder and can't write to the run directory."""
+    """True: the process runs code of plugin authors, in a scratch folder, and can't write to the run directory."""
     writable: tuple[str, ...] = ()
-    """Folders of the run directory to which an untrusted child process may write."""
+    """Folders of the run directory to which an untrusted process may write all the same."""
     preload: tuple[str, ...] = ()
-    """Slow modules that the process imports; the core may fork the process from one that has them loaded."""
+    """Slow modules that the process imports; the core may fork it from a process that has imported them already."""
     target: str = ""
-    """`module:Class` of one of the core's own hosts, built without arguments; empty: host `component` directly."""
+    """`module:Class` of a host class of the core, built without arguments; empty: host `component` directly."""
 
 
 class Worker(Protocol):
@@ -112,13 +112,13 @@ class Worker(Protocol):
     """Address of the worker's machine in the network; loopback if all workers run on one machine."""
 
     async def free_port(self, address: str) -> int:
-        """Return a port that was just free on an address of the worker's machine."""
+        """Return a port that is free now on an address of the worker's machine."""
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call a method of the hosted object, and return its result.
 
-        RelaxError, ValueError, KeyError and NotImplementedError of the method keep their types; all else becomes a
-        PluginError. Raises WorkerDied if the process ended, DeadlineExceeded after `timeout_s` (the call may go on).
+        RelaxError, ValueError, KeyError and NotImplementedError of the method keep their types; any other error becomes
+        PluginError. Raises WorkerDied if the process ended, DeadlineExceeded after `timeout_s` (the method may run on).
         """
 
     def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
@@ -132,13 +132,13 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """A starter of workers; a role never learns whether a worker is a child process or a Ray actor.
+    """A starter of workers. A role does not see whether a worker is a child process or a Ray actor.
 
-    Workers end with the role that started them: a role that is restarted starts its own.
+    Workers end with the role that started them; a restarted role starts new workers.
     """
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        """Start all workers; if one fails, kill all and raise its error."""
+        """Start all workers; if one worker fails, kill all and raise its error."""
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
@@ -154,7 +154,7 @@ class Wait:
     owed_by: str
     """The role, worker or person whose work ends the wait."""
     since: float
-    """Start of the wait, in monotonic seconds of the hub's clock, as `deadline`."""
+    """Start of the wait, in monotonic seconds of the hub's clock; `deadline` is on the same clock."""
     deadline: float
     polls: bool = False
     """True: the same wait began before and was renewed at its deadline; `since` is the first start."""
@@ -173,14 +173,14 @@ class Heartbeat:
     incarnation: int = 0
     pid: int = 0
     sent: float = 0.0
-    """Time of sending on the role's clock; 0: unknown. The run status converts `waits` and `spans` to its clock."""
+    """Time of sending on the role's clock, used to convert `waits` and `spans` to the hub's clock; 0: unknown."""
     spans: tuple[Span, ...] = ()
     """Spans of the role and its devices since the last heartbeat, complete up to `sent`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of a person or the controller to one role."""
+    """A command that a person or the controller sends to one role."""
 
     number: int
     name: CommandName
@@ -198,18 +198,18 @@ class RunStatus(Protocol):
         """Send an event to the controller, which passes it to the run directory, sinks, observers and display."""
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
-        """Return the numbered events after number `after`; wait up to `wait_s` for one.
+        """Return the numbered events after number `after`; wait up to `wait_s` for the first.
 
-        With `after`, the caller confirms that it has recorded all events up to that number.
+        By passing `after`, the caller confirms that it has recorded all events up to this number.
         """
 
     async def recorded(self, wait_s: float) -> bool:
-        """Wait until the controller, if any, has recorded every event so far; return False after `wait_s`."""
+        """Wait until the run's controller, if any, has recorded every event so far; return False after `wait_s`."""
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None: ...
 
     async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
-        """Return the commands for a role after number `after`; wait up to `wait_s` for one."""
+        """Return the commands for a role after number `after`; wait up to `wait_s` for the first."""
 
 
 class Clock(Protocol):
@@ -231,7 +231,7 @@ class SystemClock:
 
 
 class WeightService(Protocol):
-    """The registry of published weights, and of the versions that each receiver has proved to have."""
+    """The registry of published weights, and of the version that each receiver has proved to have loaded."""
 
     async def announce(self, manifest: Manifest, transport: Chosen) -> None: ...
 
@@ -251,20 +251,20 @@ class WeightService(Protocol):
 
         A route is a full version, deltas on top of `have`, or a full version plus deltas. Return () if within `wait_s`
         there is no version newer than `after` and `have`, or no route to it. The versions of a route are kept until the
-        receiver proves the last one, for at most `within_s`.
+        receiver proves the route's last version, for at most `within_s`.
         """
 
     async def needed(self, model: str) -> frozenset[Version]:
-        """Return the versions that must be kept: they are on a route, or a receiver may still read them."""
+        """Return the versions that must not be deleted, because a route contains them or a receiver may read them."""
 
     async def handed_out(self, version: Version) -> None:
-        """Note the end of a live version's transfer; receivers that come later must call `want`."""
+        """Record that a live version's transfer has ended; receivers that come later must call `want`."""
 
     async def want(self, receiver: str, model: str) -> None:
         """Request another transfer of the newest live version, for a receiver that has no route to it."""
 
     async def wanted(self, model: str) -> tuple[str, ...]:
-        """Return the receivers that called `want` since the last announcement, to be served between steps."""
+        """Return the receivers that called `want` since the last announcement, to serve them between steps."""
 
     async def receipt(self, receipt: Receipt) -> bool:
         """Record a receiver's proof; return False if a rollback has abandoned the version.
@@ -276,7 +276,7 @@ class WeightService(Protocol):
         """Return the version that each receiver last proved."""
 
     async def forget(self, receiver: str, model: str) -> None:
-        """Remove a receiver that died or is not to be trusted, with its proof."""
+        """Remove a receiver that left or failed a check, and its proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class Resume:
     step: int
     directory: str
     state: Mapping[str, Any]
-    """Content of the checkpoint's `state.json`: sampler and random state."""
+    """Content of the checkpoint's `state.json`: the states of the sampler and of random generators."""
 
 
 class SpanTrack(Protocol):
@@ -296,7 +296,7 @@ class SpanTrack(Protocol):
         """Record a span from entry to exit. Of overlapping spans, work counts first, then overhead, then waits."""
 
     def say(self, work: str) -> None:
-        """Record this work from now on; the empty string: no work."""
+        """Record that the worker does this work from now on; empty: no work."""
 
 
 ConfigT_co = TypeVar("ConfigT_co", covariant=True)
@@ -316,7 +316,7 @@ class Context(Protocol[ConfigT_co]):
     devices: DeviceLeases
     """Leases on devices that several worker groups share."""
     workers: Workers
-    """Starter of workers on the role's devices, which the runner places."""
+    """Starter of workers on the devices that the runner assigns to the role."""
     children: Workers
     """Starter of killable child processes on the role's machine: rewards, environments, processors."""
     clock: Clock
@@ -326,7 +326,7 @@ class Context(Protocol[ConfigT_co]):
     """True: an earlier process of the role died since the start of the run."""
     resume: Resume | None
     functions: Mapping[str, bytes]
-    """Rewards passed from Python: name -> cloudpickle; only their own child processes load them."""
+    """Reward functions passed from Python: name -> cloudpickle; only their child processes load the functions."""
 
     @property
     def config(self) -> ConfigT_co:
@@ -343,24 +343,24 @@ class Context(Protocol[ConfigT_co]):
     def waiting(
         self, reason: str, owed_by: str, deadline_s: float, holds: bool = False
     ) -> AbstractContextManager[Wait]:
-        """Record a wait for the block, which `relax why` prints; `owed_by` is the role or worker that can end it.
+        """Record a wait while the block runs, for `relax why`; `owed_by` is the role or worker that can end the wait.
 
-        Call `check` to enforce the deadline. `holds`: the role's open work stands still, so its time counts as waiting.
+        Call `check` to enforce the deadline. `holds`: the role's open work is blocked, so its time counts as waiting.
         """
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Record one of several pieces of work that run concurrently with the role's main loop.
 
-        A role that uses this is idle while no such work and no wait is open. A role without it is busy unless it waits.
+        A role that uses this method is idle while it has no such work and no wait. Without it, a role is busy or waits.
         """
 
     def track(self, name: str, devices: tuple[str, ...] = ()) -> SpanTrack:
-        """Return the record of a worker's time, such as an engine's; the same object for the same name."""
+        """Return the span track of a worker, such as an engine; the same name gives the same object."""
 
     def changing_files(self) -> AbstractContextManager[None]:
         """Allow the block to create, change or delete files of the run; keep the block short.
 
-        Raises InfrastructureError if the run was started again since, because new processes own the files then.
+        Raises InfrastructureError if the run was started again meanwhile, because the new processes own the files.
         """
 
     def check(self, wait: Wait, fix: str = "") -> None:
@@ -383,7 +383,7 @@ class Context(Protocol[ConfigT_co]):
     def stopping(self) -> bool: ...
 
     def take_checkpoint_request(self) -> bool:
-        """Return True, once for each request, if a checkpoint was requested."""
+        """Return True if a checkpoint was requested; return True only once for each request."""
 
 
 class Role(Configurable[OptionsT], Generic[OptionsT]):
@@ -397,7 +397,7 @@ class Role(Configurable[OptionsT], Generic[OptionsT]):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        """Return the operations that the role can do; the planner chooses the ones for the algorithm."""
+        """Return the operations that the role can do; the planner chooses the operations of a run."""
         raise NotImplementedError
 
     @abstractmethod

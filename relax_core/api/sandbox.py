@@ -3,7 +3,8 @@
 
 A reward or an environment declares `needs_sandbox` and gets a `SandboxClient`. Each sample opens its own box: a working
 folder in which programs run, in sequence or in parallel. Closing a box ends its programs and deletes its files. A
-`Sandbox` is the component that makes boxes. A failed program gives a `ProgramResult`, a broken box InfrastructureError.
+`Sandbox` is the component that makes boxes. A failed program returns a `ProgramResult`; a broken box raises
+InfrastructureError.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import ClassVar, Generic, Protocol
 from relax_core.api.component import Configurable, OptionsT
 
 SOCKET = "RELAX_SOCKET"
-"""Environment variable of a program with the path, inside the box, of the socket from `SandboxLimits.socket`."""
+"""Environment variable that gives a program the path, inside the box, of the socket `SandboxLimits.socket`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +27,34 @@ class SandboxLimits:
     """The limits of a box; a program that exceeds a limit is killed."""
 
     wall_s: float = 10.0
-    """Seconds that one program may run; waiting for a free place does not count."""
+    """Seconds that one program may run; time in the queue for a program slot does not count."""
     memory_mb: int = 512
     """Memory in MiB of one program and all processes that it starts."""
     pids: int = 64
-    """Processes and threads of one program at once."""
+    """Most processes and threads of one program at once."""
     disk_mb: int = 64
     """Size in MiB of all files in the box."""
     output_kb: int = 256
     """Output in KiB of one program, standard output and standard error together."""
     socket: str = ""
-    """Path of a Unix socket outside, the only one that programs run with `socket=True` can reach; empty: none."""
+    """Path of the one Unix socket outside the box that programs run with `socket=True` can reach; empty: none."""
 
 
 class ProgramEnd(StrEnum):
     """The reason why a program ended."""
 
     OK = "ok"
-    """Exit status 0."""
+    """The program ended with exit status 0."""
     EXIT = "exit"
-    """Another exit status."""
+    """The program ended with a non-zero exit status."""
     SIGNAL = "signal"
-    """A signal that the sandbox did not send."""
+    """The program was killed by a signal that the sandbox did not send."""
     WALL = "wall"
-    """Killed at its deadline."""
+    """The program was killed at its deadline."""
     MEMORY = "memory"
     PIDS = "pids"
     DISK = "disk"
-    """Failed in a full box, or killed for the size of its files."""
+    """The program failed because the box was full, or was killed because its files were too large."""
     OUTPUT = "output"
 
 
@@ -84,7 +85,7 @@ class Box(Protocol):
         """Run a program until it and all its processes have ended; raise InfrastructureError if the box is lost.
 
         `wall_s`: seconds the program may run; 0: the limit of the box. `socket`: give the program the box's socket, at
-        `$RELAX_SOCKET`. Such a program mostly waits for answers, so it does not take one of the places for programs.
+        `$RELAX_SOCKET`. Such a program mostly waits for answers, so it does not take a program slot.
         """
 
     async def write(self, path: str, content: bytes) -> None:
@@ -140,7 +141,7 @@ class Sandbox(Configurable[OptionsT], Generic[OptionsT]):
     isolates: ClassVar[bool] = True
     """False: a program could read the user's files or reach the network, so a configuration must choose it by name."""
     hides_names: ClassVar[bool] = True
-    """False: although isolated, a program can see that a file of the user exists, its size and its times."""
+    """False: an isolated program can still see which files the user has, with their sizes and times."""
     gives_socket: ClassVar[bool] = False
     """True: boxes support `SandboxLimits.socket`."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contracts of task sources, of samplers, which choose tasks, and of filters, which drop finished groups."""
+"""The contracts of task sources, which read tasks; samplers, which choose tasks; and filters, which drop groups."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class BadRow:
     """An unusable row of a task file."""
 
     where: str
-    """`file:line` or the row's key."""
+    """Location of the row: `file:line` or the row's key."""
     reason: str
     field: str = ""
     """The faulty part of the row; empty: unknown."""
     fix: str = ""
-    """The fix; empty if the reason names it."""
+    """The fix; empty if `reason` names the fix."""
 
 
 class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
-    """A reader of tasks with random access, so that a resumed run continues with the same task."""
+    """A reader of tasks by index. Access by index lets a resumed run continue with the same task."""
 
     kind: ClassVar[str] = "task-source"
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -38,7 +38,7 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
     def open(self, path: str, columns: Mapping[str, str]) -> None:
         """Open a file or folder; raise ConfigError with file and line if it can't be read.
 
-        `columns`: the task's columns by their names in the file: {"prompt": "question"}.
+        `columns`: column of the task -> column of the file, such as {"prompt": "question"}.
         """
 
     @abstractmethod
@@ -48,7 +48,7 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
     def __getitem__(self, index: int) -> Task: ...
 
     def where(self, index: int) -> str:
-        """Return the place of a task for people: `file:line`, or the task's id."""
+        """Return a task's location to display: `file:line`, or the task's id."""
         return f"task {self[index].id}"
 
     def problems(self) -> Iterator[BadRow]:
@@ -57,7 +57,7 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
 
 
 class Sampler(Configurable[OptionsT], Generic[OptionsT]):
-    """A chooser of the task of each group, by seed and group number alone or by earlier rewards (curricula)."""
+    """A rule that chooses each group's task, by seed and group number or also by earlier rewards (curricula)."""
 
     kind: ClassVar[str] = "sampler"
 
@@ -72,18 +72,18 @@ class Sampler(Configurable[OptionsT], Generic[OptionsT]):
         """Return the index of the task for a group; called once for each group."""
 
     def learned(self, group: int, task: int, rewards: Sequence[float]) -> None:
-        """Take the rewards of a finished group, whose task has index `task`."""
+        """Receive the rewards of a finished group; `task` is the index of its task."""
 
     def state(self) -> Mapping[str, Any]:
         """Return the sampler's state as JSON data, which every checkpoint contains; empty for a stateless sampler."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of an earlier `state`."""
+        """Restore a state that `state` returned earlier."""
 
 
 class Filter(Configurable[OptionsT], Generic[OptionsT]):
-    """A rule that drops finished groups, such as groups without variance; new groups take their places."""
+    """A rule that drops finished groups, such as groups with equal rewards; new groups replace them."""
 
     kind: ClassVar[str] = "filter"
 

@@ -18,13 +18,13 @@ class Media:
     source: str
     """Path, URL or data-URI from the task; a relative path is relative to the task file."""
     key: str = ""
-    """Key in the media store: hash of bytes, processor configuration and family; empty until processed."""
+    """Key in the media store, a hash of bytes, processor configuration and model family; empty until processed."""
     view: tuple[float, float] | None = None
     """Start and end in seconds of the part to show; None: the whole medium."""
 
     @property
     def reference(self) -> str:
-        """Return key (or source) and view as one text with a media fragment: `abc#t=1.0,2.5`."""
+        """Return the key, or the source if the key is empty, with the view as a media fragment: `abc#t=1.0,2.5`."""
         name = self.key or self.source
         return name if self.view is None else f"{name}#t={self.view[0]},{self.view[1]}"
 
@@ -82,9 +82,9 @@ class Task:
     """A string is tokenized without a template; messages are rendered with the chat template."""
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """All further columns of the task file."""
+    """All further columns of the task file: name -> value."""
     environment: str = ""
-    """Name of the task's environment in a run with several; empty: the run's main environment."""
+    """Name of the task's environment if the run has several environments; empty: the main environment."""
 
     def column(self, name: str) -> Any:
         """Return the value of a column of the task file; None if the task lacks the column."""

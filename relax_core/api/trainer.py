@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of trainers, training backends with one instance per rank, each in a worker process.
+"""The contract of trainers: training backends with one instance per rank, each in a worker process.
 
 The role claims rows and plans chunks; ranks only compute. A step has one or more updates: begin_update -> accumulate*
 -> finish_update, or abort_update. finish_update does, in this order: all-reduce, unscale, rescale, norm, clip, update.
@@ -52,7 +52,7 @@ class TrainerSpec:
     rank: int = 0
     world_size: int = 1
     rendezvous: str = ""
-    """`host:port` for torch.distributed if world_size > 1."""
+    """`host:port` at which torch.distributed connects the ranks, if world_size > 1."""
     temperature: float = 1.0
     """Sampling temperature; log-probs come from logits / temperature."""
     media: str = ""
@@ -65,25 +65,25 @@ class TrainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """The split of a chunk, planned in the role: `micro_batches[rank]` lists the row indices of each micro-batch."""
+    """The split of a chunk into micro-batches: `micro_batches[rank]` lists the row indices of each micro-batch."""
 
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows and their split, as sent to every rank."""
+    """Rows and their split into micro-batches, sent to every rank."""
 
     rows: RowBatch
     plan: ChunkPlan
     skipped: int = 0
-    """Number of rows left out because they have no gradient; the denominators include them."""
+    """Number of rows left out because they have no gradient; the denominators still count these rows."""
 
 
 class UpdateOutcome(StrEnum):
     APPLIED = "applied"
     OVERFLOW = "overflow"
-    """Gradients too large for fp16; the role sends the chunks again, at a lower loss scale."""
+    """Gradients too large for fp16; the role sends the chunks again, and the trainer lowers the loss scale."""
     NOT_FINITE = "not_finite"
 
 
@@ -109,9 +109,9 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     replays_routes: ClassVar[bool] = False
     """True: rows with `routed_experts` visit these experts, and `forward` can return `routed_experts`."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
-    """Number formats in which the trainer computes; it must publish in any."""
+    """Number formats in which the trainer can compute; it must be able to publish weights in any format."""
     build: Callable[[Chosen], Any]
-    """Function that builds components: the algorithm, the weight transport. The core sets it before `start`."""
+    """Function that builds the algorithm and the weight transport. The core sets the function before `start`."""
 
     @abstractmethod
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
@@ -135,7 +135,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         """Return at once, also while another call works; a process that does not answer is killed."""
 
     def begin_step(self, version: Version) -> None:
-        """Begin the step that starts at `version`, from which lags count; raise if the weights have another version."""
+        """Begin the step at `version`, from which lags are measured; raise if the weights have a different version."""
 
     @abstractmethod
     def begin_update(self, denominators: Mapping[str, float]) -> None:
@@ -145,7 +145,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     def accumulate(self, chunk: Chunk, last: bool) -> None:
         """Run this rank's micro-batches forward and backward. Raises ValueError for a row whose lag is out of bounds.
 
-        `last`: no chunk follows in this update. If the last rows have no gradient, or never come, no chunk is the last.
+        `last`: True if no chunk follows in this update. An update whose final rows lack a gradient has no `last` chunk.
         """
 
     @abstractmethod
@@ -177,7 +177,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         raise NotImplementedError
 
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
-        """Load weights that another trainer published (actor_fwd), with the same checks as an engine."""
+        """Load weights that another trainer published, with the checks of an engine; for the role actor_fwd."""
         raise NotImplementedError
 
     @abstractmethod
@@ -185,7 +185,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         """Write model, optimizer, schedule and random state; called on all ranks."""
 
     def snapshot(self, directory: str) -> None:
-        """Do the same as `save`, but return once training may continue; the files are complete after `saved`."""
+        """Save like `save`, but return as soon as training may continue; the files are complete after `saved`."""
         self.save(directory)
 
     async def saved(self) -> None:
@@ -193,7 +193,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def load(self, directory: str) -> None:
-        """Restore the state of `save` or `snapshot`, bit for bit, on any number of ranks."""
+        """Restore the state that `save` or `snapshot` wrote, bit for bit, on any number of ranks."""
 
     @abstractmethod
     def export(self, directory: str) -> None:
@@ -204,7 +204,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         return 0
 
     def onload(self, parts: Sequence[str]) -> None:
-        """Undo `offload`."""
+        """Load parts that `offload` has freed."""
 
     def stop(self) -> None:
         """Release devices and process groups."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trajectories, the results of attempts at a task: messages for people and rewards, a forest of tokens for training.
 
-A node is a run of sampled or of given tokens. Branches share the nodes of their prefix; compaction and sub-agents start
-new roots. A row is one path from a root to a leaf. The first row with a token trains the token; later rows mask it.
+A node is a sequence of sampled or of given tokens. Branches share the nodes of their prefix; compaction and sub-agents
+start new roots. A row is one path from a root to a leaf. The first row with a token trains it; later rows mask it.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ class DropReason(StrEnum):
     """The reason why an issued attempt is never trained."""
 
     STALE = "stale"
-    """The group could no longer be trained within the staleness bound."""
+    """The group became too old for the staleness bound."""
     DEADLINE = "deadline"
     """The group was not finished by the deadline of a step."""
     FAILED = "failed"
-    """The outcome was not judged."""
+    """The attempt's outcome is never judged, such as an error or a timeout."""
     TOO_FEW_VALID = "too_few_valid"
     FILTERED = "filtered"
     SPARE = "spare"
-    """The group was over-sampled and not needed."""
+    """The group was an over-sampled group that no step needed."""
     REGENERATED = "regenerated"
     ABANDONED = "abandoned"
     """A rollback abandoned the weights that sampled some of the tokens."""
     RESUMED = "resumed"
-    """In flight when the run stopped, or its rows were gone at a rollback; the group was issued again."""
+    """The attempt was in flight when the run stopped, or a rollback lost its rows; the group was issued again."""
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A run of tokens in the forest of a sample: sampled by the policy, or given to it."""
+    """A sequence of tokens in the forest of a sample: sampled by the policy, or given to the policy."""
 
     parent: int | None
     """Index in the forest of the node before this one; None for a root."""
@@ -122,13 +122,13 @@ class Trajectory:
     forest: tuple[Node, ...]
     outcome: Outcome = Outcome.FINISHED
     step_rewards: tuple[float, ...] = ()
-    """Rewards that the environment gave, in time order."""
+    """Rewards that the environment gave, in order of time."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Facts from the environment, and `error` if the sample failed."""
     newest: Mapping[int, int] = field(default_factory=dict)
-    """incarnation -> newest step that sampled a token; above `Node.versions` if a KV cache outlived an update."""
+    """incarnation -> newest step that sampled a token; above `Node.versions` if an update kept old KV caches."""
     step_turns: tuple[int, ...] = ()
-    """Number of the turn for each of `step_rewards`; empty: reward i belongs to turn i."""
+    """Turn number of each entry of `step_rewards`; empty: reward i belongs to turn i."""
     states: tuple[int, ...] = ()
     """[turns] key of the state before each turn."""
     contexts: tuple[str, ...] = ()

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Version(NamedTuple):
-    """A version of a model's weights, with its completed steps; ordered by incarnation, then step."""
+    """A version of a model's weights: incarnation and completed steps; ordered by incarnation, then step."""
 
     model: str
     incarnation: int
-    """Life of the model's trainer: a trainer restored from a checkpoint begins a new incarnation."""
+    """Number of the trainer's incarnation; each restore of the trainer from a checkpoint starts a new incarnation."""
     step: int
 
     def __str__(self) -> str:
@@ -36,11 +36,11 @@ class Version(NamedTuple):
 ReceiptLevel = Literal["wire", "resident", "behaviour"]
 Payload = Literal["full", "delta", "lora"]
 Resident: TypeAlias = "Callable[[str], np.ndarray]"
-"""A function that returns the array a receiver holds now for a Hugging Face name, in the dtype of the manifest."""
+"""A function from a Hugging Face name to the receiver's current array, in the dtype of the manifest."""
 Tensors: TypeAlias = "Iterable[tuple[str, np.ndarray, str]]"
 """(name, array, safetensors name of the dtype) of each tensor."""
 PLAIN = "hugging-face"
-"""Layout of an engine whose memory holds exactly the published tensors; its fingerprint is the manifest's."""
+"""Layout of an engine that holds exactly the published tensors in memory, with the manifest's fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class Manifest:
     fingerprint: str = ""
     """`combined_fingerprint` of all tensors."""
     unchanged: tuple[str, ...] = ()
-    """Names of tensors with the bytes of the last version; all tensors unchanged after an update is an error."""
+    """Names of tensors with the same bytes as in the last version; an update that leaves all unchanged is an error."""
     wire_bytes: int = 0
-    """Bytes that travel, for a delta far fewer than `size_bytes`; 0: `size_bytes`."""
+    """Number of bytes to transfer, for a delta far fewer than `size_bytes`; 0: as many as `size_bytes`."""
     canary: Canary | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the sender by phase: gather, hash, write."""
+    """phase of the sender (gather, hash, write) -> seconds."""
     live: bool = False
-    """True: not stored. Receivers get it only during `transfer`; later ones call `WeightService.want`."""
+    """True: tensors are not stored. Receivers get them during `transfer`; late receivers call `WeightService.want`."""
     secret: str = field(default="", repr=False)
     """Password for receivers; never shown, logged or written to disk."""
 
@@ -97,7 +97,7 @@ class Manifest:
 
     @property
     def sent(self) -> tuple[TensorInfo, ...]:
-        """Return the tensors that travel: only the changed ones of a delta. `tensors` always lists all."""
+        """Return the tensors to transfer: of a delta, only the changed tensors. `tensors` always lists all."""
         if self.payload != "delta":
             return self.tensors
         same = frozenset(self.unchanged)
@@ -116,7 +116,7 @@ class Receipt:
     receiver: str
     version: Version
     level: ReceiptLevel
-    """The last check that passed: of the bytes that arrived, of the engine's memory, or of its canary log-probs."""
+    """Strongest check that passed: received bytes (wire), engine memory (resident), canary log-probs (behaviour)."""
     fingerprint: str
     """`combined_fingerprint` of the tensors that arrived; equals `Manifest.wire_fingerprint` if all are correct."""
     seconds: float = 0.0
@@ -162,7 +162,7 @@ class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):
         """Write a version's tensors under `location`; bfloat16 travels as its bits in uint16.
 
         `tensors` are always complete. A delta builds on the last version that this instance sent; raise ValueError if
-        `base` is another one. A live transport only reads the tensors, to describe them in the manifest.
+        `base` is a different version. A live transport only reads the tensors, to describe them in the manifest.
         """
 
     def transfer(self, manifest: Manifest, tensors: Tensors, receivers: int, wait_s: float) -> int:
@@ -183,4 +183,4 @@ class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def release(self, manifest: Manifest) -> None:
-        """Delete the data that `send` wrote."""
+        """Delete the data that `send` wrote for this manifest."""

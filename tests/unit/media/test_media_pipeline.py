@@ -188,7 +188,7 @@ async def test_a_store_that_can_not_be_written_is_no_fault_of_the_medium(tmp_pat
     (tmp_path / "a").write_bytes(b"abc")
     async with pipeline(tmp_path) as (made, _):
         (tmp_path / "media").write_text("a file where the store should be")
-        with pytest.raises(InfrastructureError, match="File exists; mend that, then `relax resume`"):
+        with pytest.raises(InfrastructureError, match="File exists; fix the cause, then `relax resume`"):
             await made.prepare([said(str(tmp_path / "a"))])
         (tmp_path / "media").unlink()
         await made.prepare([said(str(tmp_path / "a"))])

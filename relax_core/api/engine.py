@@ -229,7 +229,7 @@ class Generated:
 
 
 class ModelClient(Protocol):
-    """A client of one auxiliary pool, a table of `[[engines]]`. If an engine dies, a second engine continues its requests.
+    """A client of one auxiliary pool (`[[engines]]`). If an engine dies, another engine continues its requests.
 
     Raises ValueError for a request that no engine can run: a prompt over the context, an id outside the vocabulary.
     Raises InfrastructureError if the pool can't answer, and its subclass DeadlineExceeded after `timeout_s` seconds (0:

@@ -20,7 +20,7 @@ class Located:
     """A mark on a text field whose value names a file."""
 
     means: Any
-    """Annotation that the field is treated as, such as `Path`."""
+    """Annotation that Relax uses in place of the field's own, such as `Path`."""
 
 
 PathText = Annotated[str, Located(Path)]

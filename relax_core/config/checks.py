@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that find combinations that cannot work and files that cannot be used, before anything starts.
+"""Checks before a run starts: combinations of keys that cannot work, and files that cannot be used.
 
 Checks of combinations read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`) and call
 no plugin code. Checks of files read model folders, vocabularies and tokenizers.
@@ -75,7 +75,7 @@ def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], 
 
 
 def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]]) -> Errors:
-    """Refuse duplicate names, process options where no process exists, and algorithms that do not combine."""
+    """Refuse duplicate names, process options of in-process environments, and algorithms that do not combine."""
     tables = {
         "environment": config.environment,
         **{f"environments.{at}": one for at, one in enumerate(config.environments)},
@@ -99,7 +99,7 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
             continue
         own, fix = algorithms[one.learner.name], ""
         if first.source is not Source.ROLLOUT or own.source is not Source.ROLLOUT:
-            fix = "not both algorithms train on generated samples: choose two that do, or remove this key"
+            fix = "one of the algorithms does not train on generated samples: choose two that do, or remove this key"
         elif set(own.fits) != set(first.fits):
             fix = "only one algorithm trains a critic, which values all rows: choose two that both do, or neither"
         elif own.greedy_baseline != first.greedy_baseline:
@@ -110,7 +110,7 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
 
 
 def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> Errors:
-    """Refuse KV settings, media, and a transport, payload or proof of weights that the engine does not support."""
+    """Refuse KV settings, media, weight transports, payloads and proofs that the engine does not support."""
     name, weights, proof = config.engine.name, config.weights, config.weights.proof
     engine = cast(type[Engine], catalogue.target("engine", name))
     can, transport = (
@@ -136,7 +136,7 @@ def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> 
         fix = f'engine {name} keeps no base to apply deltas to: set engine.{switch} = true, or use "full"'
         yield ConfigError("weights.payload", "delta", fix)
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.name))
-    if transport.live and trainer.transfer is Trainer.transfer:  # a live transport works while the trainer does
+    if transport.live and trainer.transfer is Trainer.transfer:  # a live transport needs `transfer`
         fix = f'trainer {config.trainer.name} cannot send live weights: use a stored transport, such as "shared-memory"'
         yield ConfigError("weights.name", weights.name, fix)
     if proof == "behaviour" and not can.score:
@@ -193,7 +193,7 @@ def no_pool(config: RunConfig) -> str:
 
 
 def _batch_errors(config: RunConfig, generated: bool) -> Errors:
-    """Refuse updates of less than a group, micro-batches smaller than a row, and ranks without a row."""
+    """Refuse updates of less than one group, micro-batches smaller than a row, and more ranks than rows."""
     rollout, batch, ranks = config.rollout, config.batch, config.placement.actor.ranks
     if batch.updates_per_step > rollout.groups_per_step:
         most = rollout.groups_per_step
@@ -256,7 +256,7 @@ def _reward_errors(
 
 
 def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
-    """Refuse token budgets below one turn, an actor on another role's devices, and settings that have no effect."""
+    """Refuse a token budget below one turn, an actor on another role's devices, and settings without effect."""
     budget, placement = config.rollout.token_budget, config.placement
     if budget is not None and budget < config.rollout.max_new_tokens:
         fix = f"set at least rollout.max_new_tokens = {config.rollout.max_new_tokens}"
@@ -280,7 +280,7 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
 
 
 def file_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
-    """Return an error for every missing or broken file, and for lengths of samples beyond the model's context."""
+    """Return an error for every missing or broken file, and for sample lengths beyond the model's context."""
     return [
         *_path_errors(config),
         *(_context_errors(config) if samples(config, catalogue) else ()),

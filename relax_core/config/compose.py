@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition of files, mappings and overrides into one checked `RunConfig`, with the origin of each value.
 
-`compose` reads top to bottom: merge the layers, lay each of `[[stages]]` over the rest, fill in defaults, validate
-once, refuse combinations and files that cannot work. A component's own class validates its options.
+`compose` merges the layers, merges each of `[[stages]]` over the rest, fills in defaults, validates all keys, and
+refuses combinations and files that cannot work. A component's own class validates its options.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OF_THE_RUN = ("run", "notify", "recovery", "plugins", "sinks", "seed", STAGES)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One run of a configuration with `[[stages]]`; each stage trains the model that the stage before exported."""
+    """One of the runs of a configuration with `[[stages]]`; it trains the model that the stage before exported."""
 
     name: str
     config: RunConfig
@@ -79,9 +79,9 @@ class Composed:
     config: RunConfig
     """Configuration of the run; with stages, of the first stage."""
     catalogue: Catalogue
-    """Components that the configuration was composed with."""
+    """Installed components, from which the configuration chooses."""
     tree: Tree
-    """All layers merged, each value with its origin; without the stages."""
+    """The merged layers without the stages, each value with its origin."""
     notices: tuple[str, ...] = ()
     """Lines to print, one for each change of a component that dropped options."""
     stages: tuple[Stage, ...] = ()
@@ -169,7 +169,7 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
 
 
 def _with_defaults(tree: Tree) -> Tree:
-    """Add default components and a default staleness; the runner decides the bus, the placement the staleness."""
+    """Add default components and staleness; the runner decides the bus, and the placement decides the staleness."""
 
     def text(table: str, key: str) -> str:
         node = tree.get(table)
@@ -184,7 +184,7 @@ def _with_defaults(tree: Tree) -> Tree:
             chosen = {}
         if isinstance(chosen, dict) and "name" not in chosen:
             filled[table] = {"name": Leaf(name, DEFAULT), **chosen}
-    sandbox = filled.get("sandbox")  # without a table no sandbox is chosen: many runs need none
+    sandbox = filled.get("sandbox")  # without a table, choose no sandbox: many runs do not need it
     if isinstance(sandbox, dict) and "name" not in sandbox:
         filled["sandbox"] = {"name": Leaf(DEFAULT_SANDBOX, DEFAULT), **sandbox}
     deterministic = tree.get("deterministic")
@@ -195,7 +195,7 @@ def _with_defaults(tree: Tree) -> Tree:
 
 
 def _shape(node: Node) -> str:
-    """Describe a value that should choose a component, without the content of tables and lists: it may be secret."""
+    """Describe a value that should choose a component; hide the content of tables and lists, which may be secret."""
     value = plain(node)
     return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
@@ -267,7 +267,7 @@ def _json_value(value: object) -> object:
 
 
 def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
-    """Return the document without stages, and the layer of each stage with short forms expanded.
+    """Return the tree without stages, and the layer of each stage with short forms expanded.
 
     Only the first stage may name a model, as a stage trains the export of the stage before. Raises ConfigError.
     """
@@ -306,7 +306,7 @@ def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
 
 @contextmanager
 def naming_stage(at: int | None) -> Iterator[None]:
-    """Add the stage's index to the field of configuration errors raised inside; None for a run without stages."""
+    """Add stage index `at` to the field of configuration errors raised in the block; None: a run without stages."""
 
     def named(error: ConfigError) -> ConfigError:
         return ConfigError(f"{STAGES}[{at}].{error.field}", error.got, error.fix)

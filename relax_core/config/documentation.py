@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documentation generated from the configuration's models and the options of components.
 
-It gives the text for one key (`relax config explain`), the Markdown reference, the JSON schema, and the starter file of
-`relax init`. The schema leaves out components that cannot be imported, with a note for each.
+This module writes the text for one key (`relax config explain`), the Markdown reference, the JSON schema, and the
+starter file of `relax init`. The schema leaves out components that cannot be imported, with a note for each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IMPORTANT = {
     "placement": ("mode",),
     "checkpoint": ("every",),
 }
-"""Keys that a starter file sets without a comment sign, by table."""
+"""table -> keys that a starter file sets; all further keys are comments."""
 WIDTH = 100
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -112,13 +112,13 @@ def field_doc(name: str, field: FieldInfo) -> FieldDoc:
 
 
 def summary(model: type[BaseModel]) -> str:
-    """Return the first paragraph of the model's own docstring; empty if it has none."""
+    """Return the first paragraph of the model's docstring; empty if the class has no docstring of its own."""
     own = model.__dict__.get("__doc__") or ""
     return " ".join(own.split("\n\n")[0].split()) if model is not Options else ""
 
 
 def default_text(field: FieldInfo) -> str:
-    """Return a field's default as TOML; empty if it has none."""
+    """Return a field's default as TOML; empty if the field has no default."""
     default = field.get_default(call_default_factory=True) if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
     if default is PydanticUndefined or default is None:
         return ""
@@ -256,7 +256,7 @@ def starter(model: str, data: str, reward: str, name: str) -> str:
 
 
 def reference(catalogue: Catalogue | None = None) -> str:
-    """Return the reference page as Markdown; without a catalogue, only the part of the core."""
+    """Return the configuration reference as Markdown; without a catalogue, only the keys of the core."""
     return "\n".join(_page(catalogue)).rstrip() + "\n"
 
 
@@ -349,7 +349,7 @@ def _schema_component(kind: Kind, name: str, catalogue: Catalogue, definitions: 
 
 
 def _inlined(model: Any, prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the model's schema, with its definitions moved to the root under a prefix."""
+    """Return the model's schema, and move its definitions to `definitions` under names with a prefix."""
     own: dict[str, Any] = model.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
     moved: Mapping[str, Any] = own.pop("$defs", {})
     definitions.update({f"{prefix}.{name}": definition for name, definition in moved.items()})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `[guards]` table: metrics of a step that show that training diverges, and the run's reaction to each.
+"""The `[guards]` table: metrics of a step that show that training diverges, and the run's reaction to each metric.
 
-By default every guard is on and only warns. Each guard has its own class because its limits apply to its own metric.
+By default every guard is on and only warns. Each guard has its own class, with default bounds for its metric.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Guard(Options):
 
     metric: ClassVar[str] = ""
     falls: ClassVar[bool] = False
-    """True if small values are evidence, False if large values are."""
+    """True: small values are evidence of divergence. False: large values are."""
 
     action: GuardAction = "warn"
     """Reaction to evidence in `steps` steps in a row: `warn`; `pause` until a person runs `relax continue`; `roll-back`
     to the last checkpoint, which is older than the evidence; `stop` with exit code 5; `off`: do not check the
     metric."""
     limit: float | None = None
-    """A value beyond this is evidence; absent: no absolute bound."""
+    """Absolute bound; a value of the metric beyond this bound is evidence. Absent: no absolute bound."""
     ratio: PositiveFloat | None = None
-    """A value beyond this many times the median of the last `guards.window` steps is evidence; absent: no relative
-    bound."""
+    """Relative bound; a value beyond this many times the metric's median over the last `guards.window` steps is
+    evidence. Absent: no relative bound."""
     least: NonNegativeFloat = 0.0
-    """Smallest distance from the median at which `ratio` applies."""
+    """Smallest difference from the median that counts as evidence under `ratio`."""
     steps: PositiveInt = 3
     """Steps in a row with evidence before the guard fires; it fires again only after a step without evidence."""
 
@@ -42,9 +42,9 @@ class GradNormGuard(Guard):
 
     metric: ClassVar[str] = "train/grad_norm"
     ratio: PositiveFloat | None = 50.0
-    """A norm above this many times the median of the last `guards.window` steps is evidence."""
+    """A norm above this many times the median of the last `guards.window` steps is evidence of divergence."""
     least: NonNegativeFloat = 1.0
-    """Smallest distance from the median at which `ratio` applies."""
+    """Smallest difference from the median that counts as evidence under `ratio`."""
 
 
 class ReferenceKlGuard(Guard):
@@ -52,7 +52,7 @@ class ReferenceKlGuard(Guard):
 
     metric: ClassVar[str] = "policy/ref_kl"
     limit: float | None = 10.0
-    """A KL per token above this is evidence."""
+    """A KL per token above this bound is evidence of divergence."""
 
 
 class RolloutKlGuard(Guard):
@@ -60,7 +60,7 @@ class RolloutKlGuard(Guard):
 
     metric: ClassVar[str] = "train/rollout_kl"
     limit: float | None = 1.0
-    """A KL per token above this is evidence."""
+    """A KL per token above this bound is evidence of divergence."""
 
 
 class EntropyGuard(Guard):
@@ -69,9 +69,9 @@ class EntropyGuard(Guard):
     metric: ClassVar[str] = "policy/entropy"
     falls: ClassVar[bool] = True
     ratio: PositiveFloat | None = Field(0.1, le=1.0)
-    """An entropy below this share of the median of the last `guards.window` steps is evidence."""
+    """An entropy below this share of the median of the last `guards.window` steps is evidence of divergence."""
     least: NonNegativeFloat = 0.2
-    """Smallest distance from the median at which `ratio` applies."""
+    """Smallest difference from the median that counts as evidence under `ratio`."""
 
 
 class RewardGuard(Guard):
@@ -80,10 +80,10 @@ class RewardGuard(Guard):
     metric: ClassVar[str] = "reward/mean"
     falls: ClassVar[bool] = True
     ratio: PositiveFloat | None = Field(0.25, le=1.0)
-    """A reward below this share of the median of the last `guards.window` steps is evidence. For a negative median the
-    bound is just as far below: at (2 - ratio) times the median."""
+    """A reward below this share of the median of the last `guards.window` steps is evidence. For a negative median, the
+    bound is (2 - ratio) times the median, equally far below it."""
     least: NonNegativeFloat = 0.2
-    """Smallest distance from the median at which `ratio` applies."""
+    """Smallest difference from the median that counts as evidence under `ratio`."""
     steps: PositiveInt = 5
     """Steps in a row with evidence before the guard fires; it fires again only after a step without evidence."""
 
@@ -93,7 +93,7 @@ class MismatchGuard(Guard):
 
     metric: ClassVar[str] = "train/rollout_log_prob_diff_lag0"
     limit: float | None = 0.5
-    """A mean difference of log-probs above this is evidence."""
+    """A mean difference of log-probs above this bound is evidence of divergence."""
 
 
 class LengthGuard(Guard):
@@ -103,7 +103,7 @@ class LengthGuard(Guard):
     ratio: PositiveFloat | None = 8.0
     """A mean length above this many times the median of the last `guards.window` steps is evidence."""
     least: NonNegativeFloat = 64.0
-    """Smallest distance from the median at which `ratio` applies, in tokens."""
+    """Smallest difference from the median that counts as evidence under `ratio`, in tokens."""
 
 
 class NotFiniteGuard(Guard):
@@ -111,7 +111,7 @@ class NotFiniteGuard(Guard):
 
     metric: ClassVar[str] = "train/skipped_updates"
     limit: float | None = 0.0
-    """More skipped updates than this are evidence. `optimizer.not_finite` alone decides if an update is skipped."""
+    """More skipped updates than this are evidence; `optimizer.not_finite` alone decides whether to skip an update."""
     steps: PositiveInt = 1
     """Steps in a row with evidence before the guard fires; it fires again only after a step without evidence."""
 
@@ -120,29 +120,29 @@ class GuardsTable(Options):
     """Guards against divergence; each checks a metric of every step before the step's weights reach any engine."""
 
     window: PositiveInt = Field(20, ge=4)
-    """Steps of the running median, and of the metrics that a guard saves as evidence in `guards/` of the run. Only
-    absolute bounds apply until half of these steps are over."""
+    """Number of steps of the running median, and of the metrics that a guard saves as evidence in `guards/` of the run.
+    Until half of these steps are over, only absolute bounds apply."""
     rollbacks: NonNegativeInt = 2
-    """Rollbacks by guards before the next one stops the run instead. The count starts anew when the run is `window`
-    steps beyond the step of the last rollback."""
+    """Number of rollbacks by guards; instead of a further rollback, the run stops. The count starts anew when the run
+    is `window` steps beyond the step of the last rollback."""
     pause_timeout_s: PositiveFloat = 259200.0
-    """Seconds that a guard pauses the run for a person before the run stops; the default is three days."""
+    """Seconds that a paused run waits for a person before the run stops; the default is three days."""
     grad_norm: GradNormGuard = GradNormGuard()
-    """Gradient norm."""
+    """Guard on the gradient norm."""
     ref_kl: ReferenceKlGuard = ReferenceKlGuard()
-    """KL to the reference."""
+    """Guard on the KL to the reference model."""
     rollout_kl: RolloutKlGuard = RolloutKlGuard()
-    """KL to the policy that sampled."""
+    """Guard on the KL to the policy that sampled."""
     entropy: EntropyGuard = EntropyGuard()
-    """Entropy."""
+    """Guard on the policy's entropy."""
     reward: RewardGuard = RewardGuard()
-    """Reward."""
+    """Guard on the mean reward."""
     mismatch: MismatchGuard = MismatchGuard()
-    """Difference between engine and trainer."""
+    """Guard on the difference between engine and trainer."""
     length: LengthGuard = LengthGuard()
-    """Length of answers."""
+    """Guard on the mean length of answers."""
     not_finite: NotFiniteGuard = NotFiniteGuard()
-    """Updates that are not finite."""
+    """Guard on updates that are not finite."""
 
     def chosen(self) -> dict[str, Guard]:
         """Return the guards that are on, by name."""

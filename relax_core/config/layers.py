@@ -26,7 +26,7 @@ COMMAND_LINE = "command line"
 MODULE_AND_NAME = re.compile(r"(?!\w+\.py:)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """Text that names code in an importable module (`module:name`), rather than code in a file (`name.py:name`)."""
 NESTED_COMPONENTS = {"engines": "engine", "environments": "algorithm"}
-"""For these arrays of tables, the key of each table that chooses another component."""
+"""Array of tables -> key with which each of its tables chooses a second component."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ Tree: TypeAlias = "dict[str, Node]"
 
 
 def read_layers(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Tree, list[str]]:
-    """Merge all layers into one tree; also return a line for each change of a component that dropped options."""
+    """Merge all layers into one tree; also return a notice for each change of a component that dropped options."""
     notices: list[str] = []
     tree: Tree = {}
     for source in sources:
@@ -119,7 +119,7 @@ def plugins_of(tree: Tree) -> tuple[str, ...]:
 
 
 def expand(path: KeyPath, value: Any) -> Any:
-    """Expand the short form of a table; return all else unchanged.
+    """Expand the short form of a table; return any other value unchanged.
 
     `algorithm = "grpo"` becomes `{name = "grpo"}`, and the engine of a pool likewise. `placement = "async"` becomes
     `{mode = "async"}`. A folder at `teachers` becomes a list with one teacher.
@@ -159,9 +159,9 @@ def with_origins(value: Any, locate: Origin | Callable[[KeyPath], Origin], path:
 def plain(node: Node, annotation: Any = None) -> Any:
     """Return a tree as plain data without origins, with paths made absolute.
 
-    A path is relative to the file in which it was written, or to the current directory on the command line. The
-    annotation tells which values are paths. If the annotation also allows text, a value with a `{` or a line break is
-    text, and so is the `module:name` of code.
+    A path in a file is relative to the file's folder; a path on the command line, to the current directory. The
+    annotation tells which values are paths. If the annotation also allows text, a value that contains `{` or a line
+    break, or that names code as `module:name`, is text.
     """
     if isinstance(node, list):
         return [plain(item, annotation) for item in node]
@@ -194,7 +194,7 @@ def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Leaf]]:
 
 
 def origin_at(tree: Node, key: str) -> Origin:
-    """Return where a key was written: for a table the origin of its first leaf, for an absent key `DEFAULT`."""
+    """Return the origin of a key: for a table the origin of its first leaf, for an absent key `DEFAULT`."""
     node: Node | None = tree
     for part in key.split("."):
         if isinstance(node, Leaf):
@@ -257,7 +257,7 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
 
 
 def _place(node: Node | None, rest: KeyPath, path: KeyPath, value: Any, origin: Origin, notices: list[str]) -> Node:
-    """Return `node`, which is at `path`, with a value placed at the relative path `rest`."""
+    """Return a copy of `node`, which is at `path`, with a value placed at the relative path `rest`."""
     if not rest:
         return merge(node, with_origins(expand(path, value), origin, path), notices, path)
     head, here = rest[0], (*path, rest[0])
@@ -275,7 +275,7 @@ def _place(node: Node | None, rest: KeyPath, path: KeyPath, value: Any, origin: 
 def _place_item(
     node: Node, rest: KeyPath, path: KeyPath, value: Any, origin: Origin, notices: list[str]
 ) -> list[Node] | Leaf:
-    """Return an array with a value placed at or below one of its items; the index after the last item appends."""
+    """Return an array with a value set at or below an item; the index after the last item appends an item."""
     items: list[Any] = list(node.value if isinstance(node, Leaf) else node)
     index = int(rest[0]) if rest[0].isdecimal() else -1
     if not 0 <= index <= len(items):
@@ -294,14 +294,14 @@ def _place_item(
 
 
 def _absolute(path: str, origin: Origin) -> str:
-    """Return an absolute path without following links: Python finds a virtual environment by its interpreter's path."""
+    """Return an absolute path with links unresolved: Python finds a virtual environment by the interpreter's path."""
     return os.path.abspath(origin.directory / Path(path).expanduser()) if path else path
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of every table header and key of valid TOML; an index of an array counts as a key.
 
-    The text is split into statements: each is the smallest number of lines that parses.
+    The text is split into statements; a statement is the smallest number of lines that parses.
     """
     found: dict[KeyPath, int] = {}
     sizes: dict[KeyPath, int] = {}
@@ -326,7 +326,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _header_path(node: Any, sizes: dict[KeyPath, int], *, opens: bool) -> KeyPath:
-    """Return the path of a parsed header, with an index after each array of tables; `opens`: it is `[[...]]`."""
+    """Return the path of a parsed header, with an index after each array of tables; `opens`: for `[[...]]`."""
     path: KeyPath = ()
     while node:
         if isinstance(node, list):

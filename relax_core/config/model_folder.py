@@ -34,24 +34,24 @@ def bounded_context(folder: Path) -> int:
 
 
 def routing(folder: Path) -> Routing | None:
-    """Return the model's routing; None if it has no routers or its `config.json` cannot be read."""
+    """Return the model's expert routing; None if the model has no routers or `config.json` cannot be read."""
     return Routing.of(_known(folder))
 
 
 def model_type(folder: Path) -> str:
-    """Return `model_type` of `config.json`; empty if it is missing or cannot be read."""
+    """Return `model_type` of `config.json`; empty if the key is missing or the file cannot be read."""
     return str(_known(folder).get("model_type") or "")
 
 
 def vocabulary_size(folder: Path) -> int | None:
-    """Return the number of token ids in `config.json`; None if it is missing or cannot be read."""
+    """Return `vocab_size` of `config.json`; None if the key is missing or the file cannot be read."""
     config = _known(folder)
     size = config.get("vocab_size", _text_part(config).get("vocab_size"))
     return size if isinstance(size, int) else None
 
 
 def placeholders(folder: Path) -> dict[str, int]:
-    """Return the placeholder token id of each kind of medium; empty if `config.json` has none or cannot be read."""
+    """Return kind of medium -> placeholder token id, for the kinds in `config.json`; empty if it cannot be read."""
     config = _known(folder)
     part = config.get("thinker_config")
     known = part if isinstance(part, dict) else config

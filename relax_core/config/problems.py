@@ -19,7 +19,7 @@ from relax_core.registry.error_text import did_you_mean, nearest
 
 HIDDEN = "(hidden)"
 RENAMED = {"rollout.prompts_per_step": "rollout.groups_per_step"}
-"""Former names of keys, which are refused with the present name."""
+"""Former name of a key -> present name, which the error for a former name gives."""
 
 
 class ConfigProblems(ConfigError):
@@ -33,7 +33,7 @@ class ConfigProblems(ConfigError):
 
 
 def refuse(errors: Iterable[ConfigError], tree: Node) -> None:
-    """Raise the errors with the origins of their keys: one as it is, several as ConfigProblems, none not at all."""
+    """Raise the errors, if there are any, with the origins of their keys; raise several errors as ConfigProblems."""
     found: dict[str, ConfigError] = {}
     for error in errors:
         origin = origin_at(tree, error.field)
@@ -52,7 +52,7 @@ def validation_errors(
     for detail in error.errors(include_url=False):
         found = _translated(detail, model, prefix, tuple(also))
         known = merged.get(found.field)
-        if known and known.fix != found.fix:  # members of a union
+        if known and known.fix != found.fix:  # the members of a union report one error each
             found = ConfigError(found.field, found.got, f"{known.fix}, or {found.fix}")
         merged[found.field] = found
     return list(merged.values())
@@ -97,7 +97,7 @@ def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also:
 
 
 def shown(value: Any, annotation: Any) -> str:
-    """Return a value as text, with all parts hidden that may be credentials, such as values under unknown keys."""
+    """Return a value as text; hide all parts that may be credentials, such as values under unknown keys."""
     if annotation is not None and not holds_secret(annotation):
         return repr(value)
     if isinstance(value, Mapping):

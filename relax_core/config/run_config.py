@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resolved configuration of one run, `RunConfig`: typed core tables and chosen components; and its TOML form.
+"""`RunConfig`, the resolved configuration of one run: typed core tables and chosen components; and its TOML form.
 
-Processes of roles get the plain data of `dump`, which `compose.parse_config` turns back into the same configuration.
+Processes of roles get the plain data of `dump`; `compose.parse_config` turns the data into the same configuration.
 `to_toml` is written here because the standard library parses TOML but does not write it.
 """
 
@@ -39,17 +39,17 @@ from relax_core.config.tables import (
 
 
 class Choice(Options):
-    """A chosen component."""
+    """The component that a table of the configuration chooses."""
 
     chosen: Chosen
-    """Kind, name and options as plain data."""
+    """Kind, name and options of the component as plain data."""
 
     @property
     def name(self) -> str:
         return self.chosen.name
 
     def dump(self) -> dict[str, Any]:
-        """Return the table as a user writes it: name, core keys, options."""
+        """Return the component's table as a user writes the table: name, core keys, options."""
         keys = self.model_dump(mode="json", exclude={"chosen"}, exclude_none=True)
         return {"name": self.chosen.name, **keys, **self.chosen.options}
 
@@ -61,19 +61,19 @@ class BackendKeys(Options):
     """Core keys of an engine or a trainer."""
 
     python: PathText = ""
-    """Python interpreter of its processes, such as `venvs/sglang/bin/python`; empty: the interpreter of this
-    command."""
+    """Python interpreter of the engine's or trainer's processes, such as `venvs/sglang/bin/python`; empty: the
+    interpreter of this command."""
 
 
 class RewardKeys(Options):
     """Core keys of a reward."""
 
     label: str = Field("", pattern=LABEL)
-    """Name of the reward in metrics, `reward/<label>`; empty: its component name. Set it to use a component twice."""
+    """Name of the reward in metrics, `reward/<label>`; empty: the component's name. Needed to use a component twice."""
     weight: float = 1.0
     """Factor of this reward in the sum of rewards."""
     timeout_s: PositiveFloat = 10.0
-    """Seconds for one sample; then the process is killed and the sample's outcome is `reward_timeout`."""
+    """Seconds to judge a sample; after that, the process is killed and the sample's outcome is `reward_timeout`."""
     memory_mb: NonNegativeInt = 0
     """Memory limit of the reward's process, in MB; 0: no limit."""
     inherit_env: tuple[str, ...] = ()
@@ -81,20 +81,20 @@ class RewardKeys(Options):
     credentials, such as `OPENAI_API_KEY`. The process always gets the variables of `[run] env`."""
     only: str = Field("", pattern=r"^$|^otherwise$|^[^=]+=")
     """Limits the reward to tasks in which a column has this value, such as `source=algebra`; dots address values inside
-    a column that is a table. `otherwise`: tasks that the `only` of no further reward selects. Empty: all tasks."""
+    a column that is a table. `otherwise`: tasks that no other reward selects by its `only`. Empty: all tasks."""
 
 
 class MediaKeys(Options):
     """Core keys of a modality processor."""
 
     timeout_s: PositiveFloat = 30.0
-    """Seconds to read and process one medium; then the process is killed and its samples' outcome is `media_error`."""
+    """Seconds to read and process a medium; after that, the process is killed and its samples get `media_error`."""
     memory_mb: NonNegativeInt = 4096
     """Memory limit of the processor's process, in MB; 0: no limit."""
     max_mb: PositiveInt = 256
-    """Largest file or URL response, in MB; larger ones are refused."""
+    """Size limit of a file or of the response to a URL, in MB; larger media are refused."""
     preview_kb: NonNegativeInt = 512
-    """Largest copy of a medium, in KB, that is kept to show samples on the report page; 0: no copies."""
+    """Size limit, in KB, of a copy of a medium for the samples on the report page; 0: no copies."""
 
 
 class WeightKeys(Options):
@@ -104,10 +104,10 @@ class WeightKeys(Options):
     """Content of a publish: `full` sends all tensors, `delta` only the bytes that changed. With either payload, LoRA
     adapters (`model.lora`) are published alone if engine and transport support that."""
     full_every: PositiveInt = 16
-    """With `delta`: one of this many versions is published in full, so that a new engine loads few deltas on top."""
+    """With `delta`: publish one of this many versions in full, so that a new engine has few deltas to load."""
     proof: Literal["auto", "wire", "resident", "behaviour"] = "auto"
-    """Proof that an engine must give before it serves new weights. `wire`: the bytes that arrived are right.
-    `resident`: the bytes in its memory are right. `behaviour`: it also gives the trainer's log-probs for a short
+    """Proof that an engine must give before it serves new weights. `wire`: the received bytes are correct. `resident`:
+    the bytes in the engine's memory are correct. `behaviour`: the engine also gives the trainer's log-probs for a short
     sequence. `auto`: `resident` if the engine can check its memory, else `wire`."""
     tolerance: PositiveFloat = 0.05
     """With `behaviour`: largest difference between a log-prob of the engine and of the trainer."""
@@ -116,29 +116,29 @@ class WeightKeys(Options):
 
 
 class WeightChoice(WeightKeys, Choice):
-    """The transport of weights."""
+    """The chosen transport of weights, with its core keys."""
 
 
 class SandboxKeys(Options):
     """Core keys of a sandbox."""
 
     programs: NonNegativeInt = 0
-    """Programs that run at once, over all samples; 0: one per CPU core. Waiting does not count as a program's run
-    time."""
+    """Most programs that run at once, over all samples; 0: one per CPU core. The time that a program waits to start
+    does not count as run time."""
     boxes: PositiveInt = 256
     """Most samples with an open box at once."""
 
 
 class SandboxChoice(SandboxKeys, Choice):
-    """A sandbox."""
+    """The chosen sandbox, with its core keys."""
 
 
 class BackendChoice(BackendKeys, Choice):
-    """An engine or a trainer."""
+    """The chosen engine or trainer, with its core keys."""
 
 
 class RewardChoice(RewardKeys, Choice):
-    """A reward."""
+    """A chosen reward, with its core keys."""
 
     @property
     def known_as(self) -> str:
@@ -147,45 +147,45 @@ class RewardChoice(RewardKeys, Choice):
 
 
 class MediaChoice(MediaKeys, Choice):
-    """A modality processor."""
+    """A chosen modality processor, with its core keys."""
 
 
 class EnvironmentKeys(Options):
     """Core keys of an environment."""
 
     label: str = Field("", pattern=LABEL)
-    """Name by which tasks select the environment; empty: its component name. Set it to use a component twice."""
+    """Name by which tasks select the environment; empty: the component's name. Needed to use a component twice."""
     isolation: Literal["auto", "shared", "sample"] = "auto"
-    """`shared`: killable processes that play many samples each. `sample`: killable processes that play one sample at a
-    time, isolated from the rest. `auto`: the rollout's own process if the class declares that it cannot block or crash
-    (`in_process`), else `shared`."""
+    """`shared`: killable processes, each of which plays many samples. `sample`: killable processes that play one sample
+    at a time, isolated from the rest. `auto`: the rollout's own process if the class declares that it cannot block or
+    crash (`in_process`), else `shared`."""
     workers: PositiveInt = 1
     """Number of processes. With `isolation = "sample"`, also the most samples played at once."""
     timeout_s: PositiveFloat = 60.0
-    """Seconds for one call of an instance, or for `run` between two turns of the policy. After that the sample's
-    outcome is `environment_timeout`."""
+    """Seconds for one call of an environment, or for its `run` between two turns of the policy. After that, the
+    sample's outcome is `environment_timeout`."""
     total_timeout_s: NonNegativeFloat = 0.0
-    """Seconds for all calls of an instance together, without the turns of the policy. After that the sample's outcome
-    is `environment_timeout`. 0: no limit besides the number of turns."""
+    """Seconds for all calls of an environment in one sample, without the turns of the policy. After that, the sample's
+    outcome is `environment_timeout`. 0: no limit besides the number of turns."""
     memory_mb: NonNegativeInt = 0
     """Memory limit of each process, in MB; 0: no limit."""
     inherit_env: tuple[str, ...] = ()
     """Names of environment variables that the environment's processes inherit in addition to a short list without
-    credentials. They always get the variables of `[run] env`."""
+    credentials. The processes always get the variables of `[run] env`."""
     retries: PositiveInt = 2
-    """Times that a sample is played again after its process died or hung, the last time alone in a process. A fault
-    becomes a sample's outcome only if the sample was alone in that process."""
+    """Number of times that a sample is played again after its process died or hung; the last time alone in a
+    process. A fault becomes a sample's outcome only if the sample was alone in its process."""
 
 
 class FurtherEnvironmentKeys(EnvironmentKeys):
     """Core keys of an environment of `[[environments]]`."""
 
     algorithm: dict[str, Any] = {}
-    """Algorithm for tasks of this environment: a name, or a table with a name and its options. Empty: the run's."""
+    """Algorithm for tasks of this environment: a name, or a table of name and options. Empty: the run's algorithm."""
 
 
 class EnvironmentChoice(EnvironmentKeys, Choice):
-    """An environment."""
+    """A chosen environment, with its core keys."""
 
     @property
     def known_as(self) -> str:
@@ -194,11 +194,11 @@ class EnvironmentChoice(EnvironmentKeys, Choice):
 
 
 class FurtherEnvironmentChoice(FurtherEnvironmentKeys, EnvironmentChoice):
-    """An environment for the tasks that name it."""
+    """A chosen environment of `[[environments]]`, for the tasks that name it."""
 
     @property
     def learner(self) -> Chosen | None:
-        """The environment's own algorithm; None if its table names none."""
+        """The environment's own algorithm; None if its table does not name an algorithm."""
         options = dict(self.algorithm)
         return Chosen("algorithm", options.pop("name"), options) if options else None
 
@@ -213,11 +213,11 @@ COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
     "weights": (WeightKeys, WeightChoice),
     "sandbox": (SandboxKeys, SandboxChoice),
 }
-"""Component tables that have core keys: the model of these keys, and the class of the resolved table."""
+"""Component table with core keys -> (model of these keys, class of the resolved table)."""
 OUTLIVE_NAME = frozenset(
     {"weight", "only", "memory_mb", *EnvironmentKeys.model_fields, *WeightKeys.model_fields, *SandboxKeys.model_fields}
 )
-"""Core keys that do not depend on the component, and so keep their values when another component is chosen."""
+"""Core keys that keep their values when another component is chosen, because they do not depend on the component."""
 DEFAULT_NAMES = {
     "engine": "transformers",
     "trainer": "torch",
@@ -229,7 +229,7 @@ DEFAULT_NAMES = {
     "weights": "shared-memory",
 }
 DEFAULT_SANDBOX = "bubblewrap"
-"""Sandbox of rewards and environments that need one, if the configuration names none."""
+"""Sandbox for rewards and environments, if the configuration does not name a sandbox."""
 RUNNER_BUS = {"local": "in-process", "inline": "in-process", "ray": "ray"}
 DEFAULT_STALENESS = {"colocate": 0, "hybrid": 1, "async": 1}
 
@@ -238,7 +238,7 @@ class Core(Options):
     """All keys of the core's tables and of the top level."""
 
     steps: PositiveInt = 200
-    """Number of training steps; each consumes `rollout.groups_per_step` groups."""
+    """Number of training steps; each step consumes `rollout.groups_per_step` groups."""
     seed: int = 0
     """Random seed of data order, sampling and initialisation."""
     max_staleness: NonNegativeInt | Literal["unbounded"] = 0
@@ -253,11 +253,11 @@ class Core(Options):
     data: DataTable
     """The tasks."""
     teachers: tuple[TeacherTable, ...] = ()
-    """Models to learn from."""
+    """Teachers: models that the policy learns from."""
     engines: tuple[EngineTable, ...] = ()
     """Engine pools for models besides the policy."""
     rollout: RolloutTable = RolloutTable()
-    """Generation."""
+    """Sampling from the policy."""
     optimizer: OptimizerTable = OptimizerTable()
     """The optimizer."""
     critic: CriticTable = CriticTable()
@@ -265,7 +265,7 @@ class Core(Options):
     batch: BatchTable = BatchTable()
     """Optimizer updates of a step."""
     eval: EvalTable = EvalTable()
-    """Evaluation."""
+    """Evaluation sets and schedule."""
     placement: PlacementTable = PlacementTable()
     """Processes and devices of each role."""
     checkpoint: CheckpointTable = CheckpointTable()
@@ -298,7 +298,7 @@ class RunConfig(Core):
     family: Choice
     """Model family, which renders chats to tokens."""
     source: Choice
-    """Reader of task files."""
+    """Task source, which reads task files."""
     sampler: Choice
     """Sampler that orders the tasks."""
     filters: tuple[Choice, ...] = ()
@@ -310,7 +310,7 @@ class RunConfig(Core):
     weights: WeightChoice
     """Transport of published weights."""
     scaling: Choice | None = None
-    """Policy for the number of engines."""
+    """Scaling policy, a rule for the number of engines."""
     sandbox: SandboxChoice | None = None
     """Sandbox in which rewards and environments run untrusted programs."""
     environments: tuple[FurtherEnvironmentChoice, ...] = ()
@@ -342,7 +342,7 @@ class RunConfig(Core):
         return next((pool for pool in self.engines if pool.name == name), None)
 
     def backend_of(self, pool: EngineTable) -> BackendChoice:
-        """Return the engine backend of a pool: the pool's own, or else the policy's."""
+        """Return the engine backend of a pool: the pool's `engine` if set, else the engine of the policy."""
         if not pool.engine:
             return self.engine
         options = dict(pool.engine)
@@ -351,7 +351,7 @@ class RunConfig(Core):
 
     @property
     def algorithms(self) -> tuple[Chosen, ...]:
-        """The run's algorithm, then the algorithms of environments; each once."""
+        """The run's algorithm, then the algorithms of environments, without repetitions."""
         found = [self.algorithm.chosen]
         for environment in self.environments:
             if environment.learner and environment.learner not in found:
@@ -360,7 +360,7 @@ class RunConfig(Core):
 
     @property
     def learner(self) -> Chosen:
-        """The algorithm that roles build: the run's, or one choice that combines all algorithms."""
+        """The algorithm that roles build: the run's algorithm, or one choice that combines all `algorithms`."""
         several = self.algorithms
         return several[0] if len(several) == 1 else Chosen("algorithm", several[0].name, parts=several)
 
@@ -381,7 +381,7 @@ def core_tables() -> dict[str, type[Options]]:
 
 
 def top_level_keys() -> tuple[str, ...]:
-    """Return the keys that stand outside of any table."""
+    """Return the keys that the configuration has outside of any table."""
     tables = core_tables()
     return tuple(name for name in Core.model_fields if name not in tables)
 
@@ -398,10 +398,10 @@ def table_keys() -> dict[str, list[str]]:
 
 
 def to_toml(config: RunConfig, comment: Callable[[str], str] = lambda key: "") -> str:
-    """Return the configuration as TOML that parses back to it; `comment` gives the remark for a key, or nothing."""
+    """Return the configuration as TOML; `comment` returns the remark to write after a key, empty for none."""
 
     def lines(table: Mapping[str, Any], header: str, prefix: str) -> Iterator[str]:
-        """Yield a table's assignments, then its tables: all at the top level, else only arrays like `[[eval.sets]]`."""
+        """Yield a table's assignments, then its nested tables; below the top level, only `[[...]]` are nested."""
         nested = {
             key: item for key, item in table.items()
             if (isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core tables: the experiment first, then the tables of how a run works, which may change on resume.
+"""The core's tables: first those that define the experiment, then those that may change when a run resumes.
 
-Each key means the same for every engine and trainer. The string under a field is its documentation:
-the reference, the schema, `relax config explain` and `relax init` are generated from it.
+Each key means the same for every engine and trainer. The string under a field is the field's documentation:
+the reference, the schema, `relax config explain` and `relax init` use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARES: dict[str, dict[str, Share]] = {
     "hybrid": {"actor_fwd": "actor", "reference": "actor", "teacher": "actor", "critic": "actor"},
     "async": {},
 }  # fmt: skip
-"""For each placement mode, the role whose devices another role uses; a role that is not listed has its own."""
+"""placement mode -> role -> the role whose devices it uses; a role that is not listed has its own devices."""
 
 
 class Lora(Options):
@@ -40,20 +40,20 @@ class Lora(Options):
     rank: PositiveInt = 16
     """Rank of the adapters."""
     alpha: PositiveFloat = 32.0
-    """Scale of the adapters: their output is multiplied by alpha / rank."""
+    """Scale of the adapters; the output of an adapter is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Modules whose linear layers get adapters, by the end of their names, such as `q_proj` or `layers.0.mlp`; `*`
+    """Modules in which linear layers get adapters: ends of module names, such as `q_proj` or `layers.0.mlp`; `*`
     matches any text. Empty: every linear layer of the language model except its head."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Dropout before the adapters, in training only. Above 0, trained log-probs differ from sampled ones."""
     rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead of alpha / rank, which keeps high ranks learning (rsLoRA)."""
+    """Scale by alpha / sqrt(rank) instead of alpha / rank, so that adapters of high rank keep learning (rsLoRA)."""
     dora: bool = False
-    """Also train the length of each row of a weight (DoRA). Adapters are then published folded into full weights."""
+    """Also train the norm of each weight row (DoRA). Then full weights are published, with the adapters folded in."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules trained in full, besides the adapters. Adapters are then published folded into full weights."""
+    """Modules trained in full, besides adapters. Then full weights are published, with the adapters folded in."""
     export_adapter: bool = True
-    """Also export the adapters in peft's format, to the folder `adapter`. The exported model has them folded in."""
+    """Also export the adapters in peft's format, to `adapter`; the exported model has the adapters folded in."""
 
 
 class ModelTable(Options):
@@ -62,8 +62,8 @@ class ModelTable(Options):
     path: Path
     """Folder of a Hugging Face model: config.json, weights, tokenizer.json."""
     dtype: Format = "float32"
-    """Number format in which trainers compute, and engines unless `rollout.dtype` sets another. The trained weights and
-    their optimizer state are always float32."""
+    """Number format in which trainers compute, and also engines unless `rollout.dtype` is set. The trained weights and
+    the optimizer state are always float32."""
     tokenizer: Path | None = None
     """Folder of another tokenizer; absent: the tokenizer in `path`."""
     chat_template: PathOrText = ""
@@ -75,12 +75,12 @@ class ModelTable(Options):
     lora: Lora | None = None
     """Low-rank adapters; absent: all weights are trained."""
     routing_replay: RoutingReplay = "off"
-    """Source of the experts that tokens visit in training, for a mixture of experts. `off`: the trainer's router, anew
-    in each pass. `rollout`: the engine's choices (R3). `recompute`: the trainer's choices in a forward pass at the
-    start of a step with several updates (R2)."""
+    """Source of the routing of tokens to experts in training, for a mixture of experts. `off`: the trainer's router
+    decides anew in each pass. `rollout`: reuse the engine's routing (R3). `recompute`: reuse the trainer's routing from
+    a forward pass at the start of a step with several updates (R2)."""
     freeze: tuple[str, ...] = ()
-    """Parts of the model that are not trained: names that its family defines (`vision`), or ends of module names, such
-    as `embed_tokens` or `layers.0.*`; `*` matches any text."""
+    """Parts of the model that are not trained: names that the model family defines (`vision`), or ends of module names
+    such as `embed_tokens` or `layers.0.*`; `*` matches any text."""
 
 
 class MediaSourcesTable(Options):
@@ -91,9 +91,9 @@ class MediaSourcesTable(Options):
     below it. Empty: no URL is fetched. A non-public address (private, loopback, link-local, ...) is contacted only if
     the list has the address or its network, such as `10.1.0.0/16`, even if an allowed name resolves to it."""
     allowed_folders: tuple[Path, ...] = ()
-    """Folders that paths and `file:` URLs may point into, links followed. The data file's folder is always allowed."""
+    """Folders that paths and `file:` URLs, links resolved, may point into. The data file's folder is always allowed."""
     fetch_timeout_s: PositiveFloat = 20.0
-    """Seconds for one URL, redirects included; the `timeout_s` of the modality processor limits it too."""
+    """Seconds to fetch one URL, redirects included; the modality processor's `timeout_s` limits this time too."""
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -112,14 +112,14 @@ class MediaSourcesTable(Options):
 
 
 class DataTable(Options):
-    """The tasks that are trained on."""
+    """The tasks to train on."""
 
     train: Path
     """Task file: one JSON object per line with `prompt` (text or messages) and, if rewards need it, `answer`."""
     columns: dict[str, str] = {}
-    """Column names of the file where they differ, such as `{prompt = "question"}`."""
+    """Names of the file's columns that differ from Relax's names, such as `{prompt = "question"}`."""
     system_prompt: str = ""
-    """System message put before every chat prompt that has none of its own; empty: none."""
+    """System message to put before every chat prompt that lacks a system message; empty: add nothing."""
     max_prompt_tokens: PositiveInt | None = None
     """Most tokens of a prompt; absent: the model's context minus `rollout.max_new_tokens`."""
     too_long: Literal["skip", "truncate", "error"] = "skip"
@@ -128,8 +128,8 @@ class DataTable(Options):
     max_row_tokens: PositiveInt | None = None
     """Most tokens of a dataset's row, prompt and completion together; absent: the model's context."""
     train_on: Literal["completion", "all"] = "completion"
-    """Tokens of a dataset's row that are trained: its `completion` (in a conversation, every turn of the assistant), or
-    `all`, which includes the prompt."""
+    """Tokens of a dataset's row that are trained: the `completion` (in a conversation, every turn of the assistant), or
+    `all` tokens, prompt included."""
     shuffle: bool = True
     """Use tasks in a seeded random order, different in each epoch; false: in the order of the file."""
     media: MediaSourcesTable = MediaSourcesTable()
@@ -142,12 +142,12 @@ class TeacherTable(Options):
     path: Path | None = None
     """Folder of a Hugging Face model with the policy's tokenizer; a trainer runs its forward passes."""
     engine: str = ""
-    """Pool of `[[engines]]` that scores the rows, instead of `path`. It gives log-probs of the sampled tokens only."""
+    """Pool of `[[engines]]` that scores the rows, in place of `path`; only for log-probs of the sampled tokens."""
     only: str = Field("", pattern=r"^$|^[^=]+=")
     """Limits the teacher to tasks in which a column has this value, such as `domain=maths`; dots address values inside
     a column that is a table. Empty: all tasks."""
     dtype: Literal["", Format] = ""
-    """Number format of the teacher's weights; empty: `model.dtype`. With `engine`, set it in the pool instead."""
+    """Number format of the teacher's weights; empty: `model.dtype`. With `engine`, set the pool's `dtype` instead."""
 
 
 class EngineTable(Options):
@@ -162,21 +162,21 @@ class EngineTable(Options):
     count: PositiveInt = 1
     """Number of engine processes."""
     devices: Literal["own", "shared", "deferred"] = "own"
-    """`own`: the pool has its own devices. Else it takes turns with the policy's engines on theirs. A `shared` pool
-    gets its turn when `turn_requests` requests wait or the policy's engines are idle; a `deferred` pool only when they
-    are idle, at the end of a wave of samples. Both get their turn after `turn_wait_s` at the latest. A teacher's pool
-    gets its turn when the rows of a whole step wait for it."""
+    """`own`: the pool has its own devices. `shared` and `deferred`: the pool takes turns with the policy's engines on
+    their devices. A `shared` pool gets its turn when `turn_requests` requests wait or the policy's engines are idle; a
+    `deferred` pool only when those engines are idle, at the end of a wave of samples. Both get a turn after
+    `turn_wait_s` at the latest. A teacher's pool gets a turn when the rows of a whole step wait for the teacher."""
     turn_requests: PositiveInt = 64
     """Number of waiting requests that gives a `shared` pool its turn while the policy's engines have work."""
     turn_wait_s: PositiveFloat = 300.0
-    """Most seconds that a request waits for the pool's turn while the policy's engines have work. Waiting for a turn
+    """Most seconds that a request waits for its pool's turn while the policy's engines have work. Waiting for a turn
     does not count against `timeout_s`; after `rollout.step_timeout_s` the request fails."""
     max_context: NonNegativeInt = 0
     """Most tokens of prompt and completion together; 0: the model's context."""
     dtype: Literal["", Format] = ""
     """Number format of the pool's weights; empty: `model.dtype`."""
     timeout_s: PositiveFloat = 600.0
-    """Seconds until a request fails, counted from when it is sent; the caller may set a shorter limit."""
+    """Seconds from sending a request until the request fails; the caller may set a shorter limit."""
     tokenizer: Path | None = None
     """Folder of another tokenizer; absent: the tokenizer in `path`."""
     chat_template: PathOrText = ""
@@ -186,7 +186,7 @@ class EngineTable(Options):
     gpus_per_engine: NonNegativeFloat | None = None
     """GPUs per engine; 0: none; absent: 1 if the machine has GPUs, else 0."""
     threads: NonNegativeInt = 0
-    """CPU threads per engine; 0: one."""
+    """CPU threads per engine process; 0: one thread."""
     requests_per_engine: PositiveInt = 256
     """Most requests that one engine runs at once; further requests wait for the first engine that has room."""
     silence_s: PositiveFloat = 20.0
@@ -198,17 +198,17 @@ class RolloutTable(Options):
     """Generation of samples."""
 
     groups_per_step: PositiveInt = 32
-    """Tasks in one step; each becomes a group. With a dataset: rows, or pairs, in one step."""
+    """Number of tasks in one step; each task becomes a group. With a dataset: number of rows, or pairs, in one step."""
     group_size: PositiveInt = 8
-    """Samples per task."""
+    """Number of samples of each task."""
     max_new_tokens: PositiveInt = 1024
     """Most tokens of one turn of the policy."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training divides the logits by the same number."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    """Nucleus sampling: share of the probability mass that is sampled from; 1: the policy's whole distribution."""
+    """Nucleus sampling: share of the probability mass from which tokens are sampled; 1: the whole distribution."""
     dtype: Literal["", Format] = ""
-    """Number format of the engines' weights and caches, in which weights are published too; empty: `model.dtype`."""
+    """Number format of the engines' weights and caches, and of published weights; empty: `model.dtype`."""
     stop: tuple[str, ...] = ()
     """Texts that end a turn, in addition to the model's own end tokens."""
     max_turns: PositiveInt = 32
@@ -219,19 +219,19 @@ class RolloutTable(Options):
     """Treatment of groups that would miss the staleness bound: `wait` for them before later groups are trained, `mask`
     their stale tokens, `drop` them, or `regenerate` them (dropped after several attempts)."""
     spare_groups: NonNegativeInt = 0
-    """Groups generated beyond a step's need, so that no step waits for the slowest: the last to finish are dropped.
-    Long answers finish last, so the policy trains on fewer long answers."""
+    """Number of extra groups to generate, so that a step does not wait for the slowest groups; the groups that finish
+    last are dropped. Long answers finish last, so the policy trains on fewer long answers."""
     refill_limit: NonNegativeInt = 20
-    """Groups in a row that filters may reject before the run stops, in multiples of `groups_per_step`; 0: no limit."""
+    """Stop the run if filters reject this many times `groups_per_step` groups in a row; 0: no limit."""
     kv_across_versions: bool = False
-    """Keep the KV cache of unfinished samples when new weights arrive: faster, but their tokens count as old as the
-    cache. Needs `max_staleness` of 1 or more. False: the cache is computed again."""
+    """Keep the KV cache of unfinished samples when new weights arrive; this is faster, but new tokens then count as old
+    as the cache. Needs `max_staleness` of 1 or more. False: the cache is computed again."""
     media_store_mb: PositiveInt = 65536
     """Size limit, in MB, of the processed media in the run directory. Above the limit, media that no group needs are
     deleted, the least recently used first, and processed again if needed later. Media in use are never deleted."""
     turn_timeout_s: PositiveFloat = 3600.0
-    """Seconds until a turn of the policy fails, counted from its request; time in which the engines are paused does not
-    count. The sample then ends with outcome `engine_timeout`, which is never judged."""
+    """Seconds from the request of a turn of the policy until the turn fails; time in which the engines are paused does
+    not count. The sample then ends with outcome `engine_timeout`, which is never judged."""
     step_timeout_s: PositiveFloat = 3600.0
     """Seconds that a step waits for its groups; then the step trains on all groups that are ready. If no group is
     ready, unfinished groups are dropped and the step waits for new groups."""
@@ -247,11 +247,11 @@ class OptimizerTable(Options):
     warmup_steps: NonNegativeInt = 0
     """Steps in which the learning rate rises from 0."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of the first and second moment."""
+    """Decay rates of Adam's first and second moment."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
     grad_clip: NonNegativeFloat = 1.0
-    """Largest gradient norm; larger gradients are scaled down to it; 0: no clipping."""
+    """Largest gradient norm; larger gradients are scaled down to this norm. 0: no clipping."""
     not_finite: Literal["skip", "roll-back", "stop"] = "skip"
     """Reaction to an update whose loss or gradient is NaN or infinite; such an update is never applied. `skip`:
     continue with the next rows. `roll-back`: restart the trainer from its last checkpoint; if the same step fails
@@ -262,11 +262,11 @@ class CriticTable(Options):
     """The critic, whose values are the baseline of the advantages; it uses `[optimizer]` apart from `lr`."""
 
     path: Path | None = None
-    """Folder of the model that the critic starts from, such as a reward model; absent: `model.path`, its head zeros."""
+    """Folder of the critic's first model, such as a reward model; absent: `model.path` with a head of zeros."""
     lr: PositiveFloat | None = None
     """Peak learning rate; absent: `optimizer.lr`."""
     warmup_steps: NonNegativeInt = 0
-    """Number of first steps in which only the critic is trained and the policy does not change."""
+    """Number of steps at the start in which only the critic is trained and the policy does not change."""
 
 
 class BatchTable(Options):
@@ -289,30 +289,30 @@ class EvalSetTable(Options):
     path: Path
     """Task file of the set."""
     columns: dict[str, str] = {}
-    """Column names of the file, as in `data.columns`; empty: those of `data.columns`."""
+    """Names of the file's columns, written as in `data.columns`; empty: the names of `data.columns`."""
     samples: PositiveInt | None = None
-    """Samples per task."""
+    """Number of samples per task; absent: `eval.samples`."""
     temperature: NonNegativeFloat | None = None
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature, 0 is greedy; absent: `eval.temperature`."""
     size: PositiveInt | None = None
     """Number of tasks to use, from the start of the file; absent: all."""
 
 
 class EvalTable(Options):
-    """Evaluation of the policy, with seeds of its own; it never influences training."""
+    """Evaluation of the policy. The seeds are separate, so evaluation never influences training."""
 
     every: NonNegativeInt = 20
     """Steps between evaluations, with one more at the end; 0: no evaluation at all."""
     at_start: bool = True
     """Also evaluate before the first step."""
     samples: PositiveInt = 1
-    """Samples per task."""
+    """Number of samples per task."""
     temperature: NonNegativeFloat | None = None
     """Sampling temperature, 0 is greedy; absent: `rollout.temperature`."""
     size: PositiveInt = 128
     """Number of tasks held out from the training file if there are no `[[eval.sets]]`."""
     sets: tuple[EvalSetTable, ...] = ()
-    """Evaluation sets."""
+    """Evaluation sets; empty: `size` tasks of the training file."""
 
 
 class EnginePlacement(Options):
@@ -323,26 +323,28 @@ class EnginePlacement(Options):
     gpus_per_engine: NonNegativeFloat | None = None
     """GPUs per engine; 0: none; absent: as many as the engine's parallel options need, or 0 if the machine has none."""
     threads: NonNegativeInt = 0
-    """CPU threads per engine; 0: one."""
+    """CPU threads per engine process; 0: one thread."""
     share: Share = ""
     """Role whose devices the engines use, in turns with that role, or `own`; empty: as `placement.mode` defines."""
     requests_per_engine: PositiveInt = 1024
     """Most requests that one engine runs at once; further requests wait for the first engine that has room."""
     backlog: PositiveInt = 1024
-    """Requests that may wait for an engine, besides the running requests; while the backlog is full, turns wait too. A
-    new group starts only while fewer requests wait than run."""
+    """Number of requests that may wait for an engine, besides the running requests; while so many wait, samples hold
+    back further requests. A new group starts only while fewer requests wait than run."""
     sessions: PositiveInt | None = None
     """Most samples in progress at once, including samples that wait for tools. New groups start while engines have room
     and the staleness bound allows more. Absent: as many as the bound allows; if unbounded, the samples of two steps."""
     prelaunch: NonNegativeInt = 0
-    """Samples whose environments start ahead of time, in whole groups, before engines have room for these samples or
-    the staleness bound allows them; sampling waits until then. Ignored in deterministic runs."""
+    """Number of samples, in whole groups, whose environments start early: before the engines have room and the
+    staleness bound allows the samples. Sampling waits for both. Ignored in deterministic runs."""
     kv_tokens_per_engine: NonNegativeInt | None = None
-    """Tokens that the KV cache of one engine holds. An engine gets a request only if it fits with the running requests;
-    the cache of sessions between two turns is kept while there is room. 0: no limit; absent: as the engine reports."""
+    """Number of tokens that the KV cache of one engine holds. An engine gets a request only if the cache has room for
+    the request and all running requests; caches of sessions between two turns are kept while there is room. 0: no
+    limit; absent: as the engine reports."""
     kv_reserve: float = Field(0.25, ge=0.0, le=1.0)
-    """Share of the tokens that running requests may still sample for which cache is reserved. 1: an engine never gets
-    more than its cache holds. Less: more requests run at once, but caches are recomputed if many turns get long."""
+    """Cache to reserve for running requests, as a share of the tokens that they may still sample. 1: an engine never
+    gets more than its cache holds. Less: more requests run at once, but caches are recomputed if many turns get
+    long."""
     silence_s: PositiveFloat = 20.0
     """Seconds without an answer until an engine gets a health check. An engine that does not answer the check within
     the same time is replaced."""
@@ -356,10 +358,10 @@ class RankPlacement(Options):
     gpus_per_rank: NonNegativeFloat | None = None
     """GPUs per rank; 0: none; absent: 1 if the machine has GPUs, else 0."""
     threads: NonNegativeInt = 0
-    """CPU threads per rank; 0: one."""
+    """CPU threads per rank process; 0: one thread."""
     share: Share = ""
     """Role whose devices the ranks use, in turns with that role, or `own`; empty: as `placement.mode` defines. The
-    actor always has its own."""
+    actor always has its own devices."""
 
 
 class RolePlacement(RankPlacement):
@@ -380,7 +382,7 @@ class PlacementTable(Options):
     actor: RankPlacement = RankPlacement()
     """Ranks that train the policy."""
     actor_fwd: RankPlacement = RankPlacement()
-    """Ranks that compute log-probs with the weights of a step's start; on the actor's devices, the actor does this."""
+    """Ranks that compute log-probs with a step's first weights; on the actor's devices, the actor computes them."""
     reference: RankPlacement = RankPlacement()
     """Ranks that compute log-probs with the reference model."""
     critic: RankPlacement = RankPlacement()
@@ -388,7 +390,7 @@ class PlacementTable(Options):
     teacher: RankPlacement = RankPlacement()
     """Ranks of each teacher; several teachers take turns on the same devices."""
     roles: dict[str, RolePlacement] = {}
-    """Ranks of roles that plugins provide, by the role's name."""
+    """Ranks of the roles that plugins provide: name of the role -> placement."""
     check_memory: bool = True
     """Refuse to start a run that certainly needs more memory than is free; `--anyway` sets this key to false."""
 
@@ -398,7 +400,7 @@ class PlacementTable(Options):
         return table
 
     def home(self, role: str) -> str:
-        """Return the role whose devices a role uses: the role itself if it has its own."""
+        """Return the role whose devices `role` uses: `role` itself if it has its own devices."""
         if role == "actor":
             return role
         share: str = self.of(role).share or SHARES[self.mode].get(role, "own")
@@ -406,16 +408,16 @@ class PlacementTable(Options):
 
 
 class CheckpointTable(Options):
-    """Checkpoints, from which a run resumes: how often they are written and how many are kept."""
+    """Checkpoints, from which a run resumes: when to write and how many to keep."""
 
     every: NonNegativeInt = 50
-    """Steps between checkpoints; 0: none by step count. One is always written at the end and on Ctrl-C, SIGTERM, SIGHUP
-    and `relax checkpoint`."""
+    """Steps between checkpoints; 0: no regular checkpoints. A checkpoint is always written at the end and on Ctrl-C,
+    SIGTERM, SIGHUP and `relax checkpoint`."""
     keep: PositiveInt = 2
     """Number of newest checkpoints to keep; older ones are deleted."""
     background: bool = True
-    """Write checkpoints during training, from a copy in host memory; false: training waits until they are on disk. A
-    run with a critic always waits."""
+    """Write checkpoints during training, from a copy in host memory; false: training waits until the checkpoint is on
+    disk. A run with a critic always waits."""
     grace_s: PositiveFloat = 60.0
     """Seconds after a stop (Ctrl-C) to finish the current step and save; a second Ctrl-C ends the run at once."""
     preemption_grace_s: PositiveFloat = 600.0
@@ -427,20 +429,20 @@ class RecoveryTable(Options):
     """Recovery from faults that the run could not repair in place."""
 
     restarts: NonNegativeInt = 3
-    """Times in a row that the supervisor of a detached run resumes it from the newest complete checkpoint after an
-    infrastructure fault; a newer checkpoint resets the count. 0: the run ends at its first such fault. A wrong
-    configuration, an error in a plugin's code and a requested stop are never retried."""
+    """Number of times in a row that the supervisor of a detached run resumes the run from its newest complete
+    checkpoint after an infrastructure fault; a newer checkpoint resets the count. 0: the run ends at the first such
+    fault. A wrong configuration, an error in a plugin's code and a requested stop are never retried."""
 
 
 class RunTable(Options):
     """Name, labels, runner and environment variables of the run."""
 
     name: str = ""
-    """Name shown in reports and sinks; empty: derived from the file's name."""
+    """Name of the run in reports and sinks; empty: derived from the configuration file's name."""
     tags: tuple[str, ...] = ()
-    """Labels to find the run by."""
+    """Labels for finding the run."""
     notes: str = ""
-    """Free text for the report."""
+    """Free text to show in the run's report."""
     runner: Literal["ray", "local", "inline"] = "local"
     """`local`: child processes of this process. `ray`: Ray Serve, on one or many machines.
     `inline`: everything in this process, for debuggers."""
@@ -464,23 +466,24 @@ NoticeKind = Literal["start", "stall", "divergence", "recovery", "end"]
 
 
 class NotifyTable(Options):
-    """Messages to people about the run: addresses, kinds of events and limits."""
+    """Messages to people about events of the run: addresses, kinds of events and limits."""
 
     urls: tuple[Secret, ...] = ()
-    """Apprise addresses, each as `"env:NAME"` or `"file:PATH"` because they hold credentials."""
+    """Apprise addresses, each written as `"env:NAME"` or `"file:PATH"` because addresses contain credentials."""
     events: tuple[NoticeKind, ...] = ("start", "stall", "divergence", "recovery", "end")
     """Kinds of messages: `start` and `end` of the run, the latter with the reason; `stall`: a wait exceeds its deadline
     or `stall_s`; `divergence`: a guard fires; `recovery`: a role, a worker or the run is replaced, rolled back or works
     again."""
     burst: PositiveInt = 5
-    """Most messages sent at once; each frees its place after `every_s`. Further messages are left out and counted in
-    the next one. The start, the end and a guard that pauses, rolls back or stops the run are always sent."""
+    """Most messages sent at once; after that, one more message per `every_s`. Further messages are dropped, and the
+    next message gives their number. Messages about the start, the end, and a guard that pauses, rolls back or stops the
+    run are always sent."""
     every_s: PositiveFloat = 300.0
-    """Seconds after which one more message may be sent."""
+    """Seconds until one more message may be sent, once `burst` messages were sent."""
     stall_s: PositiveFloat = 3600.0
-    """Seconds that a role may wait for one thing before a message reports it."""
+    """Seconds that one wait of a role may last before a message reports the wait."""
     timeout_s: PositiveFloat = 15.0
-    """Seconds to send a message to one address; an address that takes longer gets no further messages."""
+    """Seconds to send a message to one address; a slower address gets no further messages."""
     samples: bool = False
     """Quote plugin errors, and a sample of a step at which a guard fires; both may contain texts of tasks and of the
     policy. False: messages contain no such texts."""

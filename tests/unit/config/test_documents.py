@@ -146,7 +146,7 @@ def test_what_was_dropped_goes_to_stderr(folder: Path, cli: Any) -> None:
 def test_explain_and_schema_print(folder: Path, cli: Any) -> None:
     out, _ = cli("config", "explain", "algorithm.clip_high", "my.toml", "algorithm.clip_high=0.3")
     assert "algorithm.clip_high = 0.3" in out and "command line" in out and "algorithm 'grpo'" in out
-    assert "Samples per task." in cli("config", "explain", "rollout.group_size")[0]
+    assert "Number of samples of each task." in cli("config", "explain", "rollout.group_size")[0]
     assert json.loads(cli("config", "schema")[0])["title"] == "Relax run configuration"
 
 

@@ -2,7 +2,7 @@
 """A role's client of the device service: device leases (`api.role.DeviceLeases`), and offloading on command.
 
 Devices that the plan gives to one role alone are leased at once, without a call. For shared devices, a task polls the
-service from the first use on. It receives news of leases, and commands to offload and load members.
+service from the first use on. The task receives answers about leases, and commands to offload and load members.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from relax_core.devices.scheduler import DeviceCommand, DeviceRequest, DeviceSer
 
 POLL_S = 10.0
 GRACE_S = 30.0
-"""Seconds after a lease's deadline until the service counts as lost; it should refuse the lease at the deadline."""
+"""Seconds beyond a lease's deadline until a service that has neither granted nor refused the lease counts as lost."""
 SCHEDULER = "device scheduler"
-"""Party named in waits for a lease that nothing else blocks."""
+"""Value of `Wait.owed_by` while a role waits for a lease that no lease or member blocks."""
 
 Holders = Mapping[str, Sequence[OffloadPart]]
 Waiting = Callable[[str, str, float], AbstractContextManager[Any]]
@@ -50,7 +50,7 @@ class HeldDeviceLease:
     def __init__(self, client: DeviceLeaseClient, request: DeviceRequest) -> None:
         self._client, self._request = client, request
         self._ready = True
-        """True if the scheduler granted the current request; False while a change of phase is pending or failed."""
+        """True if the scheduler granted the current request; False while a phase change is pending or if it failed."""
         self.freed_bytes = 0
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -66,7 +66,7 @@ class HeldDeviceLease:
         self._ready = True
 
     async def wanted(self) -> None:
-        """Return when another role waits for the devices; raise if the scheduler is lost and the lease with it."""
+        """Wait until another role needs the devices; raise an error if the scheduler, and so the lease, is lost."""
         await asyncio.shield(self._wanted)
 
     def fail(self, error: Exception) -> None:
@@ -154,7 +154,7 @@ class DeviceLeaseClient:
     async def _answered(
         self, lease: HeldDeviceLease, request: DeviceRequest, ask: Callable[[DeviceRequest], Awaitable[str]]
     ) -> None:
-        """Wait until the scheduler grants a request; ask again every `POLL_S` what blocks it, for `relax why`."""
+        """Wait until the scheduler grants a request; every `POLL_S`, ask what blocks the request, for `relax why`."""
         loop, deadline_s = asyncio.get_running_loop(), request.deadline_s
         owed_by, deadline = await ask(request), loop.time() + deadline_s
         if self._error is not None:
@@ -165,7 +165,7 @@ class DeviceLeaseClient:
                     left_s = max(deadline - loop.time(), 0.0)
                     with self._waiting(f"the devices, to {request.phase}", owed_by or SCHEDULER, left_s):
                         await asyncio.wait({lease.answer}, timeout=POLL_S)
-                    if not lease.answer.done() and loop.time() < deadline:  # later it may have been refused
+                    if not lease.answer.done() and loop.time() < deadline:  # later, the lease may be refused
                         owed_by = await ask(request)
             lease.answer.result()
         except _Refused as refused:

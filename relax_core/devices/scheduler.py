@@ -15,7 +15,7 @@ from relax_core.rpc import messages
 from relax_core.rpc.waiting import TimedCondition
 
 SILENCE_S = 60.0
-"""Seconds without a call from an owner until it counts as dead; its polls show that it is alive."""
+"""Seconds without a call from an owner until the owner counts as dead; each poll shows that it is alive."""
 PARTS: frozenset[OffloadPart] = frozenset(get_args(OffloadPart))
 CommandKind = Literal["offload", "onload", "granted", "refused", "wanted"]
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class DeviceRequest:
     deadline_s: float
 
     def __str__(self) -> str:
-        """Return the role and the phase, for people."""
+        """Return role and phase as text for messages."""
         return f"{role_of(self.owner)} ({self.phase})"
 
 
@@ -97,7 +97,7 @@ class DeviceScheduler:
         self._silence_s = silence_s
         self._members: dict[str, DeviceMember] = {}
         self._leases: dict[str, LeaseState] = {}
-        """By id, in the order of the requests."""
+        """id -> lease, in the order of the requests."""
         self._seen: dict[str, float] = {}
         self._numbers = 0
         self.commands: list[DeviceCommand] = []
@@ -113,14 +113,14 @@ class DeviceScheduler:
         self._advance(now)
 
     def leave(self, owner: str, name: str, now: float) -> None:
-        """Remove a member, which gets no further commands."""
+        """Remove a member and send no further commands to it."""
         member = self._members.get(name)
         if member is not None and member.owner == owner:
             del self._members[name]
         self._advance(now)
 
     def acquire(self, request: DeviceRequest, now: float) -> str:
-        """Queue a request; return the leases or members that block it, or nothing if it is granted. Safe to repeat."""
+        """Queue a request; return the leases or members that block it, "" if it is granted. Safe to repeat."""
         self._seen[request.owner] = now
         if request.id not in self._leases:
             self._leases[request.id] = LeaseState(request, now + request.deadline_s)
@@ -156,7 +156,7 @@ class DeviceScheduler:
         self._advance(now)
 
     def done(self, owner: str, number: int, freed_bytes: int, now: float) -> None:
-        """Note that a member has carried out a command; repeated and outdated notes have no effect."""
+        """Record that a member has carried out a command; repeated and outdated calls have no effect."""
         self._seen[owner] = now
         for member in self._members.values():
             if member.command is not None and member.command.number == number:
@@ -169,7 +169,7 @@ class DeviceScheduler:
         self._advance(now)
 
     def seen(self, owner: str, now: float) -> None:
-        """Note that an owner is alive, and handle deadlines and silences that have passed by now."""
+        """Record that an owner is alive; also refuse leases past their deadlines, and remove silent owners."""
         self._seen[owner] = now
         self._advance(now)
 
@@ -186,7 +186,7 @@ class DeviceScheduler:
         return tuple(self._seen)
 
     def next_at(self) -> float | None:
-        """Return the time of the next deadline or silence; None if there is nothing to wait for."""
+        """Return when the next deadline passes or the next owner counts as dead; None if neither is pending."""
         times = [lease.deadline for lease in self._leases.values() if lease.stage in ("waiting", "preparing")]
         return min((*times, *(seen + self._silence_s for seen in self._seen.values())), default=None)
 
@@ -240,7 +240,7 @@ class DeviceScheduler:
     def _wanted(self, name: str) -> frozenset[OffloadPart]:
         """Return the parts that a member may have loaded: the parts that every lease on its devices names for it.
 
-        A member is under several leases only if it joined after they were prepared.
+        Several leases cover one member only if the member joined after they were prepared.
         """
         devices = self._members[name].devices
         return PARTS.intersection(
@@ -259,7 +259,7 @@ class DeviceScheduler:
         return {name: member for name, member in self._members.items() if member.devices & devices}
 
     def _in_the_way(self, lease: LeaseState) -> str:
-        """Name the earlier leases that overlap with a lease, or else the members that have yet to offload or load."""
+        """Return the earlier leases that overlap with a lease, or else the members that must still offload or load."""
         devices = lease.devices or self._devices(lease.request)
         earlier = takewhile(lambda other: other is not lease, self._leases.values())
         before = [other for other in earlier if (other.devices or self._devices(other.request)) & devices]
@@ -282,7 +282,7 @@ class DeviceScheduler:
 
 
 class DeviceService:
-    """The scheduler with a clock and an inbox for each owner, which roles call directly or through the hub.
+    """The scheduler with a clock and an inbox for each owner; roles call the service directly or through the hub.
 
     Invariants: each call is safe to repeat after a lost answer. Deadlines are checked during polls, and every owner
     that waits for a lease polls.
@@ -321,12 +321,12 @@ class DeviceService:
         self._do(self._scheduler.release, owner, lease_id)
 
     async def done(self, owner: str, number: int, freed_bytes: int) -> None:
-        """Note that a member of the owner has carried out a command."""
+        """Record that a member of the owner has carried out a command."""
         self._check(owner)
         self._do(self._scheduler.done, owner, number, freed_bytes)
 
     async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
-        """Return the commands after number `after`; wait up to `wait_s` for one. Shows that the owner is alive."""
+        """Return the commands after number `after`; wait up to `wait_s` for one. Renews the owner's sign of life."""
 
         def unread(now: float) -> tuple[DeviceCommand, ...] | None:
             self._check(owner)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns of engine pools on the same devices: which pool is awake, and the loop that pauses the rest.
+"""Turns of engine pools on the same devices: the rules that choose the awake pool, and the loop that pauses the rest.
 
 The policy's engines and the auxiliary pools of one role take turns within the single device lease of that role. A role
-that waits for the lease gets it no matter which pool is awake. `EngineTurns` decides; `SharedEngines` performs.
+that waits for the lease gets it no matter which pool is awake. `EngineTurns` decides; `SharedEngines` pauses and wakes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TurnRule:
     """The conditions under which a pool gets its turn although the policy's engines have work."""
 
     requests: int
-    """Number of waiting requests that is enough; 0: no number is enough."""
+    """Number of waiting requests at which the pool gets its turn; 0: no number is enough."""
     wait_s: float
     """Seconds after which the pool gets its turn with any number of requests."""
 
@@ -61,13 +61,13 @@ class EngineTurns:
         self.holder = POLICY
         self._held_since = now
         self._idle_since: float | None = now
-        """Time since which the holder has had no work; None while it has work."""
+        """Time at which the holder ran out of work; None while the holder has work."""
         self._waiting_since: dict[str, float] = {}
-        """For each member with work that is not the holder, the time since which it waits."""
+        """Member with work that does not hold the turn -> time since which the member waits."""
         self._work: Mapping[str, int] = {}
 
     def update(self, work: Mapping[str, int], now: float) -> str:
-        """Take the amount of work of each member; return the holder from now on."""
+        """Record the amount of work of each member; return the holder of the turn from now on."""
         self._work = dict(work)
         for name in (POLICY, *self._rules):
             if name == self.holder or not work.get(name, 0):
@@ -107,7 +107,7 @@ class TurnMember(Protocol):
     """An engine pool that takes turns on shared devices."""
 
     def work(self) -> int:
-        """Count open requests, and engines that wait to start or to load weights."""
+        """Return the number of open requests plus the number of engines that wait to start or to load weights."""
 
     async def pause(self) -> None: ...
 
@@ -118,7 +118,7 @@ class SharedEngines:
     """The pools of one role on the same devices, of which at most one is awake.
 
     `paused -> (lease granted) one pool awake, then another, ... -> paused`. Invariants: every pool except `awake` is
-    paused; it is offloaded before another pool wakes; without a lease all pools are paused.
+    paused; the awake pool is offloaded before another pool wakes; without a lease all pools are paused.
     """
 
     def __init__(self, members: Mapping[str, TurnMember], turns: EngineTurns, clock: Clock) -> None:
@@ -128,11 +128,11 @@ class SharedEngines:
         self.awake = ""
 
     def on_change(self) -> None:
-        """Note that the work of a member may have changed, so that waiting calls check it again."""
+        """Make waiting calls check the members' work again, because it may have changed."""
         self._changed.set()
 
     async def wanted(self) -> None:
-        """Return when a member has work."""
+        """Wait until a member has work."""
         while not any(member.work() for member in self._members.values()):
             await self._change(POLL_S)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 COMPOUNDS = {"algorithm": "relax_core.learn.groups:MixedAlgorithm"}
-"""By kind, the class that combines several components of the kind into one."""
+"""kind -> class that combines several components of the kind into one component."""
 PYTHON = "python"
 """Distribution name of components that were passed from Python."""
 
@@ -182,7 +182,7 @@ class Catalogue:
     def verify(self, resolved: Sequence[ResolvedPlugin | Sequence[str]], shared: bool = False) -> None:
         """Raise InfrastructureError unless this process has loaded the same plugins as `resolved`.
 
-        `shared`: compare only plugins that both have, as for an interpreter with the plugins of one engine.
+        `shared`: compare only plugins that both lists have; an engine's interpreter may have only the engine's plugins.
         """
         compare(self.resolved(), [ResolvedPlugin(*plugin) for plugin in resolved], shared)
 
@@ -281,9 +281,9 @@ def _would_offer(kind: Kind, wanted: str, name: str, records: Sequence[Record]) 
 
 
 def _claims(record: Record, hook: str, name: str) -> bool:
-    """Return True if the source of a plugin, which is not run, seems to offer a component of this name in this hook.
+    """Return True if a plugin's source seems to offer a component of this name in this hook; do not run the source.
 
-    Components that a plugin builds in a loop are not found.
+    The search does not find components that a plugin builds in a loop.
     """
     spec = find_module(record.module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
@@ -309,7 +309,7 @@ def _unloaded(kind: Kind, name: str, record: Record) -> RelaxError:
 
 
 def _elsewhere(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> str:
-    """Return the fix for a name that exists in another distribution or as another kind; empty if it does not."""
+    """Return the fix for a name that exists in another distribution or as another kind; empty for an unknown name."""
     for record in records:
         for of, component in record.components:
             if component.name == name and of == kind.name and wanted:
@@ -337,7 +337,7 @@ def _failures(records: Sequence[Record]) -> str:
 
 
 def missing_anywhere(name: str, records: Sequence[Record]) -> RelaxError:
-    """Return the error for an unknown name of any kind; the first kind that explains the name decides."""
+    """Return the error for an unknown name of any kind, with the cause that the first matching kind gives."""
     wanted, _, bare = name.rpartition(":")
     for kind in KINDS.values():
         if record := _would_offer(kind, wanted, bare, records):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from relax_core.api.options import Options
 
 DEADLINE_S = 600.0
-"""Seconds for all suites together; a suite ends a component that blocks long before."""
+"""Seconds for all suites together; a suite itself fails a blocking component much earlier."""
 HEAVY = ("torch", "ray", "pydantic", "transformers", "tensorflow", "jax", "vllm", "sglang")
 """Packages that a plugin's module may not import, because every `relax` command imports the modules of all plugins."""
 _IMPORT_S = 120.0
@@ -92,7 +92,7 @@ def check(catalogue: Catalogue, records: Sequence[Record], files: Sequence[str] 
 
 
 def heavy_imports(module: str) -> str:
-    """Import a plugin's module alone in a fresh interpreter; return the problem, or nothing."""
+    """Import a plugin's module alone in a fresh interpreter; return the problem, or "" if the import is light."""
     code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
     try:
         done = subprocess.run(
@@ -142,7 +142,7 @@ def _run_suites(subjects: Sequence[Subject], files: Sequence[str]) -> Iterator[C
             for subject in suited:
                 yield subject.result("conformance", CheckResult.FAILED, output.strip()[-2000:])
             return
-        # A case has the class name `test_3.Test`, or none if its file could not be imported.
+        # A case has the class name `test_3.Test`; the name is empty if the file could not be imported.
         for case in ElementTree.parse(report).iter("testcase"):
             owner, name = case.get("classname", "").partition(".")[0], case.get("name", "")
             subject = suited[int((owner or name).removeprefix("test_"))]
@@ -205,14 +205,14 @@ def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
 
 
 def capabilities(kind: str, cls: type[Configurable]) -> dict[str, Any]:
-    """Return the class's values of the class attributes that the base of its kind declares."""
+    """Return the class attributes that the base class of the kind declares, with their values in `cls`."""
     base: Any = import_target(known_kind(kind).base)
     declared = dict.fromkeys(name for owner in reversed(base.__mro__) for name in _class_attributes(owner))
     return {name: plain(getattr(cls, name)) for name in declared if name not in _class_attributes(Configurable)}
 
 
 def options(model: type[Options]) -> list[dict[str, Any]]:
-    """List name, type, default and documentation of each option."""
+    """Return name, type, default and documentation of each option."""
     return [
         {
             "name": name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of plugins, and the handshake that decides, without importing a plugin, if it may be imported.
+"""Records of plugins, and the handshake: a check, before the import of a plugin, that the plugin may be imported.
 
 The decision depends on environment variables that list plugins, and on the plugin's API range. The range is the
 distribution's own requirement on relax-core, so that pip and this check read the same line. Workers compare the list of
@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?\s*((?:[<>=!~]{1,3}\s*[0-
 
 
 class PluginState(StrEnum):
-    """The state of a plugin after discovery: `ok`, or why the plugin offers nothing."""
+    """The state of a plugin after discovery: `ok`, or the reason why its components can't be used."""
 
     OK = "ok"
     SKIPPED = "skipped"
@@ -40,7 +40,7 @@ class PluginState(StrEnum):
 
 
 class Offered(NamedTuple):
-    """A component with its kind, which is that of the hook that returned it."""
+    """A component with its kind; the hook that returned the component determines the kind."""
 
     kind: str
     component: Component
@@ -56,7 +56,7 @@ class Record:
     version: str
     module: str
     location: str
-    """Directory of the plugin's code; for an editable installation, of the project; for a single file, its path."""
+    """Directory of the plugin's code, or of the project if the installation is editable; path of a single file."""
     editable: bool = False
     file: bool = False
     """True for a single-file plugin, which has no version and the file's name as its distribution."""
@@ -70,7 +70,7 @@ class Record:
     hooks: tuple[str, ...] = ()
     """Observer hooks that the plugin implements."""
     notes: tuple[str, ...] = ()
-    """Remarks for users, such as a name that a second plugin has too."""
+    """Remarks for users, such as the remark that a second plugin uses the same name."""
 
     @property
     def title(self) -> str:
@@ -119,7 +119,7 @@ def api_range(requires: Iterable[str]) -> str:
 def _specifier(line: str) -> str:
     """Return a requirement's version specifier; empty if its marker does not apply.
 
-    Most lines match a simple pattern: importing the full grammar takes longer than listing a hundred plugins.
+    A simple pattern parses most lines, because importing `packaging` takes longer than listing a hundred plugins.
     """
     if plain := _PLAIN.fullmatch(line):
         return plain[1]
@@ -130,7 +130,7 @@ def _specifier(line: str) -> str:
 
 
 def refusal(record: Record, environ: Mapping[str, str]) -> str:
-    """Return why a plugin must not be imported; empty if it may be. The core's own components are never refused."""
+    """Return why a plugin must not be imported; empty if the import is allowed, as it always is for the core."""
     name = canonical(record.distribution)
     if name == CORE:
         return ""
@@ -194,7 +194,7 @@ def resolve(records: Iterable[Record]) -> tuple[ResolvedPlugin, ...]:
 
 
 def compare(have: Sequence[ResolvedPlugin], want: Sequence[ResolvedPlugin], shared: bool) -> None:
-    """Raise InfrastructureError on the first difference; `shared` compares only what both have."""
+    """Raise InfrastructureError on the first difference. `shared`: compare only plugins that both lists have."""
     ours, theirs = {p.name: p for p in have}, {p.name: p for p in want}
     for name in sorted(ours.keys() & theirs.keys() if shared else ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
@@ -228,7 +228,7 @@ def _root(record: Record) -> Path:
 
 
 def find_module(module: str) -> ModuleSpec | None:
-    """Return a module's spec without importing its parent packages, as `importlib.util.find_spec` would."""
+    """Return a module's spec; unlike `importlib.util.find_spec`, never import the module's parent packages."""
     path: list[str] | None = None
     spec: ModuleSpec | None = None
     parts = module.split(".")

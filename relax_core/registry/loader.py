@@ -44,7 +44,7 @@ GROUP = "relax.plugins"
 SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
 STRIKES = 3
 Failed = Callable[[str, Exception, bool], None]
-"""Callback with the distribution, its error, and True if the distribution is switched off now."""
+"""Callback for an error of an observer: (distribution, error, True if the distribution is switched off now)."""
 
 HOOKS: dict[type, str] = {
     events.RunStarted: "relax_run_started",
@@ -61,7 +61,7 @@ HOOKS: dict[type, str] = {
     events.WorkRetried: "relax_work_retried",
     events.RunFinished: "relax_run_finished",
 }
-"""Observer hook of each event type; event types that are not listed go to no observer."""
+"""event type -> observer hook; observers do not get events of types that are not listed."""
 
 
 class Loader:
@@ -155,7 +155,7 @@ def installed(environ: Mapping[str, str]) -> Iterator[Record]:
 
 
 def _headers(dist: Distribution) -> Message:
-    """Parse only the header block of a distribution's metadata: a hundred are read on every start, some very long."""
+    """Parse only the header block of a distribution's metadata: every start reads many files, some very long."""
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
     return HeaderParser().parsestr(text.partition("\n\n")[0])
 
@@ -171,10 +171,10 @@ def _editable_project(dist: Distribution) -> str:
 
 
 def load_file(loader: Loader, path: str) -> Record:
-    """Import one file as a plugin, whose components are its component classes and what its hooks return.
+    """Import one file as a plugin that offers the file's component classes and the components of its hooks.
 
-    A single class takes the file's name, several classes take their own names, in kebab-case. Raises ConfigError if the
-    file does not exist, and PluginError if its import fails or it offers nothing.
+    A single class is named after the file; several classes keep their own names, in kebab-case. Raises ConfigError if
+    the file does not exist, and PluginError if its import fails or it offers no component or hook.
     """
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
@@ -220,8 +220,8 @@ def kebab(name: str) -> str:
 class Observers:
     """Plugins that receive the events of a run; they must not change any data.
 
-    A run only uses `plugins`: its recorder calls the hooks, in threads with deadlines. `notify` calls them directly,
-    without a deadline, and switches a plugin off after three errors.
+    A run uses only `plugins`; the run's recorder calls the hooks, in threads with deadlines. `notify` calls hooks
+    directly, without a deadline, and switches a plugin off after three errors.
     """
 
     def __init__(self, manager: pluggy.PluginManager) -> None:

@@ -50,7 +50,7 @@ def template_of(kind: str) -> Path:
 
 
 def _generate(template: Path, context: dict[str, str], out: Path) -> None:
-    """Write a project with functions of cookiecutter, whose command would read and write files in the user's home."""
+    """Write a project with cookiecutter's functions; its command would also use files in the user's home."""
     from cookiecutter.generate import generate_context, generate_files
     from cookiecutter.prompt import prompt_for_config
 

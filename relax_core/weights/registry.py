@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of published weights: versions, routes to the newest version, and receivers' proofs.
 
-Transports move the bytes; the registry only keeps account. A proof can check, each level stronger than the last: the
-bytes that arrived, the bytes in an engine's memory, and (by the engine pool) the engine's log-probs of a canary.
+Transports move the bytes; the registry only records versions. A proof has one of three levels, the weakest first: the
+received bytes are correct; so are the bytes in the engine's memory; so are the engine's log-probs of a canary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relax_core.tensor_files.delta import unchanged_names
 Published: TypeAlias = tuple[Manifest, Chosen]
 Route: TypeAlias = tuple[Published, ...]
 _REMEMBERED = 64
-"""Number of versions whose fingerprints are kept, for receipts that arrive after the next publish."""
+"""Number of versions for which fingerprints are kept, to check receipts that arrive after later publishes."""
 
 
 @dataclass(slots=True)
@@ -30,14 +30,14 @@ class _Expected:
     """The fingerprints that receipts of one version must have."""
 
     wire: set[str] = field(default_factory=set)
-    """Valid fingerprints of the tensors that arrive, one for each published payload."""
+    """Valid fingerprints of the received tensors, one for each published payload."""
     resident: dict[str, str] = field(default_factory=dict)
     """layout -> fingerprint of the memory of the first engine with that layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RouteLease:
-    """A receiver's lease on the versions of its route, until it proves the last version or `until` passes."""
+    """A receiver's lease on the versions of its route; ends when the receiver proves `last`, or at time `until`."""
 
     receiver: str
     versions: frozenset[Version]
@@ -50,15 +50,15 @@ class _Model:
     """The registered versions of one model."""
 
     chain: list[Published] = field(default_factory=list)
-    """Versions to load in this order: the last full version or adapters, then deltas up to the newest version."""
+    """Versions in the order to load: the last full version or adapters, then deltas up to the newest version."""
     handed_out: bool = False
-    """True: the transfer of the newest version, a live one, is over, so receivers can't load it now."""
+    """True: the newest version is live and its transfer is over, so receivers can't load it now."""
     expected: dict[Version, _Expected] = field(default_factory=dict)
     proved: dict[str, Version] = field(default_factory=dict)
     """receiver -> version that it last proved."""
     leases: list[_RouteLease] = field(default_factory=list)
     wanting: dict[str, None] = field(default_factory=dict)
-    """Receivers that called `want` since the last announcement, in time order."""
+    """Receivers that called `want` since the last announcement, in order of time; the values are unused."""
 
     def newest_after(self, version: Version | None) -> Published | None:
         """Return the newest version if it is later than `version`."""
@@ -79,7 +79,7 @@ class WeightRegistry:
     - Versions of a model only increase; a version that is published again has the same bytes.
     - A full version or adapters begin a new chain; a delta extends the chain, on top of its newest version.
     - Only a receipt that matches the manifest and the engines of the same layout proves a version.
-    - Versions on the chain or on a leased route are needed; all remaining ones may be released.
+    - Versions on the chain or on a leased route are needed; all remaining versions may be released.
 
     A version: `announced -> (live: handed out) -> superseded -> released once no lease needs it`.
     A receiver: `routed (leased) -> loading -> proved`, or `wanting` if no route leads to the newest version.
@@ -134,7 +134,7 @@ class WeightRegistry:
         self._changes.notify()
 
     async def handed_out(self, version: Version) -> None:
-        """Note the end of a live version's transfer: receivers can't load it now."""
+        """Record that a live version's transfer has ended, so that receivers can't load the version now."""
         model = self._models[version.model]
         if model.chain and model.chain[-1][0].version == version:
             model.handed_out = True
@@ -180,7 +180,7 @@ class WeightRegistry:
         return await self._changes.wait_for(leased, wait_s) or ()
 
     async def want(self, receiver: str, model: str) -> None:
-        """Note a receiver without a route to the newest version; it waits for another transfer."""
+        """Record that a receiver waits for another transfer, because it has no route to the newest version."""
         self._models[model].wanting[receiver] = None
 
     async def receipt(self, receipt: Receipt) -> bool:
@@ -211,7 +211,7 @@ class WeightRegistry:
         return dict(self._models[model].proved)
 
     async def forget(self, receiver: str, model: str) -> None:
-        """Remove a receiver that left or is not to be trusted, with its proof, its leases and its `want`."""
+        """Remove a receiver that left or failed a check, with its proof, its leases and its `want`."""
         found = self._models[model]
         found.proved.pop(receiver, None)
         found.wanting.pop(receiver, None)
@@ -227,27 +227,27 @@ def _check_receipt(receipt: Receipt, expected: _Expected) -> None:
         want = " or ".join(sorted(expected.wire))
         raise InfrastructureError(
             f"{receipt.receiver}: {receipt.version} differs on arrival: have {receipt.fingerprint}, want {want}; "
-            "it must load again before it serves"
+            "the receiver must load again before it serves"
         )
     if receipt.level == "wire" or (receipt.level == "behaviour" and not receipt.resident):
         return
     if not receipt.resident or not receipt.layout:
         raise InfrastructureError(
             f"{receipt.receiver}: {receipt.version}: a receipt of level {receipt.level} lacks `resident` or `layout`; "
-            "it must load again before it serves"
+            "the receiver must load again before it serves"
         )
     want = expected.resident.setdefault(receipt.layout, receipt.resident)
     if receipt.resident != want:
         raise InfrastructureError(
             f"{receipt.receiver}: {receipt.version} differs in memory ({receipt.layout}): have {receipt.resident}, "
-            f"want {want}; it must load again before it serves"
+            f"want {want}; the receiver must load again before it serves"
         )
 
 
 def prove_successor(before: Manifest | None, after: Manifest, *, applied: bool) -> None:
     """Raise InfrastructureError for a manifest that can't follow `before`.
 
-    `applied`: an update with a non-zero learning rate lies in between. Only a new publish or a trainer restart helps.
+    `applied`: an update with a non-zero learning rate came between the two. Publish again, or restart the trainer.
     """
     if before is None or (after.payload == "lora") != (before.payload == "lora"):
         return

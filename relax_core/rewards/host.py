@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host of a reward in its killable process, the results of rewards, and rewards passed as Python functions.
 
-The host scores units: a sample, a group or a batch each. A result is a finite score, or the failure with its place in
-the author's code. A function (`relax.train(..., rewards=[fn])`) has a name in the catalogue of every process that reads
-the configuration; only the reward's own process loads and calls it.
+The host scores units; a unit is a sample, a group or a batch. A result is a finite score, or the failure with its place
+in the author's code. A function (`relax.train(..., rewards=[fn])`) has a name in the catalogue of every process that
+reads the configuration; only the reward's own process loads and calls it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from relax_core.rpc.host import DONE, IsolatedHost
 from relax_core.sandboxes.pool import SandboxRpcClient
 
 FUNCTION = "reward-function"
-"""Component kind of a function passed from Python; the option `function` has the cloudpickle from the parent's pipe."""
+"""Component kind of a function passed from Python; its option `function` holds the cloudpickle of the function."""
 Unit: TypeAlias = list[tuple[Task, Trajectory]]
 
 
 @messages.register
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """The result of a reward for one sample: a score, or a failure with its place."""
+    """The result of a reward for one sample: a score, or a failure with its place in the author's code."""
 
     value: float = math.nan
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class RewardResult:
 
 
 def pack_units(units: Sequence[Unit]) -> Any:
-    """Pack units for the wire: each task once, each unit as task indices, all trajectories in order, without routes."""
+    """Pack units to send: each task once, each unit as indices of tasks, all trajectories in order without routes."""
     numbers: dict[int, int] = {}
     tasks: list[Task] = []
     for task in (task for unit in units for task, _ in unit):
@@ -181,7 +181,7 @@ def where(author: Callable[..., Any]) -> str:
 
 
 _OURS = tuple(str(Path(__file__).parents[1] / room) + "/" for room in ("rewards", "rpc"))
-"""Folders of Relax's own frames between the thread and the author's code."""
+"""Folders of Relax's own code, left out of tracebacks; its frames precede those of the author's code."""
 
 
 def _root(author: Callable[..., Any]) -> str:

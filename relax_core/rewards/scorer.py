@@ -3,7 +3,7 @@
 
 The score includes the environment's rewards. A failed reward gives the sample an outcome without a score, never a zero.
 Rewards run in killable processes. If a reward fails in the same way on sample after sample, it has a bug, and training
-on the remaining samples would hide the bug. So its circuit breaker ends the run with exit code 3.
+on the remaining samples would hide the bug. So the circuit breaker ends the run with exit code 3.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class RewardSettings:
     memory_mb: int = 0
     """Address-space limit of the reward's process in MiB; 0: no limit."""
     only: str = ""
-    """Tasks that the reward applies to, by a dotted path into the metadata: `domain=maths`; empty: all."""
+    """Filter of the tasks to judge, with a dotted path into the metadata, such as `domain=maths`; empty: all tasks."""
     inherit_env: tuple[str, ...] = ()
     """Environment variables that the reward's process inherits in addition to the standard list."""
     function: bytes | None = None
-    """cloudpickle of a `fn(task, trajectory) -> float` passed from Python; None: a component."""
+    """cloudpickle of a `fn(task, trajectory) -> float` passed from Python; None: the reward is a component."""
     label: str = ""
     """Name of the reward, unique in the run; empty: the component's name."""
 
@@ -67,13 +67,13 @@ class ScoredSample:
     value: float
     """Sum of the environment's rewards and the weighted rewards; NaN unless the outcome is judged."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Unweighted value of each reward by name, and the parts of its score as `<reward>/<part>`."""
+    """reward -> unweighted value, and `<reward>/<part>` -> value of each part of a reward's score."""
     steps: tuple[float, ...] = ()
     """[turns] credit of single turns from environment and rewards, up to the last turn with credit."""
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     frames: str = ""
-    """Frames of the author's code if it raised."""
+    """Traceback frames in the author's code, if a reward raised an error."""
 
 
 class RewardScorer:
@@ -98,7 +98,7 @@ class RewardScorer:
         await asyncio.gather(*(reward.start() for reward in self._rewards))
 
     async def score(self, groups: Sequence[Group]) -> list[list[ScoredSample]]:
-        """Score each trajectory, in order; concurrent calls share batches.
+        """Score each trajectory, in order. Concurrent calls may send their samples to processes together.
 
         Raises CircuitOpen, or the error that made a reward's processes unusable.
         """
@@ -165,8 +165,8 @@ class RewardPool:
 
     Invariants:
     - A unit is scored in one call: a sample, a group, or all samples of a `score` call. A failed batch is halved, so
-    that only the samples that made it fail get a failure.
-    - Only the unit that ends its process, or is late, gets a failure; units in the same process are scored again.
+    that only the samples that made the batch fail get a failure.
+    - Only a unit that ends its process, or is late, gets a failure; further units in this process are scored again.
     - Once the circuit breaker is open, every waiting and later call raises its error.
     """
 
@@ -257,12 +257,12 @@ class RewardPool:
 
 
 def _spoils(result: RewardResult) -> bool:
-    """Return True if one sample may have failed a whole batch; a failed engine pool would fail its halves too."""
+    """Return True if a single sample may have failed a batch; a failed engine pool would fail both halves too."""
     return not result.outcome.judged and result.kind[:7] != "invalid" and result.outcome not in ENGINE_OUTCOMES
 
 
 class CircuitOpen(PluginError):
-    """A reward that fails in the same way on most samples; `sample` is the document to save for `relax try`."""
+    """The error for a reward that fails alike on most samples; `sample` is the document to save for `relax try`."""
 
     def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
         message = (
@@ -277,7 +277,7 @@ class CircuitBreaker:
     """A detector of repeated faults of one reward, without IO: `closed -> open`.
 
     Invariants:
-    - It opens at a failed sample, once the first `first` samples, or over half of the last `window`, had its fault.
+    - It opens at a failed sample if all of the first `first`, or over half of the last `window`, samples had its fault.
     - `_counts` counts the faults in `_recent`, which holds at most `window` samples.
     """
 
@@ -288,7 +288,7 @@ class CircuitBreaker:
         self._counts: Counter[Fault] = Counter()
 
     def record(self, fault: Fault | None) -> str:
-        """Record one sample's fault (None: scored); return "" or, if the breaker opens, which samples failed alike."""
+        """Record one sample's fault, None if scored. Return which samples failed alike if the breaker opens, or ""."""
         self._seen += 1
         self._recent.append(fault)
         if len(self._recent) > self._window and (oldest := self._recent.popleft()) is not None:

@@ -3,13 +3,13 @@
 
 A version counts completed steps. The step that starts at version v trains up to `groups_per_step` groups. A group's
 floor is the oldest version among its trained tokens. The group is stale after floor + k: the step that starts at this
-version is the last that may train the group. Unclaimed groups are passed as counts by this last version.
+version is the last that may train the group. The functions get unclaimed groups as counts by this last version.
 
-Invariants, for a caller that asks before each change and drops the victims after it:
+Invariants, if the caller asks before each change and drops the `victims` afterwards:
 - A group is trained with a lag of 0 to k.
-- The unclaimed groups fit the places that are left before each becomes stale: `overflow` is at most `spare_groups`. So no
-  group becomes stale because groups with more time left were claimed first.
-- Admission keeps this by counting: at most (k + 1) * `groups_per_step` + `spare_groups` groups are live. The bound is
+- Each unclaimed group can be trained before it becomes stale: `overflow` is at most `spare_groups`. So no group becomes
+  stale because groups with more time left were claimed first.
+- Admission ensures this by a count: at most (k + 1) * `groups_per_step` + `spare_groups` groups are live. The bound is
   lower for an engine with older weights.
 """
 
@@ -24,12 +24,12 @@ class Rule:
     """The staleness bounds of one run."""
 
     max_staleness: int | None
-    """k, in steps; None is unbounded."""
+    """Staleness bound k, in steps; None: no bound."""
     groups_per_step: int
     spare_groups: int = 0
-    """Surplus groups (over-sampling) that need not fit; a step drops them instead of waiting for them."""
+    """Number of surplus groups (over-sampling); a step drops surplus groups instead of waiting for them."""
     steps: int | None = None
-    """Steps of the run; no group is granted that no step is left to train. None: the run has no known end."""
+    """Number of steps of the run; a group is granted only if a step remains to train it. None: no known end."""
 
 
 def capacity(rule: Rule, version: int, engine: int) -> int | None:
@@ -50,12 +50,12 @@ def may_grant(rule: Rule, version: int, engine: int, live: int) -> bool:
 
 
 def slots_through(rule: Rule, version: int, claimed: int, last: int) -> int:
-    """Count the free places in the steps that start at `version` to `last`; in the first step `claimed` are taken."""
+    """Return how many groups the steps at `version` to `last` can still claim; the first step has `claimed` groups."""
     return max(0, last - version + 1) * rule.groups_per_step - (claimed if last >= version else 0)
 
 
 def overflow(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int]) -> int:
-    """Count the unclaimed groups that will become stale untrained, in any order of claims; 0 if all fit."""
+    """Return the number of unclaimed groups that no order of claims can train before they become stale."""
     due, worst = 0, 0
     for last in sorted(unclaimed):
         due += unclaimed[last]
@@ -64,7 +64,7 @@ def overflow(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int
 
 
 def may_train(rule: Rule, version: int, claimed: int, floor: int) -> bool:
-    """Return True if the step that starts at `version` has a free place, and 0 <= lag <= k for this floor."""
+    """Return True if the step that starts at `version` can claim another group, and 0 <= lag <= k for this floor."""
     lag = version - floor
     return claimed < rule.groups_per_step and lag >= 0 and (rule.max_staleness is None or lag <= rule.max_staleness)
 
@@ -72,7 +72,7 @@ def may_train(rule: Rule, version: int, claimed: int, floor: int) -> bool:
 def may_claim(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int], floor: int) -> bool:
     """Return True if a ready group may join the step that starts at `version`.
 
-    All groups that stay unclaimed, but for `spare_groups`, must still fit.
+    Apart from `spare_groups`, all groups that stay unclaimed must still be trainable before they become stale.
     """
     if not may_train(rule, version, claimed, floor):
         return False
@@ -86,9 +86,9 @@ def may_claim(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, in
 def victims(
     rule: Rule, version: int, claimed: int, unclaimed: Iterable[tuple[int, bool, int]], allowed: int
 ) -> tuple[int, ...]:
-    """Choose the fewest groups to drop so that all but `allowed` of the rest fit; groups that are not ready go first.
+    """Choose the fewest groups to drop so that all but `allowed` of the rest can be trained; unready groups go first.
 
-    `unclaimed` lists (last version, ready, group number). Returns group numbers.
+    `unclaimed`: (last version, ready, group number) of each group. Return the numbers of the chosen groups.
     """
     pool: list[tuple[bool, int, int]] = []
     ended: list[int] = []

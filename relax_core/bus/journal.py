@@ -94,7 +94,7 @@ class FinalRecord(NamedTuple):
 
 
 class NoteRecord(NamedTuple):
-    """A producer's own state at a version, as JSON."""
+    """The state that a producer stored at a version, as JSON."""
 
     name: str
     step: int
@@ -123,7 +123,7 @@ class RememberedRecord(NamedTuple):
 
 SCHEMA = 2
 FORMER_SCHEMA = 1
-"""The schema before folded groups; a ledger with it is upgraded when it is opened."""
+"""The schema that lacks folded groups; a ledger of this schema is upgraded when opened."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -177,7 +177,7 @@ class LedgerJournal:
     - An incarnation is written to the note file before the commit with which it begins (`note_incarnation`).
     - After another process has taken the ledger over (`remember`), this journal writes nothing more.
     - Each number below the next group's is in `groups` or in one range of `folded_groups`, never in both.
-    - Folded groups can't be undone: they were dropped, or trained up to the version `folded`. No run resumes before it.
+    - Folded groups can't be undone: they were dropped, or trained up to version `folded`, the first to resume from.
     """
 
     def __init__(self, directory: str) -> None:
@@ -186,7 +186,7 @@ class LedgerJournal:
         self._waiting: list[Record] = []
         self._lock = threading.Lock()
         self._takeover = 0
-        """Number of takeovers of the ledger when this journal took it over, its own included; 0: not taken over yet."""
+        """Number of the takeover by this journal, among all takeovers of the ledger; 0: not taken over yet."""
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
@@ -237,7 +237,7 @@ class LedgerJournal:
     def _fold(self, final: int) -> None:
         """Fold the groups that can't be undone once the checkpoint of version `final` is complete.
 
-        That checkpoint may turn out to be unreadable, so the state that the previous complete one needs is kept.
+        That checkpoint may turn out to be unreadable, so keep the state that the previous complete checkpoint needs.
         """
         run = self._db.execute
         (before,) = run("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'final'").fetchone()
@@ -363,7 +363,7 @@ class LedgerJournal:
     def _end_in_flight(self) -> None:
         """End the groups that are not over, and mark them for another issue.
 
-        A group is over when it was trained, or when all its members ended, none of these because the run stopped.
+        A group is over when it was trained, or when all its members ended for reasons other than a stop of the run.
         """
         open_groups = self._db.execute(
             "SELECT g.number, g.issue, g.size, "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resources of the bus that its clients hold: leases on groups, attempts in progress, and credit for rows and bytes."""
+"""Records of what each client of the bus holds: leases on groups, attempts in progress, credit for rows and bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_core.api.bus import Claim, Issue
 from relax_core.api.errors import StaleFence
 
 MAX_REMEMBERED = 256
-"""Number of finished leases that are remembered."""
+"""Number of finished leases to remember, so that a repeated acknowledgement is recognised."""
 
 
 def belongs(name: str, role: str) -> bool:
@@ -42,15 +42,15 @@ class Leases:
 
     Invariants:
     - Use of a lease that has ended, or with a wrong fencing token, raises StaleFence: a late holder changes nothing.
-    - A task never gets a group that is in `done` for it, unless the task follows the actor. Revoking a lease removes
-      its groups from `done`.
+    - A task never gets a group that is in its `done`, unless the task follows the actor. Revoking a lease removes the
+      lease's groups from `done`.
     """
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.out: dict[int, Lease] = {}
         self.done: dict[str, set[int]] = {}
-        """By task: the groups that it holds or has acknowledged."""
+        """task -> groups that the task holds or has acknowledged."""
         self.finished: deque[int] = deque(maxlen=MAX_REMEMBERED)
         """Leases that were acknowledged or committed, so that a repeated acknowledgement is recognised."""
         self._next = 1
@@ -77,7 +77,7 @@ class Leases:
         self.finished.append(lease.number)
 
     def revoke(self, lease: Lease) -> None:
-        """End a lease and return its groups to the next claim of its task."""
+        """End a lease; the next claim of its task can get the groups again."""
         self.out.pop(lease.number, None)
         self.done[lease.task].difference_update(lease.groups)
 
@@ -94,11 +94,11 @@ class Holder:
 
 
 class Holders:
-    """Attempts that producers report as theirs, by producer.
+    """The attempts that each producer reports to hold.
 
     The ledger's balance is checked against these reports, so that a lost attempt is noticed.
 
-    Invariant: a report covers the attempts admitted to its producer by then; later ones count as on their way.
+    Invariant: a report covers the attempts admitted before the report; attempts admitted later count as held.
     """
 
     def __init__(self) -> None:
@@ -155,10 +155,10 @@ class Credits:
     bytes: int = 0
     kept_bytes: int = 0
     reserved: dict[int, Reservation] = field(default_factory=dict)
-    """Puts and writes in progress, by the key of their block."""
+    """block key -> credit reserved for the put or write in progress."""
 
     def has_room(self, rows: int, size_bytes: int) -> bool:
-        """Return True if a put fits now. An empty bus accepts any put, or a large row could never pass."""
+        """Return True if a put fits now. An empty bus accepts any put, because a row may exceed the whole limit."""
         fits = self.rows + rows <= self.max_rows and self.bytes + size_bytes <= self.max_bytes
         return not rows or not self.rows or fits
 
@@ -168,7 +168,7 @@ class Credits:
         self.bytes += size_bytes
 
     def unreserve(self, key: int) -> None:
-        """End a reservation, because its rows have arrived or never will."""
+        """End a reservation, because its rows have arrived or never will arrive."""
         found = self.reserved.pop(key, None)
         if found is not None:
             self.rows -= found.rows

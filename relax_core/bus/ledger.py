@@ -29,7 +29,7 @@ from relax_core.bus.journal import (
 )
 
 MAX_UNFINISHED = 1 << 16
-"""Largest number of dropped attempts whose length is still awaited; a producer that died never reports it."""
+"""Largest number of dropped attempts of unknown length; a producer that died never reports the length."""
 
 
 class AttemptState(StrEnum):
@@ -60,20 +60,20 @@ class Group:
 
     number: int
     issue: int
-    """Number of earlier issues of this group; the attempt number of its members."""
+    """Number of earlier issues of this group, which is the attempt number of its members."""
     retry: int
     holder: str
     granted: int
-    """Step of the engine's version at issue: no token of the group is older."""
+    """Step of the engine's version at issue; no token of the group has an older version."""
     members: dict[AttemptId, Attempt]
     running: int
     """Number of members that are neither sealed nor dropped."""
     rows: dict[RowId, None] = field(default_factory=dict)
     """Rows of sealed members, in order of arrival."""
     first_columns: dict[str, int] = field(default_factory=dict)
-    """By column: the number of rows that were put with it."""
+    """column -> number of rows whose put contained the column."""
     derived: dict[str, tuple[Version | None, str]] = field(default_factory=dict)
-    """By column written under a claim: the version that computed it (None: fixed weights), and the writing task."""
+    """column written under a claim -> (version that computed it, None for fixed weights; task that wrote it)."""
     floor: int = 0
     """Oldest version among the trained tokens; while members run, `granted` counts as well."""
     sealed_at: int = 0
@@ -129,7 +129,7 @@ class Lineage:
     A rollback to step c begins a new incarnation; of earlier incarnations only the versions up to c survive. Within a
     lineage a step names one version, so floors, lags and the `weight_versions` of rows are plain steps. Different
     incarnations give the same step to different weights, so steps must never be compared across a rollback. Three
-    places ensure this: `Router` gives no request to an engine of an earlier incarnation, `EngineSupervisor` lets no
+    classes ensure this: `Router` gives no request to an engine of an earlier incarnation, `EngineSupervisor` lets no
     request run while its engine loads weights of another incarnation, and the queue accepts no sample of weights that
     did not survive. The queue needs one step for each incarnation that sampled (`Sealed.newest`), not one per token.
 
@@ -143,7 +143,7 @@ class Lineage:
         self._restored = version.step
         """Last surviving step of the earlier incarnations that are not in `_last`."""
         self._last: dict[int, int] = {}
-        """By earlier incarnation in this process: its last surviving step."""
+        """earlier incarnation in this process -> its last surviving step."""
 
     def has(self, incarnation: int, step: int) -> bool:
         """Return True if a version is in the lineage; a version of a later incarnation than the actor's is not."""
@@ -165,7 +165,7 @@ class Ledger:
 
     Invariants:
     - A group is in at most one of `live`, `provisional` and `pending`; a pending group has no members.
-    - An attempt ends once: `issued` is `trained` + all of `dropped` + the attempts of live groups that are not dropped.
+    - An attempt ends once: `issued` equals `trained` + the sum of `dropped` + the open attempts of live groups.
     - A group leaves the ledger when each member is trained for good or dropped; `faults` names groups that left before.
     - `records` holds every change that must outlive the process, in order.
     """
@@ -237,7 +237,7 @@ class Ledger:
     def end(self, group: Group, reason: DropReason, again: bool = False, retry: int = 0) -> None:
         """Drop the remaining attempts of a live group.
 
-        With `again`, admission issues the group again before any new one; `retry` is added to its retry count.
+        With `again`, admission issues the group again before any new group; `retry` is added to its retry count.
         """
         for member in group.members.values():
             if member.state is not AttemptState.DROPPED:
@@ -326,14 +326,14 @@ class Ledger:
 
 
 class SampleHistograms:
-    """Histograms of trained lag, and of lengths of ended samples by the next power of two; rollbacks undo nothing."""
+    """Histograms of trained lag, and of ended samples' lengths by the next power of two; rollbacks keep all counts."""
 
     def __init__(self) -> None:
         self.lag: Counter[int] = Counter()
         self.dropped_lengths: dict[str, Counter[int]] = {}
         self.trained_lengths: Counter[int] = Counter()
         self._unfinished: dict[AttemptId, str] = {}
-        """By attempt dropped during generation: the reason. Its producer reports the length later."""
+        """attempt dropped during generation -> reason; the producer reports the attempt's length later."""
 
     def trained(self, group: Group, version: int) -> None:
         """Count the samples of a group that is trained by the step which starts at `version`."""
@@ -343,7 +343,7 @@ class SampleHistograms:
                 self.trained_lengths[_bucket(member.sealed.trained_tokens)] += 1
 
     def dropped(self, attempt: AttemptId, sealed: Sealed | None, reason: DropReason) -> None:
-        """Count a dropped sample; an unsealed one counts under -1 until its producer reports its length."""
+        """Count a dropped sample; an unsealed sample counts under -1 until its producer reports the length."""
         lengths = self.dropped_lengths.setdefault(reason.value, Counter())
         lengths[-1 if sealed is None else _bucket(sealed.trained_tokens)] += 1
         if sealed is None:

@@ -19,7 +19,7 @@ from relax_core.observe.documents import sync_to_disk, write_text
 
 FILE = "ledger.db"
 INCARNATION = ".incarnation"
-"""The note file: it holds the newest incarnation, so that the number survives the loss of the ledger."""
+"""Name of the note file; it holds the newest incarnation, so that this number survives the loss of the ledger."""
 BUSY_S = 5.0
 """Seconds to wait for another process to release the file."""
 MOUNTS = Path("/proc/self/mountinfo")
@@ -27,7 +27,7 @@ LOCAL_FILE_SYSTEMS = frozenset((
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "tmpfs", "ramfs", "rootfs",
     "overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs", "vfat", "exfat", "ntfs3", "fuseblk",
 ))  # fmt: skip
-"""File systems whose processes share memory, as sqlite's write-ahead log needs; unlisted types count as networks."""
+"""Local file systems, which share memory between processes as sqlite's write-ahead log needs; others are networks."""
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -35,7 +35,7 @@ class PreparedLedger(NamedTuple):
     """A ledger that can continue from a checkpoint."""
 
     newest_incarnation: int
-    """The largest incarnation in the ledger (before a replacement), its note file and its copies in checkpoints."""
+    """The largest incarnation in the ledger before any replacement, in its note file and in its checkpoint copies."""
     notice: str
     """One sentence on the fault for which the ledger was replaced; empty if it was not replaced."""
 
@@ -69,7 +69,7 @@ def prepare_ledger(run_dir: Path, checkpoint: Path, step: int, incarnation: int)
 def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False) -> str:
     """Return why a ledger cannot continue from a checkpoint of this step and incarnation; empty if it can.
 
-    No process may write a file that is `at_rest`; it is read without a write-ahead log.
+    `at_rest`: no process writes the file, so the file is read without a write-ahead log.
     """
     try:
         if not ledger.is_file():
@@ -106,7 +106,7 @@ def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False)
 
 
 def _strange_value(db: sqlite3.Connection) -> str:
-    """Name a column with a value of another type than declared, which sqlite does not refuse; empty if all is well."""
+    """Describe a value that has not its column's declared type, which sqlite does not refuse; empty if all is well."""
     declared = """SELECT t.name, c.name, lower(c.type) FROM sqlite_master t, pragma_table_info(t.name) c
         WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'"""
     for table, column, kind in db.execute(declared).fetchall():

@@ -33,7 +33,7 @@ from relax_core.bus.store import Place, RowTable, Samples, check_seals
 MAX_RETRIES = 3
 """Number of times that `late = "regenerate"` issues a late group again before dropping it."""
 MAX_NAMED = 5
-"""Largest number of ids named in a problem of the account; the rest are counted."""
+"""Largest number of ids named in a problem of the account; further ids are only counted."""
 
 
 class TransferQueue:
@@ -156,8 +156,8 @@ class TransferQueue:
     def reserve(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, now: float = 0.0) -> int | None:
         """Reserve credit for a put and return the key of its block; None if the credit does not suffice now.
 
-        Groups that the next step needs always get credit, or a bus full of unfinished groups would never empty. If all
-        of the attempts have ended, the put needs no credit, because it will be ignored when it arrives.
+        Groups that the next step needs always get credit, because a bus full of unfinished groups would never empty. If
+        all of the attempts have ended, the put does not need credit, because it will be ignored when it arrives.
         """
         self._cancel_puts([key for key, put in self.credits.reserved.items() if put.expires <= now])
         if all(attempt.group not in self.ledger.live for attempt in attempts):
@@ -326,7 +326,7 @@ class TransferQueue:
         return picked
 
     def locate(self, claim: Claim, columns: Sequence[str], now: float) -> Mapping[str, list[Place]]:
-        """Return the places of the columns of the claimed rows, in claim order."""
+        """Return, for each column, where the claimed rows are stored, in claim order."""
         lease = self.leases.check(claim, now)
         try:
             return self.table.places(lease.rows, columns)
@@ -336,7 +336,7 @@ class TransferQueue:
             ) from None
 
     def begin_write(self, claim: Claim, now: float) -> int:
-        """Return the key for a block of derived columns; the block is freed if the write is not ended in time."""
+        """Return the key for a block of derived columns; the block is freed unless `write` follows within `lease_s`."""
         self._writable_rows(claim, now)
         key = self.new_key()
         self.credits.reserve(key, 0, 0, claim.task, now + self.settings.lease_s)
@@ -470,7 +470,7 @@ class TransferQueue:
         self.ledger.records.append(CheckpointRecord(step, self.version.incarnation))
 
     def finalize(self, step: int) -> None:
-        """Free the payloads of samples trained up to version `step`, which its checkpoint makes final."""
+        """Free the payloads of samples trained up to version `step`; this version's checkpoint makes training final."""
         if step > self.final_step:
             self.final_step = step
             self.ledger.records.append(FinalRecord(step))
@@ -522,7 +522,7 @@ class TransferQueue:
         self._remove(group)
 
     def _end_if_too_few_valid(self, number: int) -> None:
-        """End a complete group with fewer valid members than `min_valid`, or with none."""
+        """End a complete group that has fewer than `min_valid` valid members, or no valid member."""
         group = self.ledger.live.get(number)
         if group is not None and group.complete and len(group.valid) < max(1, self.settings.min_valid):
             self._end(group, DropReason.TOO_FEW_VALID)
@@ -541,7 +541,7 @@ class TransferQueue:
         """End a late group.
 
         With `late = "regenerate"` the group is issued again, at most `max_retries` times, so that a slow task does not
-        take a place for ever.
+        keep a step waiting for ever.
         """
         group = self.ledger.live[number]
         again = self.settings.late == "regenerate" and group.retry < max_retries
@@ -565,7 +565,7 @@ class TransferQueue:
                 self.ledger.claim(group, False)
 
     def _cancel_puts(self, keys: Iterable[int]) -> None:
-        """Take back the credit of puts that will not end, and free the blocks that they have stored."""
+        """Take back the credit of puts that were given up, and free the blocks that these puts have stored."""
         for key in keys:
             self.credits.unreserve(key)
             self.table.freed.append(key)
@@ -579,7 +579,7 @@ class TransferQueue:
     def account(self) -> Account:
         """Return the ledger's balance, compared id by id with the attempts of producers, rows and leases.
 
-        Equal totals prove nothing, so a difference names the attempts that are missing or unexpected.
+        Equal totals do not prove that ids agree. The problem names the attempts that are missing or unexpected.
         """
         ledger = self.ledger
         members = (item for group in ledger.live.values() for item in group.members.items())

@@ -2,8 +2,8 @@
 """The bus as a service: the queue's state machine with waiting, durability and payloads around it.
 
 The service has one event loop and one writer thread, and no process-local state beyond its arguments, so any process
-may host it. A host whose clients access the payload store directly calls the metadata halves (`begin_put`, `end_put`,
-`locate`, `begin_write`, `end_write`) and never handles a payload.
+may host it. If clients access the payload store directly, their host calls only the methods for metadata (`begin_put`,
+`end_put`, `locate`, `begin_write`, `end_write`) and never handles a payload.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BusService:
         self._journal, self._clock = journal, clock
         self._writer = ThreadPoolExecutor(1, "relax-ledger")
         self._committing = asyncio.Lock()
-        """Held during a commit, so that records reach the disk in order; a waiting caller finds its records written."""
+        """Held during a commit, so that records reach the disk in order, and one commit serves all waiting callers."""
         self._changes = TimedCondition(clock, queue.next_expiry)
         self._serving: dict[str, Version] = {}
         self._closed = False
@@ -144,7 +144,7 @@ class BusService:
         return True
 
     async def begin_put(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, wait_s: float) -> int | None:
-        """Reserve credit for a put; return the key to store its payloads under, or None after `wait_s`."""
+        """Reserve credit for a put; return the key under which to store the payloads, or None after `wait_s`."""
         return await self._changes.wait_for(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
 
     async def end_put(
@@ -204,13 +204,13 @@ class BusService:
             raise
 
     async def begin_write(self, claim: Claim) -> int:
-        """Return the key to store derived columns under. Raises StaleFence if the claim's lease has ended."""
+        """Return the key under which to store derived columns. Raises StaleFence if the claim's lease has ended."""
         return self.queue.begin_write(claim, self._clock.now())
 
     async def end_write(
         self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None
     ) -> None:
-        """Accept derived columns that are stored, so that further tasks can claim rows by them."""
+        """Accept derived columns that are stored, so that tasks that need these columns can claim the rows."""
         self.queue.check_reserved(key)
         self.queue.write(claim, key, columns, size_bytes, version, self._clock.now())
         await self._changed()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of payloads: the table of row places, a payload store in this process, and the checks of puts and reads.
+"""Blocks of payloads: the table of stored rows, a payload store in this process, and checks of puts and reads.
 
 A block holds the columns of one put or one write, as ragged numpy arrays; it is freed when its last row is removed.
-`api.bus.PayloadStore` differs between buses; the table is the same for all and holds places, never payloads.
+`api.bus.PayloadStore` differs between buses. The table is the same for all buses and never holds payloads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relax_core.bus.leases import Credits
 from relax_core.rpc import messages
 
 Place = tuple[int, int]
-"""Block key, and the row's index in the block."""
+"""Location of a stored row: block key, and index in the block."""
 Blocks = Mapping[int, Mapping[str, Ragged]]
 
 
@@ -53,7 +53,7 @@ class RowTable:
         self._credits = credit
 
     def add(self, key: int, ids: Sequence[RowId | None], columns: Iterable[str], size_bytes: int) -> None:
-        """Add a block of new rows, or of more columns of stored rows; None stands for a row that is not wanted."""
+        """Add a block of new rows, or of more columns of stored rows; an id of None marks a row that is not wanted."""
         wanted = len(ids) - ids.count(None)
         if not wanted:
             self.freed.append(key)
@@ -76,9 +76,9 @@ class RowTable:
         return count is not None and all(RowId(*attempt, row) in self.rows for row in range(count))
 
     def places(self, ids: Sequence[RowId], columns: Sequence[str]) -> Mapping[str, list[Place]]:
-        """Return the place of each column of each row, in the newest block that has the column.
+        """Return, for each column, the place of each row in the newest block that has the column.
 
-        Columns that lie in the same blocks share one list. Raises KeyError with a missing row or column.
+        Columns in the same blocks share one list. Raises KeyError with a missing row or column.
         """
         rows = [self.rows[row] for row in ids]
         patterns = [tuple([key for key, _ in places]) for places in rows]
@@ -98,7 +98,7 @@ class RowTable:
         return found
 
     def first_columns(self, row: RowId) -> frozenset[str]:
-        """Return the columns that a row was put with, without derived columns."""
+        """Return the columns that came with the row's put, without derived columns."""
         return self.blocks[self.rows[row][0][0]].columns
 
     def retire(self, attempts: Iterable[AttemptId], ids: Iterable[RowId]) -> None:
@@ -114,7 +114,7 @@ class RowTable:
         self._change_working(ids, 1)
 
     def remove(self, attempts: Iterable[AttemptId], ids: Iterable[RowId], kept: bool = False) -> None:
-        """Remove samples and their rows; `kept`: they were retired before."""
+        """Remove samples and their rows; `kept`: the rows were retired before."""
         for attempt in attempts:
             self.samples.pop(attempt, None)
         found = [row for row in ids if row in self.rows]
@@ -128,7 +128,7 @@ class RowTable:
                     self.freed.append(key)
 
     def _change_working(self, ids: Iterable[RowId], sign: int) -> None:
-        """Count rows as in use (`sign` 1) or as kept for a rollback (-1); a block moves with its first or last row."""
+        """Count rows as in use (`sign` 1) or as kept for a rollback (-1), and blocks as in use while a row is."""
         for row in ids:
             self._credits.rows += sign
             for key, _ in self.rows[row]:
@@ -140,7 +140,7 @@ class RowTable:
 
 
 class InProcessBus(BusComponent):
-    """A bus that keeps payloads in the memory of its host process, which is enough on one machine."""
+    """A bus that keeps payloads in the memory of its host process; enough for a run on one machine."""
 
     async def open_store(self) -> PayloadStore:
         return MemoryStore()
@@ -194,7 +194,7 @@ async def read(
 
 
 def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str, Ragged]:
-    """Build the columns of the rows at these places, in order; runs of rows are copied, a whole block is viewed."""
+    """Build the columns of the rows at these places, in order; consecutive rows of one block are not copied."""
     columns: dict[str, Ragged] = {}
     last: Sequence[Place] | None = None
     runs: list[list[int]] = []
@@ -268,5 +268,5 @@ def check_cut(part: Cut) -> None:
     for name, span in (("tokens", part.tokens), ("layers", part.layers)):
         if span is not None and not 0 <= span[0] <= span[1]:
             raise RelaxError(
-                f"bus: read_slice of {name}: got {list(span)}; give a start of 0 or more and a stop not below it"
+                f"bus: read_slice of {name}: got {list(span)}; give a start of 0 or more and a stop that is not smaller"
             )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that a plan needs, compared with the memory of the host and each device; a run that can't fit is refused.
+"""A check that the memory that a plan needs fits into the host's and each device's memory; else the run is refused.
 
-Trainers and engines estimate their own processes. A backend without an estimate is named, its memory is not guessed.
-Bytes cover tensors and a process's libraries. Only this machine is checked, not a cluster of several machines.
+Trainers and engines estimate their own processes. The memory of a backend without an estimate is reported as unknown.
+The estimates cover tensors and a process's libraries. Only this machine is checked, not a cluster of several machines.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from relax_core.roles.rank_group import trainer_spec
 from relax_core.sampling.evaluation import open_tasks
 
 SMALL = 0.5
-"""Share of the free memory; a run whose upper bound (`_bound`) stays below it passes without exact figures."""
+"""Share of the free memory; a run with an upper bound (`_bound`) below this share passes without exact figures."""
 STATE = 32
-"""Most memory of a process, as a multiple of its model's weights: gradients, moments, copies to write and to send."""
+"""Most memory of a process for weights, gradients, moments and copies, as a multiple of its model's weights."""
 COMPUTED, CACHED = 4, 1
-"""Most memory of a token, in training and in generation, as a multiple of the model's weights / width: a layer has
-about 12 * width^2 weights, and a token about 20 * width numbers in each layer."""
+"""Most memory of a token, in training and in generation, as a multiple of weights / width of the model. A layer has
+about 12 * width^2 weights, and a token has about 20 * width numbers in each layer."""
 UNBOUNDED = 1 << 30
 AT_ONCE = 8192
 """Tokens that a trainer trains at once if `batch.tokens_per_micro_batch` is not set."""
@@ -48,9 +48,9 @@ PROMPTS = 256
 LIBRARIES = 1 << 29
 """Bytes assumed for the libraries of a process with torch and transformers; a rank with a tiny model holds 0.35 GiB."""
 KEPT = {"weights": "parameters", "optimizer": "optimizer", "kv": "kv cache"}
-"""By offload part: the name in estimates of the part that stays in memory unless it is offloaded."""
+"""offload part -> name of the part in estimates; a part that is not offloaded stays in memory."""
 IN_SHARED_MEMORY = "published"
-"""The part that is always in the host's memory, even if the process uses a GPU."""
+"""Name in estimates of the part that is always in the host's memory, even if the process uses a GPU."""
 FIXES = {
     "activations": ("batch.tokens_per_micro_batch", "set fewer, or shorten rows with rollout.max_new_tokens"),
     "logits": ("trainer.logits_mb", "set less: logits are computed in more slices"),
@@ -67,7 +67,7 @@ FIXES = {
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """The part of a role's context that specifications and the opening of tasks need, before a run exists."""
+    """The part of a role's context that exists before a run: enough to make specifications and to open tasks."""
 
     config: RunConfig
     plan: Plan
@@ -83,9 +83,9 @@ class ProcessNeed:
     first: Estimate | None
     """Estimate of the first process, which also writes checkpoints and publishes weights."""
     others: Estimate | None
-    """Estimate of each further process."""
+    """Estimate of each process after the first process."""
     unknown: str = ""
-    """Why the backend gave no estimate; empty with estimates."""
+    """Reason why the backend gave no estimate; empty with estimates."""
 
     @property
     def processes(self) -> tuple[Estimate, ...]:
@@ -111,11 +111,11 @@ class MemoryBudget:
         return not self.available or self.needed <= self.available
 
     def check(self) -> None:
-        """Raise ConfigError if the needed bytes exceed the available ones."""
+        """Raise ConfigError if more bytes are needed than available."""
         if self.fits:
             return
         field, fix = FIXES.get(self.largest, FIXES["optimizer"])
-        got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)} to give"
+        got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)} available"
         go_on = "--anyway (placement.check_memory=false) skips this check"
         raise ConfigError(field, got, f"the largest part is {self.largest}: {fix}; {go_on}")
 
@@ -123,7 +123,7 @@ class MemoryBudget:
 def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
     """Raise ConfigError if the plan can't fit, unless `placement.check_memory` is false.
 
-    Exact figures take seconds and import torch, so models that are small for the free memory pass by a generous bound.
+    Exact figures take seconds and import torch, so small models pass by a generous upper bound instead.
     """
     elsewhere = config.run.runner == "ray" and bool(os.environ.get("RAY_ADDRESS"))
     if not config.placement.check_memory or elsewhere:
@@ -161,7 +161,7 @@ def _bound(config: RunConfig, plan: Plan) -> float:
 
 
 def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
-    """Return the tokens of the longest prompt among the first tasks, or of the longest of a dataset's first rows."""
+    """Return the length in tokens of the longest of the first prompts, or of a dataset's longest of the first rows."""
     if plan.source is not Source.ROLLOUT:
         rows, _ = open_training(config, catalogue.build, plan.source)
         return max(len(one.tokens) for index in range(min(PROMPTS, len(rows))) for one in rows.examples(index))
@@ -173,7 +173,7 @@ def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
 
 
 def process_needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: int) -> tuple[ProcessNeed, ...]:
-    """Ask the trainer or engine of each worker group for its estimate, with a longest prompt of `prompt_tokens`."""
+    """Return the estimates of each worker group's trainer or engine; the longest prompt has `prompt_tokens` tokens."""
     context = PlanContext(config, plan, catalogue.build)
     rollout = config.rollout
     step = Workload(rollout.groups_per_step, plan.group_size, prompt_tokens, rollout.max_new_tokens)
@@ -228,7 +228,7 @@ def memory_budgets(
 ) -> tuple[MemoryBudget, ...]:
     """Add up the bytes that processes need of the host's memory and of each device's memory.
 
-    Groups that share devices work one at a time. Each is counted at its peak, plus the parts that its neighbours keep.
+    Groups that share devices work in turn. Each group is counted at its peak, plus the parts that its neighbours keep.
     """
     known = [need for need in needs if need.processes]
     on_host = [need for need in known if not _on_gpu(need.group)]
@@ -273,7 +273,7 @@ def _sharing_devices(needs: list[ProcessNeed]) -> Iterator[list[ProcessNeed]]:
 
 
 def _largest_part(needs: list[ProcessNeed]) -> str:
-    """Name the part with the most bytes at the peak phases, without the allocator's reserve."""
+    """Return the name of the part with the most bytes in the peak phases, without the allocator's reserve."""
     parts: dict[str, int] = {}
     for need in needs:
         for estimate in need.processes:
@@ -301,7 +301,7 @@ def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def device_memory() -> dict[str, int]:
-    """Return the bytes of each GPU that torch sees, by its name in a plan; empty without torch or a GPU."""
+    """Return device name in a plan -> memory in bytes, for each GPU that torch sees; empty without torch or GPU."""
     try:
         import torch
     except ImportError:

@@ -30,18 +30,18 @@ from relax_core.registry.catalogue import Catalogue
 ROLLOUT, TEACHER = "rollout", "teacher"
 TABLES = {"actor": "actor", ROLLOUT: "rollout", "reference": "reference", "actor-fwd": "actor_fwd", TEACHER: "teacher",
           "critic": "critic"}  # fmt: skip
-"""By role of the core that works on devices: its table in `[placement]`. Roles of plugins are in `placement.roles`."""
+"""core role that works on devices -> its table in `[placement]`. Roles of plugins are in `placement.roles`."""
 SCORED = "teacher_log_probs"
 """The only column that an engine can produce as a teacher: log-probs of given tokens."""
 THREADS = 1
 """Default number of threads of a process: processes share the cores, and spinning threads would slow them down."""
 
 PoolUsers: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
-"""By engine pool: (role that opens the pool, reward or environment or teacher that sends it requests)."""
+"""engine pool -> its users, as (role that opens the pool; name of the reward, environment or teacher)."""
 
 
 def pool_users(config: RunConfig, catalogue: Catalogue) -> PoolUsers:
-    """Find the users of each engine pool; rewards and environments are built, since an option may name a pool.
+    """Find the users of each engine pool. Build the rewards and environments, because an option may name a pool.
 
     The rollout opens pools for rewards and environments, the teacher role opens pools for teachers. Raises ConfigError
     for a pool that both would open, a pool that is used but not configured or the reverse, and a teacher whose pool
@@ -84,7 +84,7 @@ def teacher_operations(operations: Sequence[Operation], config: RunConfig) -> tu
     """Give each teacher its own operations, with a filter for its rows.
 
     Raises ConfigError if no teacher is configured, if two have the same filter, and if a teacher on engines must
-    produce a column that engines can't compute. Different filters that overlap are only found when tasks are read.
+    produce a column that engines can't compute. An overlap of different filters is found only when tasks are read.
     """
     columns = {column for operation in operations if operation.role == TEACHER for column in operation.produces}
     if not any(operation.role == TEACHER for operation in operations):
@@ -125,7 +125,7 @@ def teacher_operations(operations: Sequence[Operation], config: RunConfig) -> tu
 def worker_groups(
     config: RunConfig, catalogue: Catalogue, roles: Collection[str], on_gpus: bool, users: PoolUsers
 ) -> dict[str, WorkerGroup]:
-    """Make the worker groups of a run, by role, including those of its engine pools.
+    """Return role -> worker group for a run, including the worker groups of its engine pools.
 
     `on_gpus`: processes get a GPU unless their table says otherwise. Raises ConfigError for a table of an unknown role,
     and for groups that can't share their devices.
@@ -152,7 +152,7 @@ def worker_groups(
     first = 0
     for number, home in enumerate(
         dict.fromkeys(homes.values())
-    ):  # each home gets a block of devices; roles that share it use the first ones of the block
+    ):  # each home gets a block of devices; roles that share a home use the block's first devices
         sharing = [role for role in placed if homes[role] == home]
         for role in sharing:
             own = {f"gpu:{first + index}" for index in range(num_gpus[role])}
@@ -186,7 +186,7 @@ def _gpus_per_engine(config: RunConfig, catalogue: Catalogue, on_gpus: bool) -> 
 
 
 def _offloaded_parts(config: RunConfig, catalogue: Catalogue, role: str, on_gpu: bool) -> tuple[OffloadPart, ...]:
-    """Name the parts that a role offloads; on a CPU these are only parts that need not be kept."""
+    """Return the parts that a role offloads; on a CPU, only parts whose content need not be kept."""
     if role in ("actor", "critic"):
         return ("weights", "optimizer", "gradients") if on_gpu else ("gradients",)
     if role != ROLLOUT:
@@ -195,7 +195,7 @@ def _offloaded_parts(config: RunConfig, catalogue: Catalogue, role: str, on_gpu:
 
 
 def _engine_parts(catalogue: Catalogue, engine: str, on_gpu: bool) -> tuple[OffloadPart, ...]:
-    """Name the parts of an engine's memory that the engine can offload."""
+    """Return the parts of an engine's memory that the engine can offload."""
     able = engine_class(catalogue, engine).capabilities
     if not on_gpu and not able.offloads_on_cpu:
         return ()
@@ -262,7 +262,7 @@ def _pool_groups(
 
 
 def _shared_devices(pool: EngineTable, engine: str, rollout: WorkerGroup | None, num_gpus: int) -> frozenset[str]:
-    """Return the devices that a pool shares with the policy's engines. Raises ConfigError if these do not suffice."""
+    """Return the devices that a pool shares with the policy's engines. Raises ConfigError for too few devices."""
     field = f"engines.{pool.name}.devices"
     if rollout is None:
         raise ConfigError(field, f"{pool.devices}, in a run without engines of the policy", 'set devices = "own"')

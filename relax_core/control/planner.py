@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: turn a configuration into a plan, with operations by the algorithm's needs and workers by placement.
+"""The planner: turn a configuration into a plan, the operations that the algorithm needs and the workers to run them.
 
-The graph of operations is acyclic within a step; weights cross steps. Combinations of algorithm, trainer, engine and
-transport that can't work are refused here. A missing feature of a device (a GPU without bfloat16) is found only when
-its trainer or engine starts. The planner starts nothing, and decides nothing by the placement mode, which is only a
-preset of shared devices.
+The graph of operations is acyclic within a step; only weights pass from step to step. The planner refuses combinations
+of algorithm, trainer, engine and transport that can't work. A missing feature of a device (a GPU without bfloat16) is
+found only when its trainer or engine starts. The planner starts no process. No decision depends on the placement
+mode, which is only a preset of shared devices.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import visible_gpus
 
 MEMBERS = {Source.DATASET: 1, Source.PAIRS: 2}
-"""By source of rows that are not generated: the samples of a group."""
+"""source of rows that are not generated -> number of samples of a group."""
 ROWS_AHEAD = 1
-"""Steps by which rows of a dataset are ready before their training; only a buffer, since these rows never get stale."""
+"""Number of steps that a dataset's rows may be ready ahead of training; only a buffer: these rows never get stale."""
 UNUSED_PRODUCERS = {Source.ROLLOUT: "source", Source.DATASET: "rollout", Source.PAIRS: "rollout"}
-"""By source of rows: the role that produces rows from another source, which the run does not use."""
+"""source of rows -> role that the run does not use, because the role produces rows of another source."""
 
 
 def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -> Plan:
@@ -73,7 +73,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     if samples:  # rows of a dataset get no advantages
         goals |= {"advantages.compute": credited, **{f"{fit}.fit": names for fit, names in fit_columns.items()}}
 
-    if samples and algorithm.reads_rewards and not config.rewards:  # an instance's options count
+    if samples and algorithm.reads_rewards and not config.rewards:  # of the instance: options may change it
         environments = [catalogue.target("environment", one.name) for one in (config.environment, *config.environments)]
         if not all(cast(type[Environment], one).gives_reward for one in environments):
             names = ", ".join(catalogue.names("reward")) or "none is installed"
@@ -161,8 +161,8 @@ def _why_whole_steps(
 ) -> str:
     """Return why the actor can't begin before all rows of a step are ready; empty if it can.
 
-    While rows still arrive, every divisor of the loss is unknown, even the number of groups, as a step may be closed
-    with fewer. A trainer can divide by one count afterwards, but not by several.
+    While rows still arrive, every divisor of the loss is unknown, even the number of groups, as a step may end with
+    fewer groups. A trainer can divide the gradients by one count afterwards, but not by several counts.
     """
     trainer = config.trainer.chosen.name
     name = " and ".join(one.name for one in config.algorithms)
@@ -203,7 +203,7 @@ def _why_folded(config: RunConfig, catalogue: Catalogue) -> str:
 def _check_formats(
     config: RunConfig, catalogue: Catalogue, operations: Iterable[Operation], adapters_alone: bool
 ) -> None:
-    """Refuse number formats that trainer or engine can't compute in, and rounded weights for an actor-fwd."""
+    """Refuse number formats in which trainer or engine can't compute, and rounded weights for an actor-fwd."""
     names = {operation.name for operation in operations}
     trainer, engine, field = config.trainer.chosen.name, config.engine.chosen.name, "rollout.dtype"
     trained, served = config.model.dtype, config.engine_dtype
@@ -226,8 +226,8 @@ def _check_formats(
 def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) -> tuple[Operation, ...]:
     """Choose the goals and the operations that produce their columns; return producers before consumers.
 
-    `goals` maps each goal, an operation, to the columns that it needs beyond its own. Raises ConfigError for a column
-    without a producer, for two producers without disjoint row filters, and for a cycle.
+    `goals`: name of an operation -> columns that it needs in addition to its `consumes`. Raises ConfigError for a
+    column without a producer, for two producers without disjoint row filters, and for a cycle.
     """
     by_name = {operation.name: operation for operation in operations}
     chosen: dict[str, Operation] = {}
@@ -267,7 +267,7 @@ def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) 
 
 
 def draw(operations: Sequence[Operation]) -> str:
-    """Return the graph as text: per operation a line with its consumed and produced columns and the weights read."""
+    """Return the graph as text: a line for each operation, with the columns in and out and the weights it reads."""
     lines = []
     for operation in operations:
         consumes = ", ".join(sorted(operation.consumes)) or "tasks"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of a run: compose, plan and check its configuration, make its directory and make each stage ready.
+"""Preparation of a run: compose, plan and check its configuration, make its directory and prepare each stage.
 
 No role is started here: `control.run` starts the result of `prepare` or `prepare_resume`. `relax train quickstart`
 names a recipe: a package with `recipe.toml` and a `build` module that makes the model and data, registered under the
@@ -54,7 +54,7 @@ from relax_core.tensor_files.whole_folder import finish_replacement
 MAY_CHANGE = frozenset(
     {"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "recovery", "guards", "data.media"}
 )
-"""Tables that may change on resume; any further change would make the run another experiment."""
+"""Tables that may change on resume; any other change would make the run another experiment."""
 RECIPES = "relax.recipes"
 """Entry-point group in which recipes are registered."""
 BUILD_S = 1800.0
@@ -72,7 +72,7 @@ class Recipe:
         return resources.files(self.package).joinpath("recipe.toml").read_text()
 
     def build(self, folder: Path, seed: int, teacher: bool = False) -> Path:
-        """Build model and data in `folder`, and the teacher if asked for; return the path of the configuration there.
+        """Build model and data, and with `teacher` also the teacher, in `folder`; return the path of the configuration.
 
         Each module runs in a child process, which ends with this process; its output goes to stderr. Raises RelaxError
         if a module fails.
@@ -120,13 +120,13 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A configuration that was checked and planned, without writing anything."""
+    """A checked and planned configuration; nothing is written yet."""
 
     composed: Composed
     catalogue: Catalogue
     stages: tuple[PlannedStage, ...]
     recipe: Recipe | None
-    """The named recipe while its files are not built; None otherwise."""
+    """The named recipe if its files must still be built; else None."""
 
     def build_recipe(self, folder: Path, sources: Sequence[Source], overrides: Sequence[str]) -> PlannedRun:
         """Build the files of a named recipe in `folder`, and plan the run with these files."""
@@ -157,10 +157,10 @@ class Prepared:
     catalogue: Catalogue
     directory: RunDirectory
     stages: tuple[PreparedStage, ...]
-    """Stages that remain to be run, the present one first; at least one."""
+    """Stages that remain to be run, the present stage first; never empty."""
     notices: tuple[str, ...] = ()
     runner: Future[Runner] | None = None
-    """The runner of the first stage, if it was started early."""
+    """The runner of the first stage, if the runner was started early."""
     death: DriverDeath | None = None
     """Death of the former driver process, which this process replaces; None if the supervisor replaced no driver."""
 
@@ -218,7 +218,7 @@ def prepare(
     run_dir: Path | None = None,
     functions: Mapping[str, bytes] | None = None,
 ) -> Prepared:
-    """Compose, check and plan a configuration, make the run directory, build a named recipe. Raises ConfigError."""
+    """Compose, check and plan a configuration; make the run directory; build the named recipe. Raises ConfigError."""
     planned = plan_run(sources, overrides, functions)
     composed, catalogue = planned.composed, planned.catalogue
     first = sources[0] if sources else "run"
@@ -236,7 +236,7 @@ def prepare(
         directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config))
         directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved()]})
         directory.write("provenance", provenance(Path.cwd(), sys.argv))
-        for at, stage in enumerate(planned.stages):  # later stages train the first one's export, of the same shape
+        for at, stage in enumerate(planned.stages):  # later stages train an export of the first stage's shape
             with naming_stage(at if composed.stages else None):
                 check_tool_calls(stage.config, catalogue, stage.plan)
                 check_fits(stage.config, catalogue, stage.plan)
@@ -280,9 +280,9 @@ def prepare_resume(
 ) -> Prepared:
     """Prepare to continue a run from its newest whole checkpoint, or that of `step`; later checkpoints are set aside.
 
-    A stage without a checkpoint begins anew. `unfinished`: the driver died just now, so a run without a checkpoint
-    begins anew too. A run that saved its last step but did not finish still has to write its export. Raises ConfigError
-    for a change that makes the run another experiment, and if nothing is left to do.
+    A stage without a checkpoint starts at step 0. `unfinished`: the driver died just now, so a run without a checkpoint
+    starts at step 0 too. A run that saved its last step but did not finish still has to write its export. Raises
+    ConfigError for a change that makes the run another experiment, and if nothing is left to do.
     """
     for override in overrides:
         key = override.partition("=")[0].strip()
@@ -300,7 +300,7 @@ def prepare_resume(
     point = choose(paths[0], step, done) if begun else None
     resume = point.resume if point is not None else None
     reached = present is None and not unfinished and resume is not None and resume.step >= config.steps
-    # A run that did not finish may still have to write its export; a steps=N that is reached adds nothing to do.
+    # A run that did not finish may still have to write its export; but a reached steps=N leaves nothing to do.
     if reached and (overrides or (read_document(run_dir / "summary.json") or {}).get("status") == "finished"):
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
@@ -320,7 +320,7 @@ def prepare_resume(
 
 
 def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
-    """Begin the next start of a run: a new epoch, and its first stage at a checkpoint, or at step 0 without one."""
+    """Begin the next start of a run: set a new epoch, and the first stage's checkpoint, or step 0 without one."""
     epoch, notices = RunEpoch.begin(prepared.directory.path), prepared.notices
     stages = [
         replace(stage, launch=replace(stage.launch, epoch=epoch, run_id=_run_id(Path(stage.launch.run_dir), epoch),
@@ -340,7 +340,7 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
         point.set_aside()  # only now: an error above leaves every checkpoint as it was
         incarnation, notices = ledger.newest_incarnation + 1, (*notices, *((ledger.notice,) if ledger.notice else ()))
     else:
-        if has_begun(directory):  # its ledger undoes its steps on opening, as in any rollback
+        if has_begun(directory):  # on opening, the ledger undoes its steps, as in a rollback
             incarnation = newest_incarnation(directory / LEDGER) + 1
         if first.directory is not None:
             first.directory.discard_work()
@@ -352,7 +352,7 @@ def make_launch(
     config: RunConfig, plan: Plan, catalogue: Catalogue, directory: Path, functions: Mapping[str, bytes] | None = None,
     epoch: RunEpoch | None = None,
 ) -> Launch:  # fmt: skip
-    """Return the launch data of a run, as plain data for every process."""
+    """Return the launch data of a run: plain data that every process receives."""
     return Launch(
         run_id=_run_id(directory, epoch),
         run_dir=str(directory),
@@ -366,13 +366,13 @@ def make_launch(
 
 
 def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
-    """Return the name under which a run owns resources outside its directory; it is different at each start."""
+    """Return the name under which a run owns resources outside its directory; each start has a different name."""
     place = f"{platform.node()}:{directory.resolve()}"
     return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}"
 
 
 def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False) -> Runner:
-    """Make the runner that `[run] runner` names; ray is imported only for its runner. `begin`: start to connect."""
+    """Make the runner that `[run] runner` names; import ray only if named. `begin`: start to connect to Ray now."""
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The execution of a prepared run: start its roles, record their events, stop the roles, return the summary.
 
-The command line and the Python API both use it. The order at the end is fixed: roles stop, their last events are
-recorded, processes are gone, the summary is read.
+The command line and the Python API both use this module. The order at the end is fixed: stop the roles, record their
+last events, wait until all processes are gone, read the summary.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_p
 
 WATCH_S = 0.25
 HISTOGRAMS = ("dropped_lengths", "trained_lengths")
-"""Statistics of the bus that the summary keeps; a resumed run counts them anew."""
+"""Statistics of the bus that the summary contains; a resumed run starts to count from zero."""
 STATELESS_GRACE_S = 8.0
 """Seconds that stateless roles get to stop; roles with state get `[checkpoint] grace_s`."""
 ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "continue")
-"""Requests that are sent to the roles with state."""
+"""Requests that the controller passes to the roles with state."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
-"""Signals of a machine that is taken back and of a terminal that is closed: no user remains to repeat Ctrl-C."""
+"""Signals sent when the machine is taken back or the terminal is closed, and no user can press Ctrl-C again."""
 
 
 def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
 def _obey_signals(controller: RunController) -> Iterator[None]:
     """Save a checkpoint at SIGUSR1, stop at Ctrl-C, SIGTERM and SIGHUP, and end at once if Ctrl-C follows a stop.
 
-    SIGTERM and SIGHUP stop with the longer grace of a preemption. Schedulers may repeat SIGTERM, so a second one ends
-    nothing. A SIGHUP that is ignored, as under `nohup`, stays ignored.
+    SIGTERM and SIGHUP stop with the longer grace of a preemption. Schedulers may repeat SIGTERM, so a second SIGTERM
+    has no effect. A SIGHUP that is ignored, as under `nohup`, stays ignored.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -125,7 +125,7 @@ class RunController:
         )  # the recorder counts steps
 
     def stop(self, reason: str = "stopped", preempted: bool = False) -> None:
-        """Ask the run to save a checkpoint and end, from any callback of the loop. A preemption has a longer grace."""
+        """Ask the run to save a checkpoint and end; call it from the event loop. A preemption has a longer grace."""
         self._stop_reason = self._stop_reason or reason
         self._preempted |= preempted
         self._stop_asked.set()
@@ -135,7 +135,7 @@ class RunController:
         return self._stop_asked.is_set()
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint after the current step, from any callback of the loop."""
+        """Ask for a checkpoint after the current step; call it from the event loop."""
         self._asked = "checkpoint"
 
     async def run(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class RunController:
         return prepared.directory.read("summary") or {}
 
     async def _run_next(self, left: Sequence[PreparedStage], recorder: Recorder) -> list[PreparedStage]:
-        """Run the first of these stages to its end; return the stages that remain, none if the run stopped."""
+        """Run the first of these stages to its end; return the remaining stages, or [] if the run stopped."""
         stage = left[0]
         try:
             finished, account = await self._run_stage(stage, recorder)
@@ -196,7 +196,7 @@ class RunController:
         self._running, self._last_event = set(launch.plan.roles), 0
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
-        if stage is stages[0]:  # it continues from its checkpoint, or begins anew without one
+        if stage is stages[0]:  # it continues from its checkpoint, if it has one
             step = launch.resume.step if launch.resume else 0
             recorder.rewind(stage.first_step + step)
             if (death := self._prepared.death) is not None:
@@ -235,7 +235,7 @@ class RunController:
         recorder.write(RunFinished(ending, {**account, **facts}))
 
     async def _start_runner(self, stage: PreparedStage) -> bool:
-        """Start the runner; return False if a stop came first. Then `close` ends the processes that had started."""
+        """Start the runner; return False if a stop came first, and leave it to `close` to end started processes."""
         starting = asyncio.ensure_future(self._runner.start(stage.launch))
         stopped = asyncio.ensure_future(self._stop_asked.wait())
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -258,13 +258,13 @@ class RunController:
         return not starting
 
     async def _watch(self, stage: PreparedStage, recorder: Recorder) -> list[str]:
-        """Record events until every role has returned, and send the roles requests and a stop.
+        """Record events until every role has returned; meanwhile pass requests, and a stop, to the roles.
 
         After a stop, roles with state get the configured grace. When only stateless roles are left, these get
         STATELESS_GRACE_S.
 
-        Returns the roles with state that had not stopped in time. A stateless role is not named, because a resume
-        restores all that it loses.
+        Returns the roles with state that had not stopped in time. Stateless roles are not returned, because a resume
+        restores everything that they lose.
         """
         stop_sent_at: float | None = None
         polled_at = float("-inf")
@@ -272,7 +272,7 @@ class RunController:
         stateful = {role for role in self._running if not cast(type[Role], target("role", role)).stateless}
         while self._running:
             await self._record_events(recorder, WATCH_S)
-            if self._clock.now() - polled_at >= WATCH_S:  # events come more often, and each poll costs calls
+            if self._clock.now() - polled_at >= WATCH_S:  # events come more often, but each poll costs several calls
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
                 for request in ROLE_REQUESTS:
@@ -291,7 +291,7 @@ class RunController:
         return sorted(stateful & self._running)
 
     async def _poll_roles(self, recorder: Recorder) -> tuple[Heartbeat, ...]:
-        """Display the roles' heartbeats and note the roles that ended. Raises the error of a role that failed."""
+        """Display the roles' heartbeats, and find the roles that ended. Raises the error of a role that failed."""
         heartbeats = await self._runner.run_status.heartbeats()
         recorder.heartbeats(heartbeats)
         for end in await self._runner.ended(0.0):
@@ -329,8 +329,8 @@ class RunController:
 def _sweep_weights(launch: Launch) -> None:
     """Delete published weights that are never read again.
 
-    Before the roles start these are weights of killed starts, after their end the run's own weights. Weights of a live
-    run, and of a later start of this run, stay.
+    Before the roles start, these are weights of killed starts; after the roles end, the run's own weights. Weights of a
+    live run, and of a later start of this run, stay.
     """
     sweep(launch.run_id)
     sweep_abandoned()
@@ -339,7 +339,7 @@ def _sweep_weights(launch: Launch) -> None:
 
 
 def total(accounts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up accounts of several stages: numbers, and counts by reason or length; a flag is true if true in each."""
+    """Add up accounts of several stages: numbers, and counts by reason or length; a flag must be true in each."""
     added: dict[str, Any] = {}
     for account in accounts:
         for key, value in account.items():

@@ -37,7 +37,7 @@ class StageDirectory:
     path: Path
 
     def account(self) -> dict[str, Any] | None:
-        """Read the account of the stage's samples; None until it has finished. Raises ConfigError without `steps`."""
+        """Read the account of the stage's samples; None while unfinished. Raises ConfigError without `steps`."""
         found = read_document(self.path / DONE)
         if found is not None and type(found.get("steps")) is not int:
             got = f"steps of {found.get('steps')!r}"
@@ -54,7 +54,7 @@ class StageDirectory:
         """Write the resolved configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "config.toml", f"# schema: relax.config/1\n{to_toml(config)}")
-        for folder in (self.path.parent, self.path.parent.parent):  # the folders may be new, too
+        for folder in (self.path.parent, self.path.parent.parent):  # the parent folders may be new, too
             sync_to_disk(folder)
 
     def discard_work(self) -> None:
@@ -74,7 +74,7 @@ def stage_directories(run_dir: Path) -> list[StageDirectory]:
 
 
 def resumable_step(run_dir: Path) -> int | None:
-    """Return the step of the run that a resume would continue from; None without a checkpoint or finished stage."""
+    """Return the step from which a resumed run would continue; None without a checkpoint or finished stage."""
     done = 0
     for stage in stage_directories(run_dir) or [StageDirectory(0, "", run_dir)]:
         account = stage.account()
@@ -86,7 +86,7 @@ def resumable_step(run_dir: Path) -> int | None:
 
 
 def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[StageDirectory, RunConfig]]:
-    """Write each stage's directory with its resolved configuration; a later stage's model is the previous export."""
+    """Write each stage's directory with its resolved configuration; each later stage trains the previous export."""
     laid: list[tuple[StageDirectory, RunConfig]] = []
     for number, stage in enumerate(stages):
         directory, config = (

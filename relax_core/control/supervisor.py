@@ -5,7 +5,7 @@ The driver is an ordinary `relax train`. When the driver dies, or fails with an 
 waits until all processes that the driver started are gone. Then it resumes the run from its newest checkpoint in a new
 process, at most `[recovery] restarts` times in a row. This is the second tier of recovery; in the first, the run itself
 restarts an engine, a rank or a role in place.
-The supervisor computes nothing of the run, so that it stays small and is unlikely to fail.
+The supervisor does none of the run's work, so that it stays small and is unlikely to fail.
 `python -m relax_core.control.supervisor train my.toml` starts a supervised run.
 """
 
@@ -42,8 +42,8 @@ REPORT = "relax.detached/1"
 RESTARTS = 3
 """Default of `[recovery] restarts`, for a configuration that was written by an earlier version."""
 ORPHANS_S, KILLED_S, LOOK_S = 20.0, 20.0, 0.1
-"""Seconds in which the children of a dead driver should end by themselves, as they do when its pipe closes; seconds
-after that for killed children to be gone; seconds between two checks."""
+"""Seconds for the children of a dead driver to end by themselves, because the driver's pipe has closed; seconds for
+killed children to be gone after that; seconds between two checks."""
 PAUSES_S = (0.0, 5.0, 20.0, 60.0)
 """Seconds before the first, second, ... restart in a row; a machine may need minutes to recover."""
 PR_SET_CHILD_SUBREAPER = 36
@@ -60,7 +60,7 @@ class DriverDeath:
 
 
 def enter_supervision(directory: RunDirectory) -> DriverDeath | None:
-    """Make this process the driver of its parent, a supervisor: stderr goes to the console log, a report to stdout.
+    """Make this process the driver of the supervisor that started it: log stderr, and write a report to stdout.
 
     Returns the death of the previous driver; None if this is the first driver.
     """
@@ -102,7 +102,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
     """Run `relax` with the arguments `words` under supervision; return the exit code of the last driver.
 
     `output` is the descriptor of a readable file that receives the drivers' standard output; `program` is the command
-    that stands for `relax`.
+    that runs `relax`.
     """
     if sys.platform == "linux":  # orphans of a dead driver become children of this process, which waits for their end
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -127,7 +127,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
         run_dir, ended = reported(output).get("run_dir"), 128 - code if code < 0 else code
         if run_dir is None or stops:
             return ended
-        from relax_core.control.stages import resumable_step  # imported late: it takes a second
+        from relax_core.control.stages import resumable_step  # imported late, because the import takes a second
 
         directory = RunDirectory.open(Path(run_dir))
         budget = budget or RestartBudget(_restarts(directory.path))
@@ -160,7 +160,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
 def _start(command: Sequence[str], output: int, errors: int | None = None) -> int:
     # In its own process group: a signal to the supervisor's group reaches the driver once, forwarded by the supervisor.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, process_group=0)
-    process.returncode = 0  # `_wait` waits for the process, with the orphans
+    process.returncode = 0  # so that Popen does not wait: `_wait` reaps the process
     return process.pid
 
 
@@ -175,7 +175,7 @@ def _wait(driver: int) -> int:
 def _death(code: int, driver: int, output: int) -> str:
     """Return why the driver died if the run should be resumed; empty if not.
 
-    A driver that ended by itself has recorded how the run ended, and if a retry may help.
+    A driver that ended by itself has recorded the end of the run, and whether a retry may help.
     """
     if code < 0:
         return f"died of {signal.Signals(-code).name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of a run's tools before the run starts: the model's family must have a format for calls of these tools.
+"""A check before a run starts: if environments have tools, the model family must have a format for tool calls.
 
 Tools that are known only during a sample, such as those of an agent's requests, are not checked here.
 """
@@ -40,9 +40,9 @@ def tools_before_start(config: RunConfig, catalogue: Catalogue) -> dict[str, tup
 
 
 def check_tool_calls(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
-    """Raise ConfigError if environments have tools, but the model's family has no format for tool calls.
+    """Raise ConfigError if environments have tools, but the model family has no format for tool calls.
 
-    The model folder is opened only if there may be tools, and tools are searched for only if the format is missing.
+    The model folder is opened only if there may be tools, and `find_tools` is called only if the format is missing.
     """
     environments = _environments(config, catalogue)
     may_have = any(environment.tools or environment.finds_tools() for environment in environments)

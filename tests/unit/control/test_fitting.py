@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_can_not_fit_is_refused_unless_it_is_asked_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "free_memory", lambda: 1 << 29)
     with pytest.raises(
-        ConfigError, match=r"host memory, which has 512 MiB|0.5 GiB to give.*placement.check_memory=false"
+        ConfigError, match=r"host memory, which has 512 MiB|0.5 GiB available.*placement.check_memory=false"
     ):
         checked(folder)
     checked(folder, "placement.check_memory=false")

@@ -39,7 +39,7 @@ PROBE_S = 120.0
 SETUP, MACHINE = 2, 4
 """Exit codes for a problem of the installation or configuration, and for a problem of the machine."""
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 1 << 30, 1 << 30, 256 << 20
-"""Bytes that even the smallest runs need: torch alone takes half a gigabyte per process."""
+"""Free bytes that even the smallest runs need; torch alone takes half a gigabyte per process."""
 PACKAGES = """
 import json, sys
 from relax_core.diagnostics.doctor import unmet
@@ -58,7 +58,7 @@ class Finding:
     detail: str
     fix: str = ""
     exit_code: int = 0
-    """0 if the check found no problem."""
+    """Exit code for this problem, `SETUP` or `MACHINE`; 0: no problem."""
 
     @property
     def line(self) -> str:
@@ -119,7 +119,7 @@ def _problem_of(wanted: Requirement) -> str:
 
 
 def plugins(catalogue: Catalogue) -> Finding:
-    """Check that no plugin is broken; name the plugins that were skipped."""
+    """Check that no plugin is broken; list the plugins that were skipped."""
     broken = [record for record in catalogue.records if record.state is PluginState.BROKEN]
     skipped = [record for record in catalogue.records if record.state is PluginState.SKIPPED]
     if broken:
@@ -130,7 +130,7 @@ def plugins(catalogue: Catalogue) -> Finding:
 
 
 def ray(needed: bool) -> Finding:
-    """Check that the runner ray could be chosen; a failure counts as a problem only if ray is `needed`."""
+    """Check that the runner `ray` can be used; a failure counts as a problem only if ray is `needed`."""
     wanted = [Requirement(line) for line in metadata.requires("relax-core") or [] if line.startswith("ray")]
     if problem := next((said for said in map(_problem_of, wanted) if said), ""):
         fix = 'pip install "relax-core[ray]", or --runner local' if needed else ""
@@ -195,7 +195,7 @@ def loopback() -> Finding:
 
 
 def devices() -> Finding:
-    """Name the GPUs that torch sees."""
+    """List the GPUs that torch sees."""
     names = "*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))"
     said, failure = probe(sys.executable, f"import torch; print(torch.__version__, {names}, sep='|')")
     if failure:
@@ -206,7 +206,7 @@ def devices() -> Finding:
 
 
 def probe(executable: str, script: str, *arguments: str) -> tuple[str, str]:
-    """Run a Python script in a child process; return the last line that it printed, and the error or an empty text."""
+    """Run a Python script in a child process; return the last line that it printed, and the error or ""."""
     command = [executable, "-c", script, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
@@ -249,7 +249,7 @@ def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[
 
 
 def _interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
-    """Check that engines and trainer find their plugin and its packages under their configured `python`."""
+    """Check that each engine's and the trainer's `python` has the plugin and its packages."""
     pools = [(f"engines.{at}", config.backend_of(pool)) for at, pool in enumerate(config.engines) if pool.engine]
     for table, choice in (("engine", config.engine), ("trainer", config.trainer), *pools):
         found = catalogue.find(choice.chosen.kind, choice.chosen.name)
@@ -264,7 +264,7 @@ def _interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
 
 
 def _refused(name: str, error: RelaxError) -> Iterator[Finding]:
-    """Convert an error into findings, one per problem in it."""
+    """Convert an error into findings, one for each problem that it lists."""
     for one in getattr(error, "errors", (error,)):
         detail, fix = str(one), "fix this problem"
         if isinstance(one, ConfigError):

@@ -27,7 +27,7 @@ from relax_core.control.memory_check import (
 from relax_core.control.prepare import plan_run
 
 SIDE, RATE_S = 1024, 0.3
-"""Rows and columns of the multiplied matrices, and seconds of the measurement."""
+"""Number of rows, and of columns, of the multiplied matrices; seconds that the measurement takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class RunEstimate:
     """Measured float32 operations per second of one process; 0: not measured."""
     durations: tuple[Duration, ...]
     refuses: bool = True
-    """`placement.check_memory`: a run refuses to start if a budget does not fit."""
+    """`placement.check_memory`: True if the run refuses to start when a budget does not fit."""
 
     def check(self) -> None:
-        """Raise ConfigError if a budget does not fit and the run would refuse it."""
+        """Raise ConfigError if a budget does not fit and the run would refuse to start."""
         for budget in self.budgets if self.refuses else ():
             budget.check()
 

@@ -42,15 +42,15 @@ from relax_core.sampling.rows import row_batch
 FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTES
 FIRST = 16
-"""Sampled tokens in the first part of a sample; each further part ends at four times the position of the last one."""
+"""Number of sampled tokens in a sample's first part; each later part ends at four times the previous part's end."""
 MOST = 20.0
-"""Largest log ratio whose exponential is taken."""
+"""Size to which log ratios are clipped before their exponential is taken."""
 MakeWorkers = Callable[[Launch, Catalogue], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The number formats of trainer and engine; with `replay`, the trainer takes the engine's routes to experts."""
+    """The number formats of trainer and engine; with `replay`, the trainer reuses the engine's routing to experts."""
 
     trainer: str
     engine: str
@@ -65,14 +65,14 @@ class MismatchReport:
     found: Differences | None
     refused: str = ""
     rerouted: float | None = None
-    """Share of fed tokens that the trainer, without replay, routes differently in a layer; None: not measured."""
+    """Share of input tokens that trainer and engine route to different experts without replay; None: not measured."""
 
 
 async def mismatch(
     sources: Sequence[Layer], overrides: Sequence[str], num_samples: int, formats: Sequence[str] = (),
     make_workers: MakeWorkers | None = None,
 ) -> list[MismatchReport]:  # fmt: skip
-    """Measure the configuration as it is, or each pair of `formats`, with and without replay if replay is possible."""
+    """Measure the configured formats, or each pair of `formats`, with and without replay if replay is possible."""
     with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
         launch, catalogue = try_launch(sources, overrides, Path(directory))
         config = parse_config(launch.config, catalogue)
@@ -102,7 +102,7 @@ async def mismatch(
             raise ConfigError(
                 "relax bench mismatch", found[settings[0]].refused, "no setting can run; change the formats"
             )
-        # One launch per format, that of its last setting, which has replay if any has.
+        # For each format, take the launch of its last setting, which has replay if any setting of the format has.
         engines = {setting.engine: own for setting, own in able.items()}
         trainers = {setting.trainer: own for setting, own in able.items()}
         make = make_workers or (lambda own, _: LocalWorkers(own.plugin_files, own.resolved, None, SystemClock()))
@@ -148,7 +148,7 @@ class Differences:
     ratio_min: float
     ratio_max: float
     positions: tuple[tuple[int, float], ...] = ()
-    """(end, mean of abs(d)) by part of the samples; `end` counts sampled tokens, and a part begins at the last end."""
+    """(end, mean of abs(d)) for each part of the samples: the sampled tokens from the previous end to `end`."""
 
     @classmethod
     def of(cls, rows: RowBatch, log_probs: Ragged) -> Self:
@@ -159,7 +159,7 @@ class Differences:
 
     @classmethod
     def between(cls, apart: np.ndarray, places: np.ndarray) -> Self:
-        """Summarise differences [tokens] of at least one token; `places` [tokens] are positions in the samples."""
+        """Summarise differences [tokens] of one or more tokens; `places` [tokens] are positions in the samples."""
         size, log = np.abs(apart), apart.clip(-MOST, MOST)
         ranked = np.sort(size)
         return cls(
@@ -175,7 +175,7 @@ class Differences:
 
 
 def _places(mask: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Count the sampled tokens before each token of its row."""
+    """Return, for each token, the number of sampled tokens before it in its row."""
     before = np.cumsum(mask) - mask
     starts = np.cumsum(lengths) - lengths
     return np.asarray(before - np.repeat(before[np.minimum(starts, len(before) - 1)], lengths))
@@ -225,9 +225,9 @@ async def _compared(trainer: RankGroup, rows: RowBatch, setting: Setting) -> Mis
 
 
 def _rerouted(rows: RowBatch, own: Ragged) -> float:
-    """Return the share of fed tokens whose experts, in any order, differ from the engine's."""
+    """Return the share of input tokens for which the experts, order ignored, differ from the engine's experts."""
     engine, known = rows.columns[EXPERTS].values, rows.columns[VALID].values.astype(bool)
     fed = known.copy()
-    fed[np.cumsum(rows.columns["tokens"].lengths) - 1] = False  # a row's last token is never fed to the model
+    fed[np.cumsum(rows.columns["tokens"].lengths) - 1] = False  # a row's last token is never an input of the model
     other = (np.sort(engine, axis=-1) != np.sort(own.values, axis=-1)).any(axis=(1, 2))
     return float(other[fed].mean()) if fed.any() else 0.0

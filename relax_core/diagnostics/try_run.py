@@ -39,7 +39,7 @@ from relax_core.weights.registry import WeightRegistry
 
 
 async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
-    """Sample and score `num_tasks` groups; return the samples' records in the form of the run directory.
+    """Sample and score `num_tasks` groups; return a record for each sample, as in the run directory.
 
     `answer_reward` of a record is the reward of the task's own answer; None if the task has no answer to judge.
     """
@@ -84,7 +84,7 @@ def with_agent(overrides: Sequence[str], program: Sequence[str]) -> list[str]:
 
 
 async def _answers_scored(scorer: RewardScorer, tasks: Sequence[Task]) -> dict[int, float]:
-    """Score the answers of tasks as if they were responses; return rewards by index, for answers that were judged."""
+    """Score the tasks' answers as if they were responses; return index of the task -> reward, for judged answers."""
     written = {
         at: (task, (Trajectory((*_asked(task), Message("assistant", str(task.answer))), str(task.answer), ()),))
         for at, task in enumerate(tasks)
@@ -126,8 +126,8 @@ async def ignore(*_: Any) -> None:
 
 
 async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """Score the rows of `data`, JSON with `prompt`, `response` and the reward's fields; return a record per row."""
-    beside = data.parent / "config.toml"  # a failing sample lies in a run directory, whose config names plugin files
+    """Score the rows of a JSON file (`prompt`, `response`, fields of the reward); return a record for each row."""
+    beside = data.parent / "config.toml"  # `data` may lie in a run directory, whose config names plugin files
     if not plugins and beside.is_file():
         plugins = plugins_of(read_layers([beside], (), Path.cwd())[0])
     chosen = Chosen("reward", name, {".".join(path): value for path, value in map(parse_override, options)})

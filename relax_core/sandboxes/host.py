@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run's sandbox component in a process of its own, and its boxes by number.
+"""The host of the run's sandbox component, in a process of its own; callers name boxes by number.
 
-The process runs no code of authors. Processes of authors request boxes through the role that owns the sandbox. They
-can't make boxes themselves, since they have given up the right to mount.
+The process runs no code of authors. Processes of authors request boxes through the role that owns the sandbox. These
+processes can't make boxes themselves, since they have given up the right to mount.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SandboxHost:
 
     Invariants:
     - The pool chooses the numbers; a number names one box from `open` to `close`.
-    - A closed box is gone with all its programs, even if its caller is gone or the box was still being made.
+    - Closing a box ends all its programs, even if its caller is gone or the box is still being made.
     - `stop` closes every box.
     """
 

@@ -32,7 +32,7 @@ START_S = 60.0
 GRACE_S = 20.0
 """Seconds that a call to the sandbox's process may take, in addition to the time of the program itself."""
 Waiting: TypeAlias = Callable[[], AbstractContextManager[Any]]
-"""Factory of a context that is entered while a sample waits for a place; the wait does not count as its time."""
+"""Factory of a context that is entered while a sample waits for a slot, so that this time does not count."""
 
 
 class SandboxPool:
@@ -43,9 +43,9 @@ class SandboxPool:
     Invariants:
     - The sandbox's process starts only if it is needed, and starts again after it died. The boxes of a dead process are
       lost, and calls to them raise InfrastructureError.
-    - At most `programs` programs run at once and at most `boxes` boxes are open. Waiting for a place does not count as
-      a program's time, and ends, because each program that has a place has a deadline. A program with a socket takes
-      no place, because it mostly waits for answers.
+    - At most `programs` programs run at once and at most `boxes` boxes are open. Waiting for a slot does not count as a
+      program's time, and ends, because each program that has a slot has a deadline. A program with a socket needs no
+      slot, because it mostly waits for answers.
     - A box ends with the sample that opened it, even if the sample's process was killed.
     """
 
@@ -80,10 +80,10 @@ class SandboxPool:
     def handlers(
         self, limits: SandboxLimits | None, waiting: Callable[[int], AbstractContextManager[Any]] = nullcontext
     ) -> dict[str, Handler]:
-        """Make the handlers for one process of an author, whose boxes have these limits; None: it needs no sandbox.
+        """Make the handlers for one process of an author. `limits`: default limits of its boxes; None: no sandbox.
 
         `waiting` takes the number of a sample, or 0 without a sample; its context is entered while the sample waits for
-        a place.
+        a slot.
         """
         if limits is None:
             return {}
@@ -123,7 +123,7 @@ class SandboxPool:
             return self._worker
 
     async def _call(self, worker: Worker, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call the sandbox's process; if it died or does not answer, kill it and give up all its boxes."""
+        """Call the sandbox's process; if the process died or does not answer, kill it and give up all its boxes."""
         if self._worker is not worker:
             raise InfrastructureError("sandbox: the process of this box has ended and the box is lost; open a new box")
         try:
@@ -196,7 +196,7 @@ class _LentBoxes:
                 opened.exception()  # marks the error as seen, since no call may follow
 
     async def _do(self, number: int, method: str, *args: Any) -> Any:
-        """Answer a call to a box; `open` returns the path of its interpreter."""
+        """Answer a call to a box; `open` returns the path of a Python interpreter in the box."""
         if number not in self._open:
             raise InfrastructureError("sandbox: the box is closed")
         box = await asyncio.shield(self._open[number])
@@ -212,7 +212,7 @@ class _LentBoxes:
 
 
 class SandboxRpcClient:
-    """The `api.SandboxClient` of all rewards or environments in one process; it numbers their boxes."""
+    """The `api.SandboxClient` of all rewards or environments in one process; the client numbers their boxes."""
 
     def __init__(self, parent: ParentChannel) -> None:
         self._parent, self._numbers, self._sample = parent, count(1), 0

@@ -27,7 +27,7 @@ from relax_core.data.tool_calls import FIELD, FORMATS, CallFormat, call_format
 
 HALF = re.compile("[\ud800-\udfff]")
 PROMPT_END = 16
-"""Tokens at the end of a prompt that are searched for the mark that opens a thought."""
+"""Number of final prompt tokens that are searched for the mark that opens a thought, such as `<think>`."""
 
 
 class ChatFamily(ModelFamily[Options]):
@@ -71,7 +71,7 @@ class ChatFamily(ModelFamily[Options]):
 
     def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
         if tools:
-            self._call_format()  # raise now, before a turn is sampled whose calls can't be read
+            self._call_format()  # raise now, not after sampling a turn with calls that can't be read
         if isinstance(prompt, str):
             ids = self.encode(prompt)
             opened = ids[: len(self._opening)] == self._opening
@@ -100,9 +100,9 @@ class ChatFamily(ModelFamily[Options]):
         return PARTS.get(model_type(Path(str(model.get("path") or ""))), {})
 
     def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
-        """Return an assistant's message as the policy would have sampled it: as the template writes it after `before`.
+        """Return the tokens of an assistant's message as the template writes the message after `before`.
 
-        If `before` is a string or the template rewrites earlier turns, return the message's plain text instead.
+        If `before` is a string or the template rewrites earlier turns, return the tokens of the plain text instead.
         """
         said = None if isinstance(before, str) else self._template().turn(before, message)
         if said is None:
@@ -124,9 +124,9 @@ class ChatFamily(ModelFamily[Options]):
     def parse(
         self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()
     ) -> tuple[str, tuple[ToolCall, ...], str]:
-        """Read a turn in the format that `[model] tool_calls` names, or in the template's.
+        """Return a turn's (text, tool calls, error), read in the format of `[model] tool_calls`.
 
-        Marks of the format that are special tokens are read, and left out of the returned text.
+        The format's marks are left out of the returned text if they are special tokens.
         """
         if not tools and not self._has_headers:
             return self.decode(tokens), (), ""
@@ -161,7 +161,7 @@ class ChatFamily(ModelFamily[Options]):
         return self.decode(before[-PROMPT_END:], skip_special=False).rstrip().endswith(calls_of.thought[0])
 
     def _marked(self, calls_of: CallFormat, tokens: Sequence[int]) -> tuple[tuple[str, ...], str]:
-        """Return the format's marks that are special tokens, and the turn's text without special tokens but these."""
+        """Return the format's marks that are special tokens, and the turn's text without any further special tokens."""
         numbers = {mark: self._tokenizer.token_to_id(mark) for mark in calls_of.all_marks}
         special = {number: mark for mark, number in numbers.items() if number in self._specials}
         read = [number for number in tokens if number not in self._specials or number in special]

@@ -40,7 +40,7 @@ RENDER_ERRORS = (
 )  # fmt: skip
 MAX_BITS = 1 << 12
 MAX_REPEATED = 1 << 20
-"""Limits on the bits of powers and the length of repetitions in a template: model folders may come from strangers."""
+"""Limits of a template's arithmetic: bits of a power, items of a repetition. Model folders may be untrusted."""
 
 
 class ChatTemplate:
@@ -57,7 +57,7 @@ class ChatTemplate:
         """Compile a template. Raises ConfigError for a syntax error.
 
         `call_id(call, number)` returns an id that the template accepts; `number` is the call's index in the
-        conversation. `thinking`: the template takes a turn's thought in the field `thinking`, apart from its words.
+        conversation. `thinking`: True if the template reads a turn's thought from a message field `thinking`.
         """
         self.name, self._call_id, self._thinking = name, call_id, thinking
         self._variables = dict(variables)
@@ -101,21 +101,23 @@ class ChatTemplate:
     ) -> str:  # fmt: skip
         """Return the text of `after_turn` for a template that refuses a tool's answer after a turn without a call.
 
-        The mark is put into the arguments of the call that is answered first.
+        The mark that precedes the text is put into the arguments of the call that is answered first.
         """
         called = next((call for call in calls if call.name == answers), calls[0])
         marked = message_fields(Message("assistant", "", (replace(called, arguments={mark: mark}),)), self._call_style)
         text = self._render([*earlier, marked, *later], speak=speak)
         _, is_shown, rest = text.rpartition(mark)
         if not is_shown or not rest.startswith('"}'):
-            got = f"{self.name}, which refuses a tool's answer after a turn without calls and writes no JSON calls"
+            got = (
+                f"{self.name}, which refuses a tool answer after a turn without calls and does not write calls as JSON"
+            )
             raise ConfigError(FIELD, got, "name a template that accepts a tool's answer after a turn without calls")
         return rest.removeprefix('"}')
 
     def turn(self, before: Sequence[Message], message: Message) -> str | None:
         """Return the text of `message` as the policy's turn after `before`.
 
-        Return None if adding the message changes the text of `before`. Raises ConfigError if a tool call is left out.
+        Return None if adding the message changes the text of `before`. Raises ConfigError if a tool call is missing.
         """
         opened, closed = self.render(before), self.render((*before, message), speak=False)
         if not closed.startswith(opened):
@@ -196,7 +198,7 @@ class CallStyle:
 
 
 def message_fields(message: Message, style: CallStyle | None = None) -> dict[str, Any]:
-    """Return a message as a dict for templates, without empty fields, because templates test for their presence."""
+    """Return a message as a dict for templates. Empty fields are left out: templates test whether a field exists."""
     style = style or CallStyle()
     content: Any = message.text
     if not isinstance(message.content, str) and any(part.media for part in message.content):
@@ -261,8 +263,8 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 def tool_schema(tool: Tool) -> dict[str, Any]:
     """Return the function schema that chat templates expect. Raises TypeError for parameters that are not a schema.
 
-    Parameters whose `type` is the text `object` are a whole JSON schema, because a parameter's type is never given as
-    text. Otherwise the mapping holds parameters by name, even if one is named `type` or `properties`.
+    If `parameters["type"]` is the string `object`, the mapping is a whole JSON schema. Any other mapping holds types by
+    parameter name, even if a parameter is named `type` or `properties`: a parameter's type is never a string.
     """
     parameters = dict(tool.parameters)
     if parameters.get("type") == "object":
@@ -282,7 +284,7 @@ def _is_json(value: Any) -> bool:
 
 
 def type_schema(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a parameter's type; a mapping is already a schema. Raises TypeError."""
+    """Return the JSON schema of a parameter's type; a mapping is already a schema. Raises TypeError for other types."""
     if isinstance(kind, Mapping):
         return dict(kind)
     if isinstance(kind, Hashable) and kind in _NAMES:
@@ -367,7 +369,7 @@ def _tokenizer(file: Path) -> Tokenizer:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; return an empty one without the file."""
+    """Return the JSON object of a file, or an empty dict if the file does not exist."""
     if not file.is_file():
         return {}
     try:
@@ -392,7 +394,7 @@ def _special(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[dict[str, str], str]:
-    """Return templates by name and their source: the configuration, else `chat_template.jinja`, else `settings`."""
+    """Return (templates by name, source) from the configuration, else `chat_template.jinja`, else `settings`."""
     if "{" in chosen or "\n" in chosen:
         return {"default": chosen}, "[model] chat_template"
     if chosen:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised data: rows of a task source as examples, laid out token by token, and as rows of the bus.
+"""Supervised data: tokenized training examples from rows of a task source, and their conversion to rows of the bus.
 
 The policy's turns are joined with the model family's `start` and `delta`, as in a rollout. A warm start therefore
 trains on the token sequences that generation will see.
@@ -37,25 +37,25 @@ Hold = Callable[[Rendered, Sequence[Message]], Rendered]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A row laid out token by token, as if the policy had sampled it; `tokens` and `mask` are [tokens]."""
+    """A training example as the tokens that the policy would have sampled; `tokens` and `mask` are [tokens]."""
 
     tokens: tuple[int, ...]
     mask: tuple[int, ...]
     """1 for a trained token, else 0. The first token is never trained, because no token precedes it."""
     media: tuple[str, ...] = ()
-    """Media of the row, in order: store keys if the placeholders are expanded, else references."""
+    """Media of the example, in order: keys of the media store if the placeholders are expanded, else references."""
 
     @property
     def num_trained(self) -> int:
         return sum(self.mask)
 
     def cut(self, limit: int) -> Example:
-        """Return the first `limit` tokens; return an example with media whole, because media can't be cut."""
+        """Cut the example to its first `limit` tokens. An example with media stays whole: media can't be cut."""
         return self if self.media else Example(self.tokens[:limit], self.mask[:limit])
 
 
 class _Run(NamedTuple):
-    """Consecutive tokens that are all trained or all untrained, with the messages that they render."""
+    """Consecutive tokens that are all trained or all untrained, with the messages from which they were rendered."""
 
     rendered: Rendered
     shows: Sequence[Message] = ()
@@ -69,9 +69,9 @@ def example(
     train_on: TrainOn = "completion",
     hold: Hold | None = None,
 ) -> Example:
-    """Lay out a prompt with its completion, or a conversation alone, whose assistant turns are trained.
+    """Tokenize a prompt and its completion; without a completion, train the assistant turns of the prompt.
 
-    Without `hold`, each medium has one token. Raises ConfigError (field `data.train`) without text to train.
+    If `hold` is None, each medium has one token. Raises ConfigError (field `data.train`) if no text is to be trained.
     """
     if isinstance(prompt, str):
         if not isinstance(completion, str):
@@ -102,7 +102,7 @@ def example(
 
 
 def said_in(prompt: Text, completion: Text | None) -> tuple[Message, ...]:
-    """Return all messages of a row, in order; return none for a plain-text prompt, which has no media."""
+    """Return the messages of a prompt and its completion; none for a plain-text prompt, which has no media."""
     return () if isinstance(prompt, str) else (*prompt, *_messages(completion))
 
 
@@ -111,7 +111,7 @@ def _messages(completion: Text | None) -> tuple[Message, ...]:
 
 
 def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) -> list[_Run]:
-    """Render a conversation up to its last assistant turn. Assistant turns from message `given` on are trained."""
+    """Render a conversation up to its last assistant turn. Assistant turns at index `given` or later are trained."""
     turns = [at for at, message in enumerate(messages) if at >= given and message.role == SPEAKER]
     if not turns:
         raise ConfigError(
@@ -128,13 +128,13 @@ def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) 
 
 
 COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")}
-"""Columns of trained text by what the algorithm learns from. A dataset's row may be a conversation instead."""
+"""Columns with trained text, by the algorithm's source of data. A row of DATASET may be a conversation instead."""
 
 MARGIN = "margin"
 
 
 class Dataset(RowSet):
-    """Rows of supervised training: each is one example, or two examples of a pair, tokenized on request.
+    """Rows for supervised training. A row is one example, or the two examples of a pair, and is tokenized on request.
 
     Rows that are too long are skipped, cut at their end, or refused.
     """
@@ -154,9 +154,9 @@ class Dataset(RowSet):
             self._check()
 
     def examples(self, index: int, hold: Hold | None = None) -> tuple[Example, ...]:
-        """Lay out a row as one example, or as the chosen and the rejected example of a pair.
+        """Return a row as one example, or as the chosen and the rejected example of a pair.
 
-        Raises MediaRefused if `hold` does.
+        Raises MediaRefused if `hold` refuses a medium.
         """
         return tuple(self._cut(found) for found in self._examples(self._kept[index], hold))
 
@@ -223,7 +223,7 @@ class Dataset(RowSet):
         return longest <= self._limit
 
     def _text_fits(self, prompt: Text, text: Text | None, row: int) -> bool:
-        """Return True if a row's number of characters proves that it fits; measure the template once per form."""
+        """Return True if a row's number of characters proves that its tokens are within the limit."""
         parts = (prompt, text)
         messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part or ())]
         form = tuple("text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in parts)
@@ -254,7 +254,7 @@ class HeldOut:
     indices: Sequence[int]
 
     def rows(self, margins: bool = False, hold: Hold | None = None) -> RowBatch:
-        """Lay out all rows, each as a group of its own."""
+        """Return all rows as a batch for the bus, each row as a group of its own."""
         examples = {AttemptId(group, member, 0): found for group, index in enumerate(self.indices)
                     for member, found in enumerate(self.dataset.examples(index, hold))}  # fmt: skip
         given = [self.dataset.margin(self.indices[attempt.group]) for attempt in examples] if margins else None
@@ -270,7 +270,7 @@ def open_training(run: Any, build: Build, form: Source) -> tuple[Dataset, Sequen
 
 
 def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
-    """Open the sets of `[[eval.sets]]`, or else a seeded part of the training file; open none without `eval.every`."""
+    """Open the sets of `[[eval.sets]]`, or else a seeded part of the training file; none if `eval.every` is 0."""
     if not run.eval.every:
         return []
     if not run.eval.sets:
@@ -286,7 +286,7 @@ def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
 def row_batch(
     examples: Mapping[AttemptId, Example], margins: Sequence[float] | None = None, media: bool = False
 ) -> RowBatch:
-    """Return rows of the bus, one per sample. They have no versions, because no policy sampled them."""
+    """Return examples as rows of the bus. The rows have no versions, because no policy sampled them."""
     rows = list(examples.values())
     lengths = np.array([len(row.tokens) for row in rows], np.int64)
 

@@ -36,7 +36,7 @@ _MARK, _BEGINS, _HEADER_END, _BODY_END = (
 )  # fmt: skip
 _RECIPIENT, _CHANNEL = re.compile(r"(?:\A|[\s>])to=([^\s<]*)"), re.compile(r"<\|channel\|>\s*([^\s<]*)")
 _FIRST, _FIRST_SO_FAR = re.compile(r"\s*(?:to=[^\s<]+\s*)?"), re.compile(r"\s*(?:t|to|to=[^\s<]*\s*)?")
-"""Text allowed before the first mark of a turn's first header, and unfinished text that may become such text."""
+"""Patterns of the text allowed before a turn's first mark, and of an unfinished beginning of such text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Header:
     recipient: str
     has_body: bool
     is_cut: bool
-    """The text ends before the header does."""
+    """True if the text ends before the header is complete."""
 
     @property
     def is_call(self) -> bool:
@@ -61,7 +61,7 @@ class Header:
 
 
 def next_header(text: str, at: int) -> Header | None:
-    """Return the next header from `at` on, or None. No message may be open at `at`."""
+    """Return the next message header at or after `at`, or None. `at` must not lie inside a message."""
     begins = _BEGINS.search(text, at)
     if begins is None:
         return None
@@ -77,7 +77,7 @@ def next_header(text: str, at: int) -> Header | None:
 
 
 def body_end(text: str, at: int) -> tuple[int, int]:
-    """Return the end of the body that is open at `at`, and the position at which to read on.
+    """Return the end of the message body that contains `at`, and the position at which to read on.
 
     A body ends before `<|start|>`, which is left unread, or before an end mark, which is skipped.
     """
@@ -90,7 +90,8 @@ def body_end(text: str, at: int) -> tuple[int, int]:
 def read_call(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
     """Read a call, `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
 
-    Its header is `text[start:at]`. The mark after the arguments may be missing at the end of a turn. Raises CallError.
+    `text[start:at]` is the call's header. At a turn's end, the mark after the arguments may be missing.
+    Raises CallError.
     """
     recipient = _RECIPIENT.search(text[start:at])
     written = recipient[1] if recipient else ""
@@ -110,7 +111,7 @@ def read_call(text: str, start: int, at: int, parameters: Parameters) -> tuple[l
 def words(text: str, thinking: bool = False) -> str:
     """Return the words of a turn: bodies without headers and marks, with thoughts between `<think>` and `</think>`.
 
-    `thinking`: the prompt has opened a thought. The words of a turn's `beginning` are a prefix of the turn's words.
+    `thinking`: True if the prompt has opened a thought. The words of `beginning(text)` are a prefix of a turn's words.
     """
     at, pieces = 0, list[str]()
     if thinking:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A modality processor in its own killable process: it reads a source, processes it and puts it into the media store.
+"""The process of one modality processor: reads sources, processes their media and writes results to the media store.
 
-Tensors are never sent back to the caller. The same bytes from two sources are processed once.
+The process may be killed. Tensors are never sent to the caller. The same bytes from two sources are processed once.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from relax_core.media.store import MediaStore, write_media_file
 from relax_core.rpc.host import IsolatedHost
 
 MAX_KNOWN = 65536
-"""Contents whose keys are cached; the cache is cleared when it is full."""
+"""Number of media contents for which the store key is cached; a full cache is cleared."""
 PREVIEWS = "previews"
 FIRST_BYTES = 8 << 20
-"""Bytes of a run's first previews of each kind, which are never deleted."""
+"""Total bytes of a run's first previews, per kind of medium. These previews are never deleted."""
 NEWEST_BYTES = 24 << 20
-"""Bytes of a run's newest previews of each kind; older ones are deleted."""
+"""Total bytes of a run's newest previews, per kind of medium. Older previews beyond this limit are deleted."""
 
 
 class MediaHost(IsolatedHost):
     """The host of one modality processor.
 
-    An item is the name of a method (`budget`, `process`, `examine`) and a medium. Raises ValueError for unreadable
-    media.
+    A work item is a pair: the name of a method (`budget`, `process`, `examine`) and a medium. Raises ValueError for
+    unreadable media.
     """
 
     def open(
@@ -89,7 +89,7 @@ class MediaHost(IsolatedHost):
         try:
             preview = self._processor.preview(media, data, self._preview_bytes)
         except ValueError:
-            return  # the model can read it; the display shows its name only
+            return  # the model can still read the medium; the display shows only the name
         if preview:
             self._previews.put(key, preview)
 
@@ -103,9 +103,9 @@ class MediaHost(IsolatedHost):
 
 
 class Previews:
-    """Previews of one kind of medium for display, by key, in the run directory: the first and the newest of a run.
+    """The first and the newest previews of one kind of medium: files in the run directory, named by store key.
 
-    The page of transcripts shows the start and the end of a run. Training never reads previews.
+    The transcript page shows previews from the start and the end of a run. Training never reads previews.
     """
 
     def __init__(self, directory: Path, kind: str) -> None:
@@ -120,7 +120,7 @@ class Previews:
         return self._path(key).is_file()
 
     def put(self, key: str, data: bytes) -> None:
-        """Write a preview whole or not at all. Raises InfrastructureError if it can't be written."""
+        """Write a preview atomically. Raises InfrastructureError if it can't be written."""
         path = self._path(key)
         write_media_file(path, [data])
         self._count(path, len(data))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Media of a rollout: each medium is processed once, in a killable process, for all samples that show it.
 
-`MediaRefused` is raised for media that can't be read, take too long or crash their process. Results are cached by
-source, as are refusals that the content proves. Further failures are retried: a source may come back, and a process may
+`MediaRefused` is raised for media that can't be read, take too long or crash their process. Results and refusals of
+unreadable content are cached by source. All further failures are retried: a source may come back, and a process may
 have been killed for another reason. With a size limit, media that no owner needs are deleted from the store and
 processed again on demand. A stored file that is found damaged is made again from its source.
 """
@@ -41,24 +41,24 @@ from relax_core.rpc.waiting import start_all
 REMEMBERED = 1 << 16
 """Number of sources whose results are cached."""
 LONG = 256
-"""Characters of a source above which the cache uses its hash."""
+"""Length of a source, in characters, above which the cache key is the source's hash."""
 MAX_KEPT_SOURCE = 1 << 12
-"""Characters of the longest source that is kept to make a damaged file again."""
+"""Longest source, in characters, that is kept so that a damaged file can be made again."""
 TRIES = 4
-"""Attempts at a medium that is deleted from the store before its caller has it."""
+"""Attempts to process a medium whose file is deleted from the store before the caller can use it."""
 ATTEMPTS = 3
-"""Attempts at a medium whose content is not at fault, before the caller gets the error."""
+"""Attempts to process a medium before the caller gets an error that the content did not cause."""
 BACKOFF_S = 0.5
-"""Seconds of pause after the first failed attempt; they double with each attempt."""
+"""Seconds of pause after the first failed attempt; doubled with each further attempt."""
 HOLD_OFF_S = 30.0
-"""Seconds before a source is tried again after all attempts failed; they double with each such failure in a row."""
+"""Seconds before a source is tried again after all attempts failed; doubled with each such failure in a row."""
 MAX_HOLD_OFF_S = 600.0
 RESTORE_POLL_S = 0.25
-"""Seconds between two looks for damaged files in the store."""
+"""Seconds between two checks for damaged files in the store."""
 
 
 class MediaPipeline:
-    """The processors of a run by kind of medium, and the cache of results by source.
+    """The modality processors of a run, one per kind of medium, and a cache of their results by source.
 
     Life cycle of a medium: `unknown -> processing -> stored | refused | unavailable`. A stored medium is `deleted`, and
     unknown again, if its file is damaged, or if the store is over its limit and no owner needs the medium. An
@@ -90,9 +90,9 @@ class MediaPipeline:
         self._known: OrderedDict[Any, asyncio.Future[PlaceholderTokens | str]] = OrderedDict()
         self._sizes: OrderedDict[Any, int | str] = OrderedDict()
         self._names: dict[str, set[Any]] = {}
-        """Cache names of sources by the key of their medium."""
+        """Keys of `_known` by the store key of their medium."""
         self._sources: OrderedDict[str, Media] = OrderedDict()
-        """Media by key, to make damaged files again; media with long sources are not kept."""
+        """Media by store key, to make damaged files again; media with long sources are not kept."""
         self._outages: OrderedDict[Any, _Outage] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._budget: MediaBudget | None = None
@@ -116,7 +116,7 @@ class MediaPipeline:
     # -- before and for generation ------------------------------------------------------------------------------
 
     async def num_features(self, messages: Iterable[Message]) -> int:
-        """Return the number of features of the messages' media, from their headers. Raises MediaRefused.
+        """Return the number of tokens that the messages' media will take. Raises MediaRefused.
 
         The size of a view is known only after processing, so a view that is not processed yet counts as 0.
         """
@@ -187,7 +187,7 @@ class MediaPipeline:
         return self._by_kind[media.kind]
 
     def _result(self, media: Media, known: asyncio.Future[PlaceholderTokens | str] | None = None) -> PlaceholderTokens:
-        """Return the result of a processed medium. Raises MediaRefused."""
+        """Return the result of a processed medium. Raises MediaRefused if the medium was refused or not processed."""
         known = known or self._known.get(_name(media))
         result = known.result() if known is not None and known.done() else "it was not processed"
         if isinstance(result, str):
@@ -198,7 +198,7 @@ class MediaPipeline:
         """Start to process a medium; return the future on which all callers wait."""
         known = self._known[name] = asyncio.get_running_loop().create_future()
         self._spawn(self._process(name, media, known))
-        while len(self._known) > REMEMBERED:  # the medium may stay stored; its content leads to it
+        while len(self._known) > REMEMBERED:  # the medium may stay in the store: its key comes from its content
             oldest, forgotten = self._known.popitem(last=False)
             found = forgotten.result() if forgotten.done() and not forgotten.cancelled() else ""
             if isinstance(found, PlaceholderTokens) and found.key in self._names:
@@ -206,7 +206,7 @@ class MediaPipeline:
         return known
 
     async def _process(self, name: Any, media: Media, known: asyncio.Future[PlaceholderTokens | str]) -> None:
-        """Process a medium and settle its future; cache only a result or a refusal for its content."""
+        """Process a medium and set its future; cache only a result, or a refusal because of the content."""
         try:
             key, layout = await self._ask(name, media, "process")
             if len(media.source) <= MAX_KEPT_SOURCE:
@@ -231,7 +231,7 @@ class MediaPipeline:
             del self._known[name]
 
     async def _ask(self, name: Any, media: Media, method: str) -> Any:
-        """Call a method of `MediaHost`; retry after failures that the content does not prove. Raises MediaRefused."""
+        """Call a method of `MediaHost`; retry after failures that the content did not cause. Raises MediaRefused."""
         outage = self._outages.get(name)
         if outage is not None and (left := outage.until - self._clock.now()) > 0:
             raise MediaUnavailable(f"{outage.reason}; the source is tried again in {left:.0f} s")
@@ -287,7 +287,7 @@ class MediaPipeline:
                 self._known.pop(name, None)
 
     async def _restore_damaged(self) -> None:
-        """Process media again whose files readers found damaged, until the pipeline stops."""
+        """Until the pipeline stops, process media again when readers found their stored files damaged."""
         while True:
             for key in await asyncio.to_thread(self._store.damaged):
                 if (media := self._sources.get(key)) is not None:
@@ -301,7 +301,7 @@ class MediaPipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Outage:
-    """The failure of all attempts at a source, and the time before which it is not tried again."""
+    """A source at which all attempts failed, and the time before which the source is not tried again."""
 
     reason: str
     until: float
@@ -351,18 +351,18 @@ class _Processor:
 class MediaBudget:
     """Sizes and owners of the media in the store, least recently used first.
 
-    This class does no I/O: its caller must delete the media that `evicted` returns at once. An owner is a group number,
+    This class does no I/O: its caller must at once delete the media that `evicted` returns. An owner is a group number,
     or any value that the caller later gives to `release`.
 
     Invariants:
     - A medium that an owner needs is never evicted, even if the store stays over its limit.
-    - After `release_below`, a group below its number needs nothing, even if `retain` is called for it later.
+    - After `release_below(n)`, groups below n need no media, even if `retain` is called for such a group later.
     """
 
     def __init__(self, limit_bytes: int, found: Mapping[str, int], known_groups: int = 0) -> None:
-        """Count the media of a store: `found` has their sizes, oldest first.
+        """Count the media of a store: `found` has their sizes in bytes by key, oldest first.
 
-        Groups below `known_groups` may need any medium in it.
+        Groups below `known_groups` may need any medium in `found`.
         """
         self._limit = limit_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict(found)
@@ -381,7 +381,7 @@ class MediaBudget:
         return key in self._sizes
 
     def size_of(self, key: str) -> int | None:
-        """Return the counted size of a medium; None if it is not counted."""
+        """Return the size of a medium in bytes, or None if the medium is not counted."""
         return self._sizes.get(key)
 
     def forget(self, key: str) -> None:
@@ -389,7 +389,7 @@ class MediaBudget:
         self._total -= self._sizes.pop(key, 0)
 
     def add(self, key: str, size_bytes: int) -> None:
-        """Count a medium that was stored."""
+        """Count a medium that was put into the store."""
         self._total += size_bytes - self._sizes.get(key, 0)
         self._sizes[key] = size_bytes
         self._sizes.move_to_end(key)
@@ -435,7 +435,7 @@ def _refusal(media: Media, why: str) -> MediaRefused:
 
 
 def _name(media: Media) -> Any:
-    """Return the cache name of a source. It contains a file's size and time, so a changed file is processed again."""
+    """Return the cache key of a source. It contains a file's size and time, so a changed file is processed again."""
     if is_path(media.source):
         try:
             stat = Path(media.source).stat()
@@ -471,7 +471,7 @@ def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | N
 
 @asynccontextmanager
 async def opened_media_pipeline(context: RunContext, family: ModelFamily) -> AsyncIterator[MediaPipeline]:
-    """Start a media pipeline without a size limit, for rows of a dataset, and stop it at the end."""
+    """Run a media pipeline without a size limit, for rows of a dataset, during a `with` block."""
     pipeline = make_media_pipeline(context, family)
     try:
         await pipeline.start()

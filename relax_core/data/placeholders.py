@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placeholder tokens of media: a template writes one per medium, and a model reads as many as the medium takes.
 
-A rendered prompt names its media in order. Each medium must have exactly one placeholder of its kind, so that text
-which looks like a placeholder never reaches a model. Media of a model type not named here expand to placeholders only.
+A prompt must have exactly one placeholder per medium, of the medium's kind and in order. A prompt whose text looks like
+a placeholder is therefore refused. For model types not named here, videos expand to placeholders without further marks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def expand_placeholders(rendered: Rendered, media: Sequence[PlaceholderTokens], 
 
 
 def misplaced(tokens: Sequence[int], kinds: Sequence[str], ids: Mapping[str, int]) -> str:
-    """Return why a template's tokens lack placeholders for media of these kinds in this order; empty if they match."""
+    """Return why a prompt's placeholders do not match media of these kinds in this order; empty if they match."""
     unknown = [kind for kind in kinds if kind not in ids]
     if unknown:
         return f"a medium of kind {unknown[0]}; the model's config.json names no {unknown[0]}_token_id"
@@ -76,7 +76,7 @@ def _listed(kinds: Sequence[str]) -> str:
 
 
 _TIMED_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""Model types that read a video as frames, with the time in text before each."""
+"""Model types that read a video as frames, with each frame's time as text before the frame."""
 _SOUND_MODELS = ("qwen3_omni_moe_thinker",)
 """Model types that read a video with sound between audio marks."""
 _VISION = {"vision": ("visual.patch_embed", "visual.pos_embed", "visual.blocks")}
@@ -92,11 +92,11 @@ _PARTS: tuple[tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]], ...] = (
     }),
 )  # fmt: skip
 PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {name: parts for names, parts in _PARTS for name in names}
-"""Module patterns by `model_type` and part name. A projector connects a tower to the language model."""
+"""Patterns of module names by `model_type` and part. A projector connects a tower to the language model."""
 
 
 class TimedVideo:
-    """Expansion of a video to pairs of a time, `<0.3 seconds>`, and that time's frames between vision marks."""
+    """Expansion of a video to times as text, such as `<0.3 seconds>`, each followed by frames between vision marks."""
 
     def __init__(self, video: int, marks: tuple[int, int], encode: Callable[[str], tuple[int, ...]]) -> None:
         self._video, self._marks, self._encode = video, marks, encode
@@ -104,7 +104,7 @@ class TimedVideo:
     def expand(
         self, tokens: Sequence[int], layouts: Sequence[Sequence[PlaceholderSpan]], holds: Mapping[str, int]
     ) -> tuple[int, ...]:
-        """Expand each placeholder to the tokens of its medium. Raises ValueError for a video without times."""
+        """Expand each placeholder to the tokens of its medium. Raises ValueError for a video without frame times."""
         ids, left, out = frozenset(holds.values()), iter(layouts), list[int]()
         at = 0
         while at < len(tokens):
@@ -126,7 +126,7 @@ class TimedVideo:
         start, end = self._marks
         for span in layout:
             if span.seconds is None:
-                raise ValueError("a video without the times of its frames, which this model reads")
+                raise ValueError("a video without frame times; this model reads the time of each frame")
             yield from self._encode(f"<{span.seconds:.1f} seconds>")
             yield from (start, *[self._video] * span.size, end)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task sources: `jsonl` (JSON lines or a JSON list), `table` (Parquet and Arrow files or folders) and `files` (all).
+"""Task sources: `jsonl` (JSON lines or a JSON list), `table` (Parquet and Arrow files or folders), `files` (all these).
 
 `open` reads and checks every row once. Tasks are then read by number, so a resumed run continues at the same task.
 `task_row` turns a row into a `Task`. For a new format, derive from `TaskFile` and `TaskFiles`.
@@ -32,9 +32,9 @@ from relax_core.media.source import SAMPLES, arrow_batches
 FIELD = "data"
 SUFFIXES = (".parquet", ".arrow")
 CACHED_BYTES = 64 << 20
-"""Bytes of the table blocks that are cached. The last block that was read is cached, however large."""
+"""Size limit of the cache of table blocks, in bytes. The block that was read last is cached, however large."""
 AT_ONCE = 256
-"""Rows that are converted to Python objects at a time while a table is checked."""
+"""Number of rows that are converted to Python objects at a time while a table is checked."""
 _SHARD = re.compile(r"^(.*?)-\d+(?:-of-\d+)?(?:-[0-9a-f]+)?$")
 _STEPS = ("list", "element", "item", "array_element")
 """Path steps that Parquet writers insert for the elements of a list."""
@@ -139,12 +139,12 @@ class TableSource(TaskFiles[TableOptions]):
 
 
 class TaskFile(ABC):
-    """A file of tasks. Messages and references to media name its rows by number."""
+    """A file of tasks. Error messages and references to media name its rows by number."""
 
     example: ClassVar[str] = '{"prompt": ..., "answer": ...}'
-    """Description of rows, for the error that a file is empty."""
+    """Description of a valid row, for the error that a file is empty."""
     label: ClassVar[str] = "{path}:{number}"
-    """Format of a row's place in messages."""
+    """Format string for a row's location in error messages."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.absolute = path, str(path.absolute())
@@ -155,15 +155,15 @@ class TaskFile(ABC):
 
     @abstractmethod
     def row(self, number: int) -> Any:
-        """Read one row again. Raises ConfigError if the file was changed since."""
+        """Read one row again. Raises ConfigError if the file was changed since it was opened."""
 
     def where(self, number: int) -> str:
-        """Return the place of a row, for messages."""
+        """Return the location of a row for error messages."""
         return self.label.format(path=self.path, number=number)
 
     @abstractmethod
     def origin(self, number: int) -> MediaOrigin:
-        """Return the place of a row, for references to its media."""
+        """Return the location of a row for references to its media."""
 
 
 class LinesFile(TaskFile):
@@ -274,7 +274,7 @@ class BlockCache:
 class TableFile(TaskFile):
     """A file of a table, read block by block (row group or record batch) through a cache that the table's files share.
 
-    Columns of bytes (media) are not read: rows have `EMBEDDED` in their place.
+    Columns of bytes (media) are not read: rows have the stand-in `EMBEDDED` as their values.
     """
 
     example, label = "with the columns prompt and answer", "{path} row {number}"
@@ -282,7 +282,7 @@ class TableFile(TaskFile):
     def __init__(self, path: Path, cache: BlockCache, sizes: Sequence[int]) -> None:
         super().__init__(path)
         self.cache, self._starts = cache, [0, *accumulate(sizes)]
-        """Index of each block's first row, and last the number of rows: [blocks + 1]."""
+        """Index of each block's first row, then the total number of rows: [blocks + 1]."""
 
     @abstractmethod
     def block(self, number: int) -> Any:
@@ -417,7 +417,7 @@ def _heavy(leaf: Any) -> bool:
 
 
 def _has_sibling(path: str, kept: Sequence[str]) -> bool:
-    """Return True if a further field of the leaf's struct is read, which gives the number of structs in a list."""
+    """Return True if a further field of the leaf's struct is read; that field gives the number of structs in a list."""
     around = path.split(f".{SAMPLES}.")[0] if f".{SAMPLES}." in path else path.rpartition(".")[0]
     return any(other.startswith(f"{around}.") for other in kept)
 
@@ -435,7 +435,7 @@ def _mark(value: Any, path: Sequence[str]) -> None:
 
 
 def _light(scalar: Any) -> Any:
-    """Return an Arrow scalar as Python, with `EMBEDDED` in place of bytes and sound samples."""
+    """Convert an Arrow scalar to a Python value, with `EMBEDDED` in place of bytes and sound samples."""
     import pyarrow.types as kinds
 
     if not scalar.is_valid:

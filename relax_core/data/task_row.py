@@ -2,7 +2,7 @@
 """Conversion of one row of a task file to a `Task`: its prompt, its columns and its media.
 
 Media are named by message parts, by columns, and by marks such as `<image>` in texts. A fault raises `RowError`, one
-sentence about one column. No media are read: bytes in a row are referenced by their cell if possible.
+sentence about one column. No media are read: if possible, a task refers to the cell of the file that holds the bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIELDS = ("prompt", "answer", "id", "environment")
 CONVERSATION = "messages"
 """Column used as the prompt if the prompt's column is missing: a conversation with the assistant's turns."""
 URLS = {f"{kind}_url": kind for kind in MEDIA_KINDS}
-"""Kinds of media by the type that some APIs give to parts, such as `image_url`."""
+"""Kinds of media by the `type` of a message part in some APIs, such as `image_url`."""
 
 
 class RowError(ValueError):
@@ -45,18 +45,18 @@ EMBEDDED = Embedded()
 
 @dataclass(frozen=True, slots=True)
 class MediaOrigin:
-    """The place of a row, from which references to its media are made."""
+    """The location of a row, from which references to its media are made."""
 
     folder: Path
     """Folder to which paths in the row are relative."""
     file: str = ""
-    """Absolute path of the task file; empty if its cells can't be read alone, so that tasks carry the bytes."""
+    """Absolute path of the task file; empty if single cells can't be read from the file: tasks then carry the bytes."""
     row: int = 0
     """Index of the row in a table, or byte offset of its line."""
 
 
 def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: MediaOrigin) -> Task:
-    """Return the task of a row; `columns` maps names of the core to columns of the file. Raises RowError."""
+    """Return the task of a row; `columns` maps Relax's column names to the file's column names. Raises RowError."""
     if not isinstance(row, dict):
         raise RowError(f"the row is {_kind(row)}, not an object")
     values: dict[str, Any] = row
@@ -137,7 +137,7 @@ def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> M
 def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOrigin) -> Part:
     """Read a part of a message. Raises RowError.
 
-    It is `{"type": "text", "text": ...}` or `{"type": "image", "image": path, URL or media dict, "view": [start_s,
+    A part is `{"type": "text", "text": ...}` or `{"type": "image", "image": path, URL or media dict, "view": [start_s,
     end_s]}`. A part without path, URL or bytes shows the next medium of its kind's column.
     """
     written: Any = value.get("type") if isinstance(value, dict) else None
@@ -211,9 +211,9 @@ def _view_of(value: object, where: str) -> tuple[float, float] | None:
 
 
 def _placed(prompt: Prompt, media: Mapping[MediaKind, Sequence[Media]], columns: Mapping[MediaKind, str]) -> Prompt:
-    """Return the prompt with the columns' media in place of marks such as `<image>`, and in parts that name no medium.
+    """Put the media of a row's columns into its prompt: at marks such as `<image>`, and in parts that name no medium.
 
-    A plain-text prompt that shows media becomes a user message. Raises RowError if places or media are left over.
+    A plain-text prompt that shows media becomes a user message. Raises RowError if places and media differ in number.
     """
     waiting = {kind: iter(found) for kind, found in media.items()}
     counts = dict.fromkeys(media, 0)
@@ -221,8 +221,8 @@ def _placed(prompt: Prompt, media: Mapping[MediaKind, Sequence[Media]], columns:
     made = tuple(replace(message, content=_content(message, waiting, counts)) for message in messages)
     for kind, found in media.items():
         if counts[kind] != len(found):
-            got = f"{counts[kind]} places for {kind} in the prompt and {len(found)} in {columns[kind]!r}"
-            raise RowError(f"{got}: write <{kind}> once for each where it belongs, or fill the column")
+            got = f"{counts[kind]} places for {kind} in the prompt, but {len(found)} media in {columns[kind]!r}"
+            raise RowError(f"{got}: write <{kind}> once for each medium, at its position, or fill the column")
     return made if any(not isinstance(message.content, str) for message in made) else prompt
 
 
@@ -251,7 +251,7 @@ def _pieces(part: Part, waiting: Mapping[MediaKind, Iterator[Media]], counts: di
 
 
 def _next(kind: MediaKind, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]) -> Media:
-    """Return the next medium of a kind's column; after the last, an empty one, for which `_placed` raises RowError."""
+    """Return the next medium of a kind's column. After the last, return an empty medium; `_placed` raises RowError."""
     if kind not in waiting:
         raise RowError(f"a part of type {kind} without path or URL, in a row without a column {COLUMNS[kind][0]!r}")
     counts[kind] += 1

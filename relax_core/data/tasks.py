@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tasks of a run: rows of a task source with the system prompt, checked once and tokenized once.
 
-This module decides which rows may be issued. The sampler decides their order, and the task source how a row is read.
+This module decides which rows may be issued. The sampler decides the order of rows. The task source reads a row.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class RowSet(ABC):
     limit_key: ClassVar[str]
     """Configuration key of the token limit."""
     a_row: ClassVar[str] = ""
-    """Text before the place of a row that is too long, in its error."""
+    """Text before a row's location in the error that the row is too long."""
     skipped: ClassVar[str]
-    """Text after the number of skipped rows: the noun for rows first, then the reason."""
+    """Text after the number of skipped rows in a log sentence: the noun for rows first, then the reason."""
     emptied: ClassVar[tuple[str, str]]
-    """Consequence and fix of a token limit that leaves no row."""
+    """Consequence and fix in the error that a token limit leaves no row."""
 
     def __init__(
         self, source: TaskSource, family: ModelFamily, system_prompt: str, limit: int | None, too_long: str,
         media: Sequence[str], access: SourceAccess,
     ) -> None:  # fmt: skip
-        """Take all rows of an open source; `family` is open as well.
+        """Create the set of all rows of an open source; `family` must be open too.
 
         `media`: kinds of media that the run has processors for. `access`: limits on the sources of media.
         """
@@ -93,7 +93,7 @@ class RowSet(ABC):
         return self._task(self._kept[index])
 
     def where(self, index: int) -> str:
-        """Return the place of a row, such as `file:line`."""
+        """Return the location of a row, such as `file:line`."""
         return self._source.where(self._kept[index])
 
     def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -105,7 +105,7 @@ class RowSet(ABC):
         return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
 
     def remarks(self, train: Sequence[int]) -> list[str]:
-        """Return sentences for the log about skipped and held-out rows; `train`: indices of the issued rows."""
+        """Return log sentences about skipped and held-out rows; `train`: indices of the rows for training."""
         said = [f"{self.num_skipped} {self.skipped}"] if self.num_skipped else []
         if held := len(self) - len(train):
             rows = self.skipped.split()[0]
@@ -163,10 +163,10 @@ class RowSet(ABC):
                 raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
     def _surely_fits(self, messages: Sequence[Message], form: Hashable, probe: Callable[[], int]) -> bool:
-        """Return True if the number of characters proves that a text fits, which avoids most tokenizing.
+        """Return True if the number of characters proves that a text fits the token limit, to avoid most tokenizing.
 
-        It is a bound for ASCII, whose tokens have one character or more. `probe` counts the tokens that the template
-        adds to messages of this form; it is called once per form.
+        Only ASCII text can be proved to fit: each of its tokens has one character or more. `probe` counts the tokens
+        that the template adds to messages of this form; it is called once per form.
         """
         if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
             return False
@@ -180,7 +180,7 @@ class RowSet(ABC):
 
     @contextmanager
     def _named(self, row: int) -> Iterator[None]:
-        """Add a row's place to errors of its rendering."""
+        """Add a row's location to a ConfigError that rendering the row raises."""
         try:
             yield
         except ConfigError as error:
@@ -193,7 +193,7 @@ class TaskSet(RowSet):
     Invariants:
     - a prompt that is too long is skipped, cut at its start (the policy continues its end), or refused;
     - a task with media is never cut;
-    - the last `CACHED_PROMPTS` prompts stay tokenized.
+    - the `CACHED_PROMPTS` prompts that were used last stay tokenized.
     """
 
     limit_key, a_row = "data.max_prompt_tokens", "the prompt at "
@@ -208,7 +208,7 @@ class TaskSet(RowSet):
     ) -> None:  # fmt: skip
         """Check the tasks if `check` is set; raise ConfigError at the first unusable task.
 
-        `tools_of`: tools by the environment that a task names. Tasks of environments that it lacks get `tools`.
+        `tools_of`: tools by environment name. A task whose environment is missing there gets `tools`.
         """
         super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
         self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
@@ -270,7 +270,7 @@ class TaskSet(RowSet):
         return length <= self._limit
 
     def _render(self, task: Task, row: int, limit: int | None) -> Rendered:
-        """Render the prompt of a task, cut to `limit` tokens. Raises ConfigError if it must not be cut."""
+        """Render the prompt of a task, cut to `limit` tokens. Raises ConfigError if a longer prompt must not be cut."""
         with self._named(row):
             rendered = self.family.start(task.prompt, self._tools_of.get(task.environment, self._tools))
             check_placeholders(self.family, rendered, () if isinstance(task.prompt, str) else task.prompt)
@@ -293,7 +293,7 @@ def task_set(
 ) -> TaskSet:
     """Open the task file of a configuration key and check the columns that rewards and environments read.
 
-    `found`: by environment name, the tools of environments that discover their tools at the start of the run.
+    `found`: tools by environment name, for environments that discover their tools at the start of the run.
     """
     run = context.config
     needs = [

@@ -150,7 +150,7 @@ SECTION, SECTION_END, CALL, CALL_SEP, CALL_END = (
 
 
 def deepseek(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """Read a section of calls.
+    """Read a section of calls of DeepSeek's models.
 
     A call is name, separator and arguments (V3.1), or `function`, separator, name and JSON in a fence (V3, R1).
     """
@@ -173,7 +173,7 @@ KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_a
 
 
 def kimi(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[WrittenCall], int]:
-    """Read a section of calls, each an id, `functions.NAME:number`, and arguments."""
+    """Read a section of calls of Kimi's models. Each call is an id, `functions.NAME:number`, and arguments."""
     calls = []
     while text.startswith(KIMI_CALL, at := skip_space(text, at)):
         number, at = until(text, at + len(KIMI_CALL), KIMI_ARGUMENTS)
@@ -187,7 +187,7 @@ def kimi(text: str, start: int, at: int, parameters: Parameters) -> tuple[list[W
 
 
 def _section_end(text: str, at: int, calls: list[WrittenCall], mark: str, other: str) -> int:
-    """Return the end of a section of calls. Its mark may be missing at the end of a turn, as in some templates."""
+    """Return the end of a section of calls. Some templates leave out its closing mark at the end of a turn."""
     at = skip_space(text, at)
     return at if calls and at == len(text) else passed(text, at, mark, other)
 
@@ -303,7 +303,7 @@ def until(text: str, at: int, mark: str) -> tuple[str, int]:
 def passed(text: str, at: int, mark: str, *others: str) -> int:
     """Return the end of a mark that must follow at `at`, after optional white space. Raises CallError if it does not.
 
-    `others`: further marks that are allowed here, for the message.
+    `others`: further marks that the error message names as allowed here.
     """
     at = skip_space(text, at)
     if text.startswith(mark, at):
@@ -394,7 +394,7 @@ _KINDS: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
 }  # fmt: skip
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-"""JSON's words by Python's words, which templates write."""
+"""JSON literals by the Python literals that templates write instead."""
 
 
 def put(arguments: dict[str, Any], key: str, written: str, name: str, parameters: Parameters) -> None:
@@ -445,5 +445,5 @@ def kinds_of(schema: Any, whole: Mapping[str, Any], depth: int = 8) -> frozenset
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """Return a value of a schema if it is a list, else an empty list: schemas come from clients, unchecked."""
+    """Return a value of a schema if it is a list, else an empty tuple: clients send schemas that nothing checked."""
     return value if isinstance(value, list | tuple) else ()

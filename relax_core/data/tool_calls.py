@@ -28,8 +28,8 @@ FIELD = "model.tool_calls"
 class CallFormat:
     """A format of tool calls.
 
-    `parse` never raises: for every text it returns the text without calls, the calls and an error. It takes time in
-    proportion to the text's length. Calls inside a thought are ignored, even if the prompt opened the thought.
+    `parse` never raises: for every text it returns the text without calls, the calls and an error. `parse` takes time
+    in proportion to the text's length. Calls inside a thought are ignored, even if the prompt opened the thought.
     """
 
     name: str
@@ -39,7 +39,7 @@ class CallFormat:
     """Marks that open calls."""
     read: Reader
     marks: tuple[str, ...] = ()
-    """Further marks of the format. If a model has them as special tokens, they are read and left out of the text."""
+    """Further marks of the format. Marks that are special tokens of the model are left out of the returned text."""
     bare: str = ""
     """Character with which a turn of calls may begin instead of a mark; empty: only marks open calls."""
     thought: tuple[str, str] = ("<think>", "</think>")
@@ -68,8 +68,8 @@ class CallFormat:
     ) -> tuple[str, tuple[ToolCall, ...], str]:
         """Read the calls of one turn; return (text without calls, calls, error).
 
-        If a call can't be read, the error is a message for the policy, and no calls are returned. `thinking`: the
-        prompt has opened a thought. `tools` give the types of arguments that the format writes as text.
+        If a call can't be read, the error is a message for the policy, and no calls are returned. `thinking`: True if
+        the prompt has opened a thought. `tools` give the types of arguments that the format writes as text.
         """
         begins, ends = self.thought
         parameters: Parameters = {tool.name: tool_schema(tool)["function"]["parameters"] for tool in tools}
@@ -109,7 +109,7 @@ class CallFormat:
     def beginning(self, text: str, thinking: bool = False) -> str:
         """Return the part of an unfinished turn before the first text that is, or may become, a call.
 
-        The final text without calls is certain to begin with it. `thinking`: the prompt has opened a thought.
+        The text that `parse` returns for the finished turn begins with this part. `thinking`: as in `parse`.
         """
         marks = (found.start() for found in self._pieces.finditer(text) if found[0] not in self.thought)
         before = text[: next(marks, len(text))]
@@ -135,7 +135,7 @@ class CallFormat:
         return own if call.id else f"call{number:05d}"
 
     def _call(self, written: WrittenCall, number: int) -> ToolCall:
-        """Return a checked call, whose arguments can be written as JSON. Raises CallError."""
+        """Check a written call; return the call with arguments that can be written as JSON. Raises CallError."""
         name, arguments = written.name, written.arguments
         if not isinstance(name, str) or not name:
             raise CallError("tool call has no name")
@@ -247,7 +247,7 @@ FORMATS: Mapping[str, CallFormat] = {
         ),
     )
 }  # fmt: skip
-"""Formats by name. A template has the first format whose texts it contains; formats share texts, so order matters."""
+"""Formats by name. With `auto`, a template gets the first format whose texts it contains, so the order matters."""
 
 
 def call_format(name: str, template: str) -> CallFormat | None:

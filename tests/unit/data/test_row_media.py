@@ -33,7 +33,7 @@ def test_each_placeholder_shows_the_next_of_its_column(pieces, as_messages, extr
     row = {"prompt": [{"role": "user", "content": text}] if as_messages else text, **given_media}
     if len(given_media["images"]) != counts["image"]:
         with pytest.raises(
-            RowError, match=f"{counts['image']} places for image in the prompt and {extra + counts['image']}"
+            RowError, match=f"{counts['image']} places for image in the prompt, but {extra + counts['image']}"
         ):
             task(row)
         return

@@ -158,7 +158,7 @@ def test_a_folder_of_several_splits_asks_which(tmp_path):
 def test_bad_rows_are_named_and_the_others_are_read(tmp_path):
     table = pa.table({"prompt": ["<image>a", "b", "<image><image>c"], "images": [["1.png"], ["1.png"], ["1.png"]]})
     source = Files()
-    with pytest.raises(ConfigError, match=r"tasks.parquet row 2: 0 places for image in the prompt and 1 in 'images'"):
+    with pytest.raises(ConfigError, match=r"tasks.parquet row 2: 0 places for image in the prompt, but 1 media in"):
         source.open(str(stored(table, "parquet", tmp_path)), {})
     assert [problem.where.partition(" row ")[2] for problem in source.problems()] == ["2", "3"]
     assert len(source) == 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits on the hosts, addresses and folders that media sources may name, and reads within these limits.
 
-Task files often come from strangers, so a URL or path in one reaches only what the configuration allows. A URL is
-fetched from the address that was checked, also after a redirect, so a name that resolves differently a moment later has
-no effect. A file is checked again once it is open, because then no link can replace it. Proxy settings of the
+Task files may be untrusted, so their URLs and paths reach only hosts and folders that the configuration allows. A URL
+is fetched from the address that was checked, also after a redirect. A name that resolves differently a moment later
+thus has no effect. A file is checked again after opening, when a link can no longer replace it. Proxy settings of the
 environment are ignored, because a proxy would connect to unchecked addresses.
 """
 
@@ -45,16 +45,16 @@ class SourceAccess:
     """The hosts and folders that media sources may name.
 
     Invariants:
-    - Bytes of a URL come from an allowed host at an address that is public or allowed itself, also after a redirect.
+    - Bytes of a URL come from an allowed host. Its address is public or itself allowed, also after a redirect.
     - Bytes of a file come from an allowed folder: its real path, with links followed, lies below the folder.
     """
 
     allowed_hosts: Sequence[str] = ()
-    """Host names, `*.NAME` for all hosts below a name, and addresses or networks, which need not be public."""
+    """Host names, `*.NAME` for all hosts below a name, IP addresses and networks. Listed addresses may be private."""
     allowed_folders: Sequence[str] | None = None
-    """Folders or single files; None allows any file, for callers that name the files themselves."""
+    """Folders or single files that may be read; None allows any file, for callers that name the files themselves."""
     fetch_timeout_s: float = FETCH_TIMEOUT_S
-    """Seconds until fetching a URL fails, redirects included."""
+    """Seconds after which the fetch of a URL fails, redirects included."""
 
     @cached_property
     def _networks(self) -> list[IPv4Network | IPv6Network]:
@@ -214,7 +214,7 @@ class SourceAccess:
 
 
 def _network(text: str) -> IPv4Network | IPv6Network | None:
-    """Return the network that a text names, also by a single address; None if it names no network."""
+    """Parse a network or a single address; return None for text that is neither."""
     try:
         return ip_network(text, strict=False)
     except ValueError:
@@ -222,7 +222,7 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
 
 
 def _address(text: str) -> Address | None:
-    """Return the address that a text names, or None. An IPv6 form of an IPv4 address counts as the IPv4 address."""
+    """Parse an IP address; return None if it is not one. An IPv6 form of an IPv4 address gives the IPv4 address."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of a medium from a path, a URL, a data-URI or a cell of a task file, read up to a limit; and keys by content.
+"""Reading of a medium's bytes from a path, URL, data-URI or cell of a task file, up to a limit; keys of contents.
 
-A medium inside a task file is named by file, row and place in the row, so that its bytes are read only where they are
-needed, from tables (`.parquet`, `.arrow`) or JSON lines. Reading takes the memory of one page of the file, however
-large a row group is. pyarrow is imported only to read tables. Sources from strangers must be read in a killable
-process, inside `restricted`, which limits what they may name.
+A medium inside a task file is named by file, row and position in the row, so that its bytes are read only where they
+are needed, from tables (`.parquet`, `.arrow`) or JSON lines. Reading takes the memory of one page of the file, however
+large a row group is. pyarrow is imported only to read tables. Untrusted sources must be read in a killable process and
+inside `restricted`, which limits the files and hosts that they may name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RESTRICTION: ContextVar[tuple[SourceAccess, int]] = ContextVar("restriction", d
 
 @contextmanager
 def restricted(access: SourceAccess, max_bytes: int) -> Iterator[None]:
-    """Limit what `read_source` may read inside this context, also when a processor calls it."""
+    """Limit the sources and bytes that `read_source` may read inside this context, also when a processor calls it."""
     token = _RESTRICTION.set((access, max_bytes))
     try:
         yield
@@ -50,8 +50,8 @@ def restricted(access: SourceAccess, max_bytes: int) -> Iterator[None]:
 def read_source(source: str, max_bytes: int | None = None) -> bytes:
     """Return the bytes of a source.
 
-    Raises ValueError naming the fault: no bytes, not allowed, not a regular file, or too many bytes. Its subclass
-    SourceUnavailable is raised if a later attempt may succeed.
+    Raises ValueError naming the fault: no bytes, not allowed, not a regular file, or too many bytes. Raises its
+    subclass SourceUnavailable if a later attempt may succeed.
     """
     access, most = _RESTRICTION.get()
     try:
@@ -118,7 +118,7 @@ def shown(source: str) -> str:
 
 
 def content_key(data: bytes, *facts: Any) -> str:
-    """Return a key of bytes and of facts about their processing (processor, options, model)."""
+    """Return a key that depends on the bytes and on facts about their processing (processor, options, model)."""
     digest = hashlib.blake2b(data, digest_size=_KEY_BYTES)
     digest.update(repr(facts).encode())
     return digest.hexdigest()
@@ -126,7 +126,7 @@ def content_key(data: bytes, *facts: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedMedia:
-    """A medium inside a row. `row` is the row's index in a table, or the byte offset of its line in JSON lines."""
+    """A medium inside a task file. `row`: index of its row in a table, or byte offset of its line in JSON lines."""
 
     file: str
     row: int
@@ -148,7 +148,7 @@ class EmbeddedMedia:
 
     @property
     def shown(self) -> str:
-        """Description for messages."""
+        """Description of the medium's location, for messages."""
         place = f"row {self.row + 1}" if _is_table(self.file) else f"the line at byte {self.row}"
         return f"{'.'.join(map(str, self.at))} in {place} of {self.file}"
 
@@ -195,7 +195,7 @@ def embedded(value: Any) -> bytes | None:
 
 
 def named(value: Any, kind: str = "") -> str | None:
-    """Return the path, URL or data-URI in a medium's entry; else None."""
+    """Return the path, URL or data-URI that a medium's entry in a row names; else None."""
     if isinstance(value, str):
         return value or None
     if not isinstance(value, Mapping):
@@ -210,7 +210,7 @@ def named(value: Any, kind: str = "") -> str | None:
 
 
 def wave(samples: Any, rate: Any) -> bytes:
-    """Make a WAV file of samples in [-1, 1], [samples] or [channels, samples]. Raises ValueError."""
+    """Make a WAV file from samples in [-1, 1] of shape [samples] or [channels, samples]. Raises ValueError."""
     import numpy as np
 
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1 << 31:

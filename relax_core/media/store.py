@@ -4,7 +4,7 @@
 A medium is one safetensors file, written once; readers memory-map a large file. Rows and requests carry a medium's key,
 never its tensors. Each file holds the fingerprint of its tensors, checked when it is opened, so that trainer and engine
 read the same bits. A damaged file is moved to the folder `damaged`, from which no medium is read. The process that
-knows the medium's source finds it there and makes it again.
+knows the medium's source finds the file there and makes the medium again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from relax_core.tensor_files.mapped_files import read_or_map, write_whole
 from relax_core.tensor_files.safetensors_file import Stopwatch, describe, pack, parse, safetensors_dtype
 
 _KEPT_BYTES = 1 << 28
-"""Bytes of media that a reader caches; media beyond it are read again from the directory."""
+"""Bytes of media that a reader caches; media beyond this limit are read again from the directory."""
 _MAPPED_BYTES = 1 << 20
-"""Bytes from which a file is mapped instead of read: each mapping holds a descriptor, and a process may have few."""
+"""Least size in bytes of a file that is mapped, not read: a mapping holds a file descriptor, and these are limited."""
 DAMAGED = "damaged"
-"""Folder of the store with a file for each medium to be made again, named by its key."""
+"""Folder of the store with one file per medium that must be made again, named by the medium's key."""
 RESTORE_S = 15.0
-"""Seconds that engines and trainers wait for a medium to be made again; an engine silent for longer is replaced."""
+"""Seconds that engines and trainers wait for a medium to be made again. An engine that is silent longer is replaced."""
 _LOOK_S = 0.05
 
 
@@ -57,9 +57,9 @@ class MediaStore:
         self._kept_bytes = 0
 
     def put(self, media: ProcessedMedia) -> None:
-        """Write a medium, unless its file is stored and whole: equal keys mean equal bits.
+        """Write a medium, unless an intact file with its key exists: equal keys mean equal bits.
 
-        Raises InfrastructureError if it can't be written.
+        Raises InfrastructureError if the file can't be written.
         """
         path = self._path(media.key)
         try:
@@ -104,14 +104,14 @@ class MediaStore:
         return sum(path.stat().st_size for path in self._directory.glob("*.media"))
 
     def size_of(self, key: str) -> int | None:
-        """Return the size of a medium's file in bytes; None if it is missing."""
+        """Return the size of a medium's file in bytes; None if the file is missing."""
         try:
             return self._path(key).stat().st_size
         except FileNotFoundError:
             return None
 
     def found(self) -> dict[str, int]:
-        """Return all sizes by key, least recently used first; delete files that a killed process left half written."""
+        """Return file sizes in bytes by key, least recently used first; delete unfinished files of killed processes."""
         import psutil
 
         if not self._directory.is_dir():
@@ -169,7 +169,7 @@ class MediaStore:
 
 
 def write_media_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write parts to a file on disk, whole or not at all. Raises InfrastructureError if it can't be written."""
+    """Write parts to a file on disk atomically. Raises InfrastructureError if the file can't be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, path.with_suffix(f".{os.getpid()}"), parts, durable=True)
@@ -194,9 +194,9 @@ def key_texts(values: np.ndarray) -> list[str]:
 
 
 def tensors_of(media: Sequence[ProcessedMedia]) -> Mapping[str, Any]:
-    """Join the tensors of several media by name along the first axis, as models take them packed.
+    """Concatenate the tensors of several media by name along the first axis, the packed form that models take.
 
-    If the last axes differ (sounds of unequal length), shorter tensors are filled up with 0, as their masks are.
+    If the last axes differ (sounds of unequal length), shorter tensors and their masks are padded with 0.
     """
     out: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(name for one in media for name in one.tensors):

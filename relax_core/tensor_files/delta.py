@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deltas of tensors, exact in every bit: positions as gaps, values as differences of their bits, compressed.
+"""Bit-exact deltas of tensors: gaps between changed positions, and differences of the changed bits, compressed.
 
-`tests/unit/weights/test_delta.py` compares their size with XOR + zstd. Tensors are encoded in blocks, so that a large
-tensor needs little scratch memory. A damaged delta raises ValueError or yields bytes with another fingerprint.
+`tests/unit/weights/test_delta.py` compares the size of deltas with XOR + zstd. Tensors are encoded in blocks, so that a
+large tensor needs little scratch memory. A damaged delta raises ValueError or yields bytes with another fingerprint.
 `DeltaBase` holds the version against which a sender makes the next delta, or to which a receiver applies it.
 """
 
@@ -27,7 +27,7 @@ from relax_core.api.weights import (
 from relax_core.tensor_files.safetensors_file import NUMPY, Stopwatch, describe
 
 BLOCK_ELEMENTS = 1 << 22
-"""Elements that are encoded at a time; each takes about 16 bytes of scratch memory."""
+"""Number of elements that are encoded at a time; each takes about 16 bytes of scratch memory."""
 _LEVEL = 1
 """Level of zstd; higher levels take several times the time and save a few percent."""
 _ESCAPE = 255
@@ -37,7 +37,7 @@ _HEAD = struct.Struct("<IIII")
 
 
 def encode(old: np.ndarray, new: np.ndarray) -> bytes:
-    """Encode the change from `old` to `new`; return no bytes if nothing changed.
+    """Encode the change from `old` to `new`; return empty bytes if nothing changed.
 
     Raises ValueError if the arrays differ in size or in the width of their elements.
     """
@@ -49,7 +49,7 @@ def encode(old: np.ndarray, new: np.ndarray) -> bytes:
 
 
 def apply(array: np.ndarray, delta: bytes | memoryview) -> None:
-    """Turn the old array, which must be contiguous, into the new one in place.
+    """Apply a delta to the old array in place. The array must be contiguous.
 
     Raises ValueError for a damaged delta.
     """
@@ -146,7 +146,9 @@ def restore(manifest: Manifest, info: TensorInfo, arrived: np.ndarray, resident:
     array, version = arrived, manifest.version
     if manifest.payload == "delta":
         if resident is None:
-            raise ValueError(f"{version}: a delta against {manifest.base}, and no base to apply it to; take a full one")
+            raise ValueError(
+                f"{version}: a delta against {manifest.base}, but no base to apply it to; take a full version"
+            )
         array = np.array(resident(info.name), order="C")
         if (array.dtype, array.shape) != (np.dtype(NUMPY[info.dtype]), info.shape):
             raise ValueError(f"{version} {info.name}: have {array.dtype} {array.shape}, want {info.dtype} {info.shape}")
@@ -163,8 +165,8 @@ class DeltaBase:
     """The tensors of one model at one version, against which the next delta is made, or to which it is applied.
 
     Invariants:
-    - `version` is the version whose bytes all tensors have. It is None while the tensors are moved to the next version,
-      and stays None if that fails.
+    - All tensors have the bytes of `version`. It is None while the tensors are moved to the next version, and stays
+      None if that fails.
     - A delta changes no tensor's name, dtype or shape.
 
     Life cycle: `created -> read into memory by the first delta -> moved to each next version`.
@@ -186,7 +188,7 @@ class DeltaBase:
         return dict(self._load())
 
     def value(self, name: str) -> np.ndarray:
-        """Return the present value of a tensor."""
+        """Return the current value of a tensor."""
         return self._arrays[name]
 
     def encode_next(self, version: Version, tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, bytes]]:
@@ -213,7 +215,7 @@ class DeltaBase:
     def follow(
         self, manifest: Manifest, arriving: Iterable[tuple[TensorInfo, np.ndarray]]
     ) -> Iterator[tuple[TensorInfo, np.ndarray, bool]]:
-        """Store the tensors that arrive at a receiver; yield all tensors, each with True if it arrived."""
+        """Store the tensors that arrive at a receiver; yield (description, tensor, True if it arrived) for each."""
         self.version = None
         for info, array in arriving:
             have = self._arrays[info.name]
@@ -230,6 +232,6 @@ class DeltaBase:
 
 
 def unchanged_names(before: Manifest | None, after: Iterable[TensorInfo]) -> tuple[str, ...]:
-    """Return the names of tensors whose bytes are the same in the manifest before."""
+    """Return the names of the tensors of `after` that have the same bytes in the manifest `before`."""
     old = {info.name: info.fingerprint for info in before.tensors} if before is not None else {}
     return tuple(info.name for info in after if old.get(info.name) == info.fingerprint)

@@ -3,8 +3,8 @@
 
 Allocating pages costs more than copying data into them. So a released file keeps its pages under a hidden name, and the
 next version is written over them once no process reads them. A reader holds the file's shared lock while any view
-lives, and a writer needs the exclusive lock. The kernel releases both locks when their process dies. A file that is
-still read is removed instead: its bytes stay with the reader.
+lives, and a writer needs the exclusive lock. The kernel releases both locks when their process dies. If a process still
+reads a released file, the file is removed instead, and its bytes are freed with the last reader.
 
 A run deletes its directory at its end. The next run on the machine deletes the directory of a killed run, recognized by
 the mark of its dead owner. Directories without such a mark, of another user or of another container are left alone.
@@ -53,7 +53,7 @@ class MappingCache:
 
 
 class _Mapping:
-    """A mapping whose pages are all mapped at once, because one fault per page would cost more than the copy."""
+    """A mapping whose pages are all mapped at once, because one page fault per page would cost more than copying."""
 
     def __init__(self, path: Path, writable: bool) -> None:
         self.fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
@@ -112,7 +112,9 @@ class Overwritten:
     def write(self, data: bytes | memoryview) -> int:
         size, end = len(data), self._at + len(data)
         if end > len(self._map):
-            os.posix_fallocate(self._lock, 0, end)  # raises on a full host; writing to a missing page would kill us
+            os.posix_fallocate(
+                self._lock, 0, end
+            )  # raises on a full host; writing to a missing page would kill the process
             self._map.resize(end)
         np.copyto(np.frombuffer(self._map, np.uint8, size, self._at), np.frombuffer(data, np.uint8))
         self._at, self._end = end, max(end, self._end)
@@ -134,7 +136,7 @@ class Overwritten:
 
 
 def write_whole(path: Path, partial: Path, parts: Iterable[bytes | memoryview], durable: bool = False) -> None:
-    """Write parts to a file, which appears whole or not at all; `partial` is its path while it is unfinished.
+    """Write parts to a file atomically; `partial` is the path of the unfinished file.
 
     A failed write leaves no unfinished file. A `durable` file is on the disk at return, so that it survives a power
     cut.
@@ -159,7 +161,7 @@ def write_whole(path: Path, partial: Path, parts: Iterable[bytes | memoryview], 
 
 
 def read_or_map(path: str | Path, mapped_bytes: int) -> bytes | mmap.mmap:
-    """Return all bytes of a file: mapped from `mapped_bytes` on, else read, because mapping a small file costs more."""
+    """Return all bytes of a file: mapped if it has `mapped_bytes` or more, else read, which is cheaper if small."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
@@ -171,7 +173,7 @@ def read_or_map(path: str | Path, mapped_bytes: int) -> bytes | mmap.mmap:
 
 
 def anonymous_file(directory: str) -> IO[bytes]:
-    """Open a nameless file in a directory; empty: in the temporary directory. Raises InfrastructureError."""
+    """Open a nameless file in a directory, by default in the temporary directory. Raises InfrastructureError."""
     try:
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True)
@@ -182,7 +184,7 @@ def anonymous_file(directory: str) -> IO[bytes]:
 
 
 def private_mapping(path: Path) -> np.ndarray:
-    """Map all bytes of a memory-backed file; a page is copied when the array writes to it.
+    """Map all bytes of a memory-backed file, copy-on-write: the file keeps its bytes when the array is changed.
 
     No process writes over the file while the array lives, because the mapping holds its shared lock.
     """
@@ -205,7 +207,7 @@ OWNER = "owner.json"
 WEIGHTS = "weights"
 """Folder of a run's directory for versions that are published on disk."""
 REUSED_S = 10.0
-"""Seconds between the start times of a process and of a mark above which the pid was reused; clocks are set by less."""
+"""Seconds by which a process's start time may differ from its mark, as clocks are set; above, the pid was reused."""
 
 
 def memory_directory(run_id: str) -> Path | None:
@@ -216,8 +218,8 @@ def memory_directory(run_id: str) -> Path | None:
 def claim(directory: Path, successor_s: float = 0.0) -> None:
     """Create a directory and mark this process as its owner, unless a living process owns it.
 
-    After the owner's death the directory may be deleted. `successor_s`: seconds for which it is then kept after its
-    last change, for a successor that takes it over.
+    After the owner's death the directory may be deleted, but not until `successor_s` seconds after its last change, so
+    that a successor can take it over.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
         owner = json.loads((directory / OWNER).read_text())
@@ -230,7 +232,7 @@ def claim(directory: Path, successor_s: float = 0.0) -> None:
 
 
 def sweep(run_id: str) -> None:
-    """Delete a run's files in memory, which no process reads after its end."""
+    """Delete a run's directory in memory. Call this at the run's end, when no process reads the files any more."""
     directory = memory_directory(run_id)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)

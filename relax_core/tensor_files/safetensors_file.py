@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One safetensors file: written as a stream of numpy arrays or as parts in memory, read as views of its bytes.
+"""Safetensors files: written as a stream of numpy arrays or as parts in memory, read as views of the file's bytes.
 
-All arrays in files have this layout: weights, processed media, and payloads on one machine. The `safetensors` package
-is not used, because it needs all tensors at once, and torch for bf16. Any safetensors reader opens the files. bf16 and
-fp8 are stored as their bits.
+Relax stores all arrays in this format: weights, processed media, and payloads on one machine. The `safetensors` package
+is not used, because it needs all tensors at once, and torch for bf16. Any safetensors reader opens the files. numpy has
+no bf16 and fp8, so arrays hold the bits of these types as unsigned integers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NUMPY: Mapping[str, str] = {
     "BOOL": "|b1",
 }  # fmt: skip
 SAFETENSORS = {numpy: name for name, numpy in NUMPY.items()}
-"""Safetensors names by numpy's names. Types that numpy has only as bits come first in `NUMPY`, so plain types win."""
+"""Safetensors dtypes by numpy dtype. Types that numpy lacks come before integers in `NUMPY`, so the integers win."""
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that the format allows, in bytes; a longer header means a broken file."""
 QUOTED = 300
-"""Characters of a file's names that a message shows; a broken name may be as long as the file."""
+"""Most characters of tensor names that an error message shows; a broken name may be as long as the file."""
 _ALIGN = 64
 """Alignment in bytes of the first array of `pack`. Arrays follow with the widest elements first, so all are aligned."""
 _COPY_BYTES = 1 << 24
@@ -160,9 +160,9 @@ def describe(tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, n
 
 
 def read(path: Path, mapped: np.ndarray | None = None) -> TensorFile:
-    """Return the file at `path` as views of `mapped`, or of a read-only mapping. Raises ValueError if it is not whole.
+    """Return the tensors of a file as views of `mapped`, or of a new mapping. Raises ValueError for an invalid file.
 
-    The mapping lives as long as any of its tensors, and keeps the bytes of a file that was removed.
+    The mapping lives as long as any of its tensors, and keeps the bytes even if the file is removed.
     """
     try:
         if mapped is None:
@@ -173,7 +173,7 @@ def read(path: Path, mapped: np.ndarray | None = None) -> TensorFile:
 
 
 def parse(data: np.ndarray) -> TensorFile:
-    """Return the file whose bytes are `data`, as views of `data`. Raises ValueError if it is broken or not whole."""
+    """Parse the bytes of a file; return its tensors as views of `data`. Raises ValueError for an invalid file."""
     size = len(data)
     length = int(data[:8].view("<u8")[0]) if size >= 8 else size
     if length > min(size - 8, MAX_HEADER_BYTES):
@@ -196,7 +196,7 @@ def parse(data: np.ndarray) -> TensorFile:
 
 
 def _place(item: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
-    """Return shape, begin and end of one tensor in the header. Raises ValueError if these do not match."""
+    """Return (shape, begin, end) of a tensor from its header entry. Raises ValueError if the values contradict."""
     dtype, shape = item["dtype"], tuple(int(n) for n in item["shape"])
     begin, end = (int(n) for n in item["data_offsets"])
     if not 0 <= begin <= end or end - begin != np.dtype(NUMPY[dtype]).itemsize * int(np.prod(shape, dtype=np.int64)):

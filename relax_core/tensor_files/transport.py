@@ -39,7 +39,7 @@ _FIRST_HEADER_BYTES = 1 << 14
 
 
 class FileTransport(WeightTransport):
-    """A transport whose versions are files. A subclass decides where the files lie and how long they are kept."""
+    """A transport that stores versions as files. A subclass decides where the files lie and how long they are kept."""
 
     kind: ClassVar[str] = "weight-transport"
     payloads: ClassVar[frozenset[str]] = frozenset({"full", "delta", "lora"})
@@ -47,7 +47,7 @@ class FileTransport(WeightTransport):
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
         self._sent: dict[str, tuple[Manifest, DeltaBase]] = {}
-        """The last version and its tensors, by model; no entry after a delta that failed half way."""
+        """The version that was sent last and its tensors, by model; a delta that fails half way deletes the entry."""
         self._header_bytes = _FIRST_HEADER_BYTES
 
     # -- the sender ---------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class FileTransport(WeightTransport):
         return unfinished.open("w+b")
 
     def _placed(self, path: Path) -> Path:
-        """Move a written version to its final place and return its path; here it stays in place."""
+        """Move a written version to its final path and return that path; by default, leave the file where it is."""
         return path
 
     def _directory(self, location: str) -> Path:
@@ -163,7 +163,7 @@ class FileTransport(WeightTransport):
             yield info, restore(manifest, info, file.tensors[info.name], resident)
 
     def _mapped(self, path: Path) -> np.ndarray | None:
-        """Map a version's file if the mapping must keep it from being overwritten; None: a plain mapping will do."""
+        """Map a version's file so that it is not overwritten while mapped; return None if a plain mapping is enough."""
         return None
 
     def release(self, manifest: Manifest) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacement of a folder, such as an exported model, by a new folder, whole or not at all.
+"""Atomic replacement of a folder, such as an exported model, by a new folder.
 
 The replacement takes two renames, and a process may be killed between them. The next writer, or the next start of the
-run, then finishes it: `finish_replacement` knows by the names which of the two folders is whole.
+run, then calls `finish_replacement`, which sees from the names which of the two folders is whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Yield a folder to write to; at the end, sync it to the disk and put it in the place of `final`.
+    """Yield a new folder to write to; at the end, sync it to the disk and put it in the place of `final`.
 
     An error while writing leaves `final` as it was. Raises OSError.
     """
@@ -49,7 +49,7 @@ def replace_folder(unfinished: Path, final: Path) -> None:
 
 
 def finish_replacement(final: Path) -> None:
-    """Finish a replacement during which a process was killed in `new_folder`, and delete its leftovers. Raises OSError.
+    """Finish a replacement that a killed process left half done, and delete its leftovers. Raises OSError.
 
     The old folder is moved aside only after the new folder is on disk. So if both exist, the new folder wins.
     """

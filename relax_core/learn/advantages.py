@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advantages: rewards of samples [groups, samples] to credit of samples, turns and tokens.
+"""Advantages (credit) of samples, turns and tokens, computed from the rewards of samples [groups, samples].
 
 Only valid members enter the statistics and get an advantage. A group with equal rewards, or with one valid member, gets
 exactly 0: rounding would otherwise give it a tiny gradient, and its rows a useless forward pass. Credit of turns is
@@ -47,7 +47,7 @@ def group_mean_relative(rewards: Tensor, valid: Tensor, eps: float = STD_EPS) ->
 
 
 def length_weighted_baseline(rewards: Tensor, valid: Tensor, lengths: Tensor) -> Tensor:
-    """Return `r - sum(l r) / sum(l)`; this baseline has the least variance if gradients grow with the length (OPO)."""
+    """Return `r - sum(l r) / sum(l)` for lengths l; this baseline varies least if gradients grow with length (OPO)."""
     weights = torch.where(valid, lengths.to(rewards.dtype), 0.0)
     baseline = (weights * rewards).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True).clamp(min=1)
     return torch.where(valid & _spread(rewards, valid), rewards - baseline, 0.0)
@@ -70,7 +70,7 @@ def whiten(values: Tensor, valid: Tensor, eps: float = STD_EPS) -> Tensor:
 
 
 def beyond_baseline(rewards: Tensor, valid: Tensor, baseline: Tensor | None) -> Tensor:
-    """Return `R_i - b` with b [groups]; 0 in a group whose baseline is NaN or missing."""
+    """Return `R_i - b` for the group's baseline b, [groups]; 0 in a group whose baseline is NaN or missing."""
     if baseline is None:
         return torch.zeros_like(rewards)
     known = valid & torch.isfinite(baseline)[:, None]
@@ -103,10 +103,10 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
 
 
 def step_credit(returns: Tensor, states: Tensor, valid: Tensor, std: bool = True, eps: float = STD_EPS) -> Tensor:
-    """Return `(G - mean(G)) / (std(G) + eps)` over the turns of a group that began in an equal state.
+    """Return `(G - mean(G)) / (std(G) + eps)` over those turns of a group that began in the same state.
 
-    Without `std`, skip the division (GiGPO, arXiv 2505.10978, eq. 7). The credit is 0 if a single turn began in the
-    state, or if all turns earned the same. NaN stays NaN.
+    If `std` is False, skip the division (GiGPO, arXiv 2505.10978, eq. 7). The credit is 0 if only one turn began in the
+    state, or if all its turns have equal returns. A missing turn stays NaN.
     """
     there = valid[..., None] & ~torch.isnan(returns)
     group = torch.arange(len(returns), device=returns.device)[:, None, None].expand_as(returns)
@@ -131,9 +131,9 @@ def context_credit(
 ) -> Tensor:
     """Return the credit of each sample's contexts, [groups, samples, turns]; the turns of a context have equal credit.
 
-    The credit is the reward of the context's turns, minus the mean reward of contexts of that name in the group's
-    samples. With `std` it is divided by their standard deviation. It is 0 if a single sample has a context of that
-    name, or if all contexts earned the same. NaN stays NaN.
+    The credit is the summed reward of the context's turns, minus the mean of this sum over the group's samples that
+    have a context of the same name. If `std` is True, it is divided by the standard deviation of these sums. The credit
+    is 0 if only one sample has a context of the name, or if all sums are equal. A missing turn stays NaN.
     """
     there = valid[..., None] & ~torch.isnan(step_rewards)
     groups, samples, _ = torch.nonzero(there, as_tuple=True)
@@ -153,7 +153,7 @@ def context_credit(
 
 
 def of_turns(values: Tensor, groups: Groups) -> Tensor:
-    """Return each sampled token's value of its turn, and 0 elsewhere: [groups, samples, turns] -> [tokens]."""
+    """Return for each sampled token its turn's value, and 0 elsewhere: [groups, samples, turns] -> [tokens]."""
     if groups.row_sample is None or groups.row_lengths is None or "turns" not in groups.token_columns:
         raise ValueError("of_turns: got groups without turns; name the column `turns` in Algorithm.advantage_columns()")
     turns = groups.token_columns["turns"].long()
@@ -175,8 +175,8 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Return (advantages, returns) by generalised advantage estimation (Schulman et al., arXiv 1506.02438, eq. 16).
 
-    `A_t = sum_l (gamma lam)^l d_(t+l)` with `d_t = r_t + gamma V_(t+1) - V_t`; returns are `A + V`. V is 0 after the
-    row.
+    `A_t = sum_l (gamma lam)^l d_(t+l)` with `d_t = r_t + gamma V_(t+1) - V_t`; returns are `A + V`. V is 0 after
+    the row's last token.
     """
     reward, value = _pack(rewards, mask, lengths), _pack(values, mask, lengths)
     following = torch.cat([value[:, 1:], value.new_zeros(len(value), 1)], dim=1)
@@ -193,7 +193,7 @@ def at_last_token(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 
 def turn_returns(step_rewards: Tensor, gamma: float = 1.0) -> Tensor:
-    """Return `G_k = r_k + gamma G_(k+1)` of an environment's rewards for turns, [..., turns] (GiGPO, arXiv 2505.10978).
+    """Return `G_k = r_k + gamma G_(k+1)` of the rewards of turns, [..., turns] (GiGPO, arXiv 2505.10978).
 
     A missing turn stays NaN.
     """
@@ -212,7 +212,7 @@ def _discounted(values: Tensor, factor: float) -> Tensor:
 
 
 def _pack(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """Return the values of trained tokens moved together, then 0: [rows, most trained tokens of a row]."""
+    """Return each row's values at trained tokens, padded with 0: [rows, most trained tokens of a row]."""
     row, place, width = _places(mask, lengths)
     packed = values.new_zeros(len(lengths), width)
     packed[row, place] = values[mask]
@@ -227,7 +227,7 @@ def _unpack(packed: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _places(mask: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return each trained token's row and place in the row, and the most trained tokens of a row."""
+    """Return each trained token's row and its index among the row's trained tokens, and the largest such number."""
     row = _row_of_token(lengths)[mask]
     trained = torch.zeros_like(lengths).index_add(0, row, torch.ones_like(row))
     place = torch.arange(len(row), device=mask.device) - (trained.cumsum(0) - trained)[row]

@@ -2,7 +2,8 @@
 """Sums and the counts that divide them: terms of a loss, denominators of an update, metrics, lags and quantiles.
 
 No sum is divided early: a loss is divided by counts of the whole update, a metric when it is shown. If a count is known
-late, chunks are divided by a nominal count, and the whole gradient is rescaled once. The module does not load torch.
+only after the last chunk, chunks are divided by a nominal count, and the whole gradient is rescaled once. Importing the
+module does not load torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Aggregation = Literal["token", "sequence", "sum", "fixed", "trajectory"]
 DENOMINATOR: dict[Aggregation, str] = {
     "token": "tokens", "sequence": "rows", "sum": "rows", "fixed": "rows", "trajectory": "samples",
 }  # fmt: skip
-"""The global count by which each aggregation divides; a single count lets a step train while it is generated."""
+"""The count of the whole update by which each aggregation divides. One count lets training overlap generation."""
 
 
 def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float = 1.0, fixed_length: int = 1) -> Term:
@@ -35,7 +36,7 @@ def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float 
 
     `token`: mean over all tokens (DAPO). `sequence`: mean over each row's tokens, then over rows (GRPO). `sum`: sum
     over each row's tokens, then mean over rows (REINFORCE). `fixed`: as `sum`, divided by `fixed_length` tokens
-    (Dr.GRPO's constant). `trajectory`: mean over samples of values divided by `per_trajectory`.
+    (Dr.GRPO's constant). `trajectory`: sum over tokens, then mean over samples; `per_trajectory` divides the tokens.
     """
     if how == "sequence":
         return Term(batch.sequence_mean(values), weight, DENOMINATOR[how], per="row")
@@ -87,7 +88,7 @@ class Denominators:
     """The counts of one update: nominal at its start, true at its end.
 
     Invariants:
-    - a term is divided by the nominal count; a denominator that only the algorithm counts is 1 until the end;
+    - a term is divided by the nominal count, which is 1 for a denominator that only the algorithm counts;
     - one gradient buffer can be rescaled once, so all denominators that terms used must share one factor.
     """
 
@@ -115,7 +116,7 @@ class Denominators:
         return {"own": self._own, "used": sorted(self._used)}
 
     def join(self, shares: Sequence[Mapping[str, Any]]) -> None:
-        """Replace this rank's counts by the sums over all ranks, this one included."""
+        """Replace this rank's counts by the sums over all ranks, including this rank."""
         self._used = {name for share in shares for name in share["used"]}
         names = sorted({name for share in shares for name in share["own"]})
         self._own = {name: sum(share["own"].get(name, 0.0) for share in shares) for name in names}
@@ -212,13 +213,15 @@ def mean(metric: Metric) -> float:
 
 PER_OCTAVE = 16
 LEAST, MOST = -32, 8
-"""Exponents of 2. Smaller sizes count as 0, larger sizes as the largest. Quantiles are off by at most 4.5 %."""
+"""Exponents of 2 of the least and the largest size in buckets. Quantiles are off by at most 4.5 % between these sizes;
+smaller sizes count as 0, larger sizes as the largest.
+"""
 BUCKETS = (MOST - LEAST) * PER_OCTAVE + 1
 _KEY = re.compile(r"(?P<name>.+_p(?P<percent>\d\d))@(?P<bucket>\d+)")
 
 
 def with_quantiles(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Replace the counts of buckets by the quantile that is shown, which never exceeds `..._max`."""
+    """Replace each quantile's bucket counts by the quantile's value, which never exceeds the metric's `..._max`."""
     kept: dict[str, Metric] = {}
     counts: dict[str, dict[int, float]] = defaultdict(dict)
     for key, metric in metrics.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of rows to groups for `Algorithm.advantages` and of advantages to tokens; and mixtures of algorithms.
+"""Conversion of rows to groups for `Algorithm.advantages`, and of advantages to tokens; mixtures of algorithms.
 
 A member of a group is valid if its outcome was judged and its reward is a finite number.
 """
@@ -22,10 +22,10 @@ from relax_core.learn.counts import merge_metrics
 
 
 class Grouping:
-    """Rows of whole groups; `groups` is the algorithm's input, and `columns` brings its result back to the rows.
+    """Rows of whole groups; `groups` is the algorithm's input, and `columns` converts its result to columns of rows.
 
-    `samples` has all members, also members without rows, whose rewards belong to the group's statistics. Groups and
-    members are numbered in the order of their ids.
+    `samples` has all members. A member without rows is included, because its reward enters the group's statistics.
+    Groups and members are numbered in the order of their ids.
     """
 
     def __init__(self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], token_columns: Iterable[str] = ()) -> None:
@@ -47,7 +47,7 @@ class Grouping:
         self._row_lengths = torch.from_numpy(self._mask.lengths.astype(np.int64))
 
         def rectangle(values: Iterable[float]) -> Tensor:
-            """Lay out the members' values as [groups, samples], in float64 to keep rounding negligible."""
+            """Return the members' values as [groups, samples], NaN if missing; float64 keeps rounding negligible."""
             filled = np.full(self._shape, np.nan)
             for attempt, value in zip(members, values, strict=True):
                 filled[places[attempt]] = value
@@ -85,7 +85,7 @@ class Grouping:
         )
 
     def _turns(self, ordered: RowBatch, asked: tuple[str, ...], name: str, missing: float) -> Tensor | None:
-        """Return a token column's value for each turn, [groups, samples, turns]; None if it was not asked for."""
+        """Return a column's value for each turn, [groups, samples, turns]; None if the column was not asked for."""
         if name not in asked or "turns" not in asked:
             return None
         turns, values = ordered.columns["turns"].values, ordered.columns[name].values
@@ -138,9 +138,9 @@ def credited(
 class MixedAlgorithm(Algorithm[Options]):
     """Several algorithms of a run, combined for the trainer; the row column `algorithm_index` names each row's part.
 
-    Each part credits its own groups and computes the loss of its own rows: it sees the whole chunk with the remaining
-    rows masked. Terms are divided by the counts of the whole batch. Parts therefore weigh as much as their data, and an
-    algorithm given twice gives the same result as once.
+    Each part credits its own groups and computes the loss of its own rows: the part gets the whole chunk, in which the
+    remaining rows are masked. Terms are divided by the counts of the whole batch. Parts therefore weigh as much as
+    their data, and an algorithm given twice gives the same result as once.
     """
 
     def __init__(self, parts: Sequence[tuple[str, Algorithm]]) -> None:
@@ -157,7 +157,7 @@ class MixedAlgorithm(Algorithm[Options]):
 
     @staticmethod
     def of(parts: Sequence[tuple[str, Algorithm]]) -> MixedAlgorithm:
-        """Combine named parts to one algorithm, whose class attributes meet the needs of all parts."""
+        """Combine named parts into one algorithm with class attributes that meet the needs of all parts."""
         made = [part for _, part in parts]
         says = {
             "statistics": Scope.BATCH if any(part.statistics is Scope.BATCH for part in made) else made[0].statistics,
@@ -237,7 +237,7 @@ class MixedAlgorithm(Algorithm[Options]):
         return [(part, OwnRows(batch, index == number)) for number, part in enumerate(self.parts)]
 
     def _joined(self, losses: Sequence[tuple[OwnRows, Loss]]) -> Loss:
-        """Join the parts' terms and metrics under their labels; add metrics also under their plain names."""
+        """Join the parts' terms and metrics under the parts' labels; also sum metrics under their plain names."""
         terms: dict[str, Term] = {}
         counts: dict[str, Tensor] = {}
         metrics = merge_metrics(*(loss.metrics for _, loss in losses))
@@ -280,6 +280,6 @@ class OwnRows:
         return self._batch.pair(values)
 
     def only(self, term: Term) -> Term:
-        """Return a term that is 0 outside these rows."""
+        """Return the term with 0 in place of its values outside the trained rows."""
         chosen = self.loss_mask if term.per == "token" else self._rows
         return replace(term, value=torch.where(chosen, term.value, 0.0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face models as engines and trainers share them: media inputs, routers, and tensors by their folder's names.
+"""Code for Hugging Face models that engines and trainers share: media inputs, routers, and tensors by published name.
 
 Engines and trainers compute a model's inputs with this code, so that their log-probs agree. This module does not load
 models: its callers pass them in.
@@ -63,7 +63,7 @@ class MediaInputs:
     def of(
         self, ids: Tensor, valid: Tensor, shown: Sequence[Sequence[ProcessedMedia]]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the inputs in addition to `input_ids` [rows, width], with positions; and each row's offset [rows].
+        """Return the model's inputs in addition to `ids` [rows, width], by name, and each row's offset [rows].
 
         A row's offset is the position of the token after the row, minus the row's length. `valid` [rows, width] is True
         for tokens that are not padding. `shown`: media of each row.
@@ -78,7 +78,7 @@ class MediaInputs:
         return taken if positions is None else {**taken, "position_ids": positions}, ahead
 
     def _types(self, ids: Tensor) -> Tensor:
-        """Return the number of the kind of medium of each token, 0 for text."""
+        """Return each token's kind of medium as a number, 0 for text."""
         types = torch.zeros_like(ids)
         for number, kind in enumerate(KINDS, 1):
             if kind in self.holds:
@@ -88,7 +88,7 @@ class MediaInputs:
     def _positions(
         self, ids: Tensor, valid: Tensor, shown: Sequence[Sequence[ProcessedMedia]]
     ) -> tuple[Tensor | None, Tensor]:
-        """Return positions [3, rows, width], None if the model only counts tokens; and each row's offset [rows]."""
+        """Return positions [3, rows, width] (None if these are only token indices) and each row's offset [rows]."""
         ahead = torch.zeros(len(ids), dtype=torch.float64)
         if self._compute is None:
             return None, ahead
@@ -199,7 +199,7 @@ def routers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def routing_of(model: nn.Module) -> Routing | None:
-    """Return the routing of a loaded model; None if it has no routers, or not as many as its configuration says."""
+    """Return the routing of a loaded model; None if its number of routers is 0 or differs from its configuration."""
     found = routers_of(model)
     config = model.config.to_dict()  # type: ignore[operator,union-attr]
     told = Routing.of(config)
@@ -207,7 +207,7 @@ def routing_of(model: nn.Module) -> Routing | None:
 
 
 class RouteRecorder:
-    """A recorder of the routers' choices from one `take` to the next, while `on` is set."""
+    """A recorder of the experts that a model's routers choose while `on` is set; `take` returns and clears them."""
 
     def __init__(self, model: nn.Module, routing: Routing) -> None:
         self.routing, self.on = routing, False
@@ -227,11 +227,11 @@ class RouteRecorder:
 
 
 class RouteReplay:
-    """Replay of planned experts in a model's routers, from one `tell` to the next, also in recomputation for backward.
+    """Replay of the experts that `tell` sets in a model's routers, also when the backward pass recomputes a layer.
 
-    The logits stay those of the present model, so that its gate keeps its gradient. Only the experts are replayed
-    (https://arxiv.org/abs/2510.11370), weighed by the softmax of the present logits over them. Routers of transformers
-    that return (logits, weights, experts) are supported. A router that weighs experts in another way is refused.
+    The router still computes its logits, so that its gate gets a gradient. Only the choice of experts is replayed
+    (https://arxiv.org/abs/2510.11370); their weights come from the softmax of the logits. Routers of transformers that
+    return (logits, weights, experts) are supported. A router that weighs experts in another way is refused.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -291,7 +291,7 @@ def weigh(router: nn.Module, logits: Tensor, chosen: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _try(router: nn.Module) -> None:
-    """Raise ConfigError unless a replay of a router's own choice gives its own weights, bit for bit."""
+    """Raise ConfigError unless replaying the experts that a router chose gives the router's weights, bit for bit."""
     name = type(router).__name__
     weight = getattr(router, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
@@ -314,7 +314,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 class PublishedPart(NamedTuple):
-    """The place of a tensor in the memory of the tensor `source`; `start` and `steps` count elements."""
+    """A tensor of a model folder as a strided part of the model's tensor `source`; `start`, `steps` count elements."""
 
     source: str
     start: int
@@ -327,12 +327,12 @@ class PublishedPart(NamedTuple):
 
 
 def parts_of(own: Tensors, revert: Revert) -> dict[str, PublishedPart]:
-    """Return each tensor of the folder that is not a tensor of the model, as a view of the model's memory.
+    """Return the tensors of the model's folder that are only parts of the model's tensors, by name.
 
-    Values written to a view are thereby loaded. Raises ConfigError for a tensor without a place in the model.
+    Writing to such a part loads it into the model. Raises ConfigError for a folder's tensor that the model lacks.
 
     Models fuse tensors that folders keep separate: a layer's experts are one tensor in a model, and two or three
-    tensors each in a folder. To find the places, positions are sent through the model's own conversion in place of
+    tensors each in a folder. To find the parts, the model's own conversion is applied to element indices in place of
     weights, once for each kind of tensor, because layers are alike.
     """
     named = revert({name: tensor.to("meta") for name, tensor in own.items()})
@@ -356,7 +356,7 @@ def parts_of(own: Tensors, revert: Revert) -> dict[str, PublishedPart]:
 
 
 def _part(source: str, to: str, places: Tensor) -> PublishedPart:
-    """Return the part of `source` whose elements have these positions. Raises ConfigError unless evenly spaced."""
+    """Return the part of `source` with the elements at `places`. Raises ConfigError unless these are evenly spaced."""
     start = int(places.flatten()[0])
     steps = tuple(
         int(places.select(axis, 1).flatten()[0]) - start if size > 1 else 1 for axis, size in enumerate(places.shape)

@@ -4,9 +4,9 @@
 A trainer's tokens go through the model's head in slices whose float32 logits stay under a bound. If a gradient is
 needed, the backward pass computes each slice again, so that the logits of a whole batch never exist at once.
 
-An engine draws all rows at once: suppress, temperature, top_k, top_p, one draw by inverse CDF. Log-probs are of the
-distribution drawn from. Temperature 0 is greedy: it takes the most likely token, with its log-prob at temperature 1 and
-without top_k and top_p, so that the log-prob stays finite and comparable.
+An engine draws all rows at once: suppress, temperature, top_k, top_p, one draw by inverse CDF. Log-probs are those of
+the distribution from which a token is drawn. Temperature 0 is greedy: the most likely token is taken. Its log-prob is
+that at temperature 1 and without top_k and top_p, so that the log-prob stays finite and comparable.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The outputs to compute at every position, in addition to the log-prob of its own token."""
+    """The outputs to compute at every position, in addition to the log-prob of the position's own token."""
 
     entropy: bool = False
     top_k: int = 0
-    """Tokens in `top_k_ids` and `top_k_log_probs`, [tokens, k], the most likely first; 0: none."""
+    """Number k of most likely tokens to return in `top_k_ids` and `top_k_log_probs`, [tokens, k]; 0: none."""
     at: Mapping[str, Tensor] = field(default_factory=dict)
-    """Ids [tokens, k] by name; their log-probs are returned as `log_probs_at:<name>`."""
+    """Token ids [tokens, k] by name; their log-probs are returned as `log_probs_at:<name>`."""
 
 
 def score_distribution(
@@ -82,26 +82,26 @@ _CDF_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules by which rows are drawn; a rule that changes no row is None."""
+    """The sampling options of all rows as tensors. A rule that changes no row is None."""
 
     temperature: Tensor | None
-    """[rows, 1]; 1 for greedy rows."""
+    """Temperature of each row, [rows, 1]; 1 for greedy rows."""
     greedy: Tensor | None
-    """bool [rows]; True for temperature 0."""
+    """True for rows with temperature 0, bool [rows]."""
     top_k: Tensor | None
-    """[rows, 1]; the vocabulary's size for rows without top_k."""
+    """top_k of each row, [rows, 1]; the vocabulary's size for rows without top_k."""
     top_p: Tensor | None
-    """[rows, 1]; 1 for rows without top_p."""
+    """top_p of each row, [rows, 1]; 1 for rows without top_p."""
     suppress: tuple[Tensor, ...] | None
-    """Rows and tokens, two tensors of equal length, of the logits to suppress."""
+    """Rows and token ids of the logits to suppress: two tensors of equal length."""
     num_top: int
-    """Number of most likely tokens to return, the most that any row asks for."""
+    """Number of most likely tokens to return: the largest number that any row asks for."""
 
     @classmethod
     def of(
         cls, choices: np.ndarray, suppress: Sequence[tuple[int, ...]], vocab_size: int, device: torch.device
     ) -> Rules:
-        """Make the rules of records with the fields of `CHOICES` and of each row's suppressed tokens."""
+        """Make the rules from `choices`, records with the fields of `CHOICES`, and each row's suppressed tokens."""
         greedy = choices["temperature"] == 0
         plain = np.float32(1)
         temperature = np.where(greedy, plain, choices["temperature"])
@@ -128,11 +128,11 @@ class Drawn:
     """One drawn token per row, in host memory."""
 
     tokens: np.ndarray
-    """int64 [rows]."""
+    """Ids of the drawn tokens, int64 [rows]."""
     log_probs: np.ndarray
-    """float64 [rows]; not finite if the model's output was not."""
+    """Log-probs of the drawn tokens, float64 [rows]; not finite if the model's logits were not finite."""
     top_tokens: np.ndarray | None
-    """[rows, num_top], the most likely first; None if `num_top` is 0."""
+    """Ids of the most likely tokens, [rows, num_top], the most likely first; None if `num_top` is 0."""
     top_log_probs: np.ndarray | None
 
 
@@ -197,8 +197,8 @@ SEED_MASK = (1 << 64) - 1
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Hash uint64 seeds and non-negative positions, [rows], to uniform float64 numbers in [0, 1 - 2^-52].
 
-    The hash is splitmix64 with a counter. It has no state: a request draws the same numbers regardless of
-    concurrent requests, and continues them on another engine.
+    The hash is splitmix64 with a counter. It has no state: a request draws the same numbers regardless of concurrent
+    requests, and draws the following numbers if another engine continues it.
     """
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     drawn: np.ndarray = (_mix(_mix(seeds) + counters) >> np.uint64(12)).astype(np.float64) * 2.0**-52

@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid
 from relax_core.api.algorithm import Groups
 
 TINY = 1e-8
-"""Least probability of all remaining tokens together; keeps the divergence finite if a token is certain."""
+"""Least probability of all tokens but the sampled one; keeps the divergence finite if this token is certain."""
 
 
 def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def moves_away(ratio: Tensor, advantages: Tensor) -> Tensor:
 def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Return `max((V - R)^2, (clamp(V, V_old - c, V_old + c) - R)^2)`, [tokens], and where the bound decides (bool).
 
-    c = 0 means no bound. Implementations of PPO have this bound; the paper (Schulman et al., arXiv 1707.06347) has not.
+    c = 0 means no bound. Implementations of PPO have this bound, but the paper does not (arXiv 1707.06347).
     """
     error = (values - returns).square()
     if clip == 0:
@@ -137,7 +137,7 @@ MOST = 20.0
 def with_rest(log_probs: Tensor) -> Tensor:
     """Append one outcome, any token outside the support, to log-probs: [tokens, k] -> [tokens, k + 1].
 
-    The divergence of two results is between 0 and that over all tokens, and 0 only if they agree on the support.
+    The divergence of two results is at most the divergence over all tokens, and 0 only if both agree on the support.
     """
     rest = (1.0 - log_probs.exp().sum(-1, keepdim=True)).clamp(min=LEAST)
     return torch.cat([log_probs, rest.log()], dim=-1)
@@ -173,7 +173,7 @@ def sampled_credit(kind: Divergence, student: Tensor, teacher: Tensor, beta: flo
 def sampled_divergence(student: Tensor, teacher: Tensor, reverse: bool) -> Tensor:
     """Return values [tokens] whose gradient, averaged over the student's samples, is that of the divergence.
 
-    With `reverse` it is half the square of the log ratio, otherwise (forward) k3.
+    With `reverse`, a value is half the square of the log ratio, otherwise (forward) k3.
     """
     ratio = (teacher - student).clamp(max=MOST)
     return ratio.square() / 2 if reverse else ratio.expm1() - ratio

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corrections for samples of another policy (an older version, or an engine that rounds differently), and their meter.
+"""Corrections for samples of a different policy (an older version, or an engine that rounds differently).
 
 Three policies matter: `behaviour` sampled (rollout_log_probs), `proximal` starts the step (old_log_probs), and `policy`
 is trained. The decoupled objective (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298, section 5) is
@@ -7,7 +7,7 @@ is trained. The decoupled objective (Hilton et al., arXiv 2110.00641; AReaL, arX
     E_behaviour[ w * min(r A, clip(r) A) ],   w = proximal / behaviour,   r = policy / proximal
 
 and the corrections here are forms of w: [tokens], without gradient. No correction changes a denominator: a token that
-is left out still counts in the mean, as in the papers.
+is left out still counts in the mean, as in the papers. `Mismatch` measures how far engine and trainer differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Level = Literal["token", "sequence", "geometric"]
 
 
 def log_ratio(batch: LossBatch, log_probs: Tensor, old_log_probs: Tensor, level: Level = "token") -> Tensor:
-    """Return `log(p / p_old)`, [tokens]: of the token, of its row (the sum), or the row's geometric mean (GSPO)."""
+    """Return `log(p / p_old)`, [tokens]: of each token, or its row's sum, or its row's mean (GSPO)."""
     moved = log_probs - old_log_probs
     if level == "token":
         return moved
@@ -35,7 +35,7 @@ def log_ratio(batch: LossBatch, log_probs: Tensor, old_log_probs: Tensor, level:
 def importance_ratio(
     batch: LossBatch, old_log_probs: Tensor, rollout_log_probs: Tensor, level: Level = "token"
 ) -> Tensor:
-    """Return `proximal / behaviour`, [tokens]: of the token, of its row (the product), or the row's geometric mean."""
+    """Return `proximal / behaviour`, [tokens]: of each token, or its row's product, or its row's geometric mean."""
     return log_ratio(batch, old_log_probs.detach(), rollout_log_probs.detach(), level).exp()
 
 
@@ -58,7 +58,7 @@ def mask_outside(ratio: Tensor, floor: float, cap: float) -> Tensor:
 
 
 def within(ratio: Tensor, floor: float, cap: float) -> Tensor:
-    """Return bool [tokens]: True if a sample is near enough to be learnt from, unweighted (rejection sampling)."""
+    """Return bool [tokens]: True if the ratio is within the bounds, so that the token is kept (rejection sampling)."""
     return (ratio >= floor) & (ratio <= cap)
 
 
@@ -66,7 +66,7 @@ def importance_weight(
     batch: LossBatch, old_log_probs: Tensor, rollout_log_probs: Tensor, *,
     level: Level = "token", truncate_at: float = 2.0, mask_below: float = 0.0, masks: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return token weights [tokens], at most `truncate_at`, or with `masks`, 0 outside `mask_below .. truncate_at`.
+    """Return token weights [tokens]: `min(w, truncate_at)`; with `masks`, w, and 0 outside `mask_below .. truncate_at`.
 
     Without lag, and with an engine that computes as the trainer does, the weight is 1 apart from rounding.
     """
@@ -88,8 +88,8 @@ def off_policy_sequence_mask(
 def second_moment_mask(log_ratio: Tensor, chosen: Tensor, bound: float) -> Tensor:
     """Return bool [tokens], False for the `chosen` tokens with the largest (log r)^2 (M2PO, arXiv 2510.01161).
 
-    As few tokens are left out as bring the mean (log r)^2 of the remaining `chosen` tokens to `bound`. Equal values are
-    left out together, so that the order of tokens has no effect.
+    The fewest tokens are left out for which the mean (log r)^2 of the remaining `chosen` tokens is at most `bound`.
+    Equal values are left out together, so that the order of tokens has no effect.
     """
     squares = log_ratio.square()
     ordered = squares[chosen].sort().values
@@ -106,9 +106,10 @@ MOST = 20.0
 
 
 class Mismatch:
-    """The distance of engine and trainer on the same tokens, in sums that add up over micro-batches, ranks and updates.
+    """The difference of engine and trainer log-probs, as sums that add up over micro-batches, ranks and updates.
 
-    Only tokens without lag (`lag0`) measure the engine alone, not learning. `add` does not wait for the device.
+    Tokens without lag (`lag0`) were sampled by the very version that starts the step, so they show the engine's error
+    alone. `add` does not wait for the device.
     """
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ class Mismatch:
         self._counts[name] = self._counts[name] + counts if name in self._counts else counts
 
     def share(self) -> dict[str, Metric]:
-        """Return all that was added as plain metrics; sizes are counts by bucket, for a quantile."""
+        """Return the sums of all added micro-batches as metrics. Sizes are counted by bucket, to compute a quantile."""
         parts = [{name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._parts]
         buckets = {
             f"{name}@{bucket}": (float(count), float(count))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows packed without padding as torch tensors (`LossBatch`), and a forward's outputs by name.
+"""Rows packed without padding as torch tensors (`LossBatch`), and the outputs of a forward pass by name.
 
 Losses are not reduced here, but in `counts`.
 """
@@ -17,10 +17,10 @@ from relax_core.api.batch import Ragged, RowBatch
 
 
 class PackedBatch:
-    """A packed chunk of this rank, with rows in the order of `rows`.
+    """The rows of this rank's chunk as tensors without padding, in the order of `rows`.
 
     Invariants:
-    - a column becomes a tensor when it is first read, and is kept;
+    - a column is converted to a tensor when it is first read, and then cached;
     - float token columns are 0 at tokens with `loss_mask` 0, so that their NaN or Inf can't reach a gradient;
     - `loss_mask` is 0 at the first token of a row, which no token precedes.
     """
@@ -134,7 +134,7 @@ class Outputs:
 def prepared_columns(algorithm: Algorithm, rows: RowBatch) -> dict[str, Ragged]:
     """Return the columns that `Algorithm.prepare` makes from all rows of a step, before the first update.
 
-    Raises ValueError unless it returns exactly the columns of `prepared`, with a value for each token.
+    Raises ValueError unless `prepare` returns exactly the columns that `prepared` names, with a value for each token.
     """
     if not len(rows):
         return {}

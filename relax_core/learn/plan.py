@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that depend on numbers alone: micro-batches of a chunk, and the learning rate of a step."""
+"""Plans that need neither rows nor torch: the micro-batches of a chunk, and the learning rate of a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from relax_core.api.trainer import ChunkPlan, OptimizerSpec
 
 
 def plan_micro_batches(lengths: Sequence[int], world_size: int, tokens: int) -> ChunkPlan:
-    """Plan micro-batches of at most `tokens` padded tokens, balanced over the ranks; a longer row has one to itself.
+    """Plan micro-batches of at most `tokens` padded tokens, balanced over the ranks; a longer row gets its own.
 
-    Rows are sorted by length, so that padding them to a rectangle costs little. Every rank gets the same number of
-    micro-batches, because all ranks join a collective in each. With fewer rows than ranks, some are empty.
+    Rows are sorted by length, so that a micro-batch needs little padding. Every rank gets the same number of
+    micro-batches, because each has collective operations of all ranks. If rows are few, some micro-batches are empty.
     """
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches: list[tuple[int, ...]] = []
@@ -23,7 +23,7 @@ def plan_micro_batches(lengths: Sequence[int], world_size: int, tokens: int) -> 
         if at == len(by_length) or (at - start + 1) * lengths[by_length[start]] > tokens:
             batches.append(tuple(by_length[start:at]))
             start = at
-    while len(batches) % world_size:  # halve the fullest until the ranks can share them
+    while len(batches) % world_size:  # halve the micro-batch with most rows until the ranks get equal numbers
         fullest = max(range(len(batches)), key=lambda i: (len(batches[i]), -i))
         rows = batches.pop(fullest)
         batches += [rows[: (len(rows) + 1) // 2], rows[(len(rows) + 1) // 2 :]]
@@ -36,7 +36,7 @@ def plan_micro_batches(lengths: Sequence[int], world_size: int, tokens: int) -> 
 
 
 SCHEDULES = ("constant", "linear", "cosine")
-"""Learning rates after the warm-up: constant, linear down to 0 at `total_steps`, or half a cosine down to 0."""
+"""Schedules of the learning rate after the warm-up: constant; linear to 0 at `total_steps`; half a cosine to 0."""
 
 
 def lr_factor(spec: OptimizerSpec, step: int) -> float:

@@ -83,17 +83,19 @@ class PolicyGradientOptions(Options):
     and 0 outside. `none`: no weight.
     """
     correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Level of w: the token, its sequence (the product), or the sequence's geometric mean."""
+    """Level of w. `token`: each token's own w. `sequence`: their product. `geometric`: their geometric mean."""
     correction_cap: float = Field(2.0, gt=0.0)
-    """Largest w. With `mask` and `reject`, tokens with a larger w have weight 0."""
+    """Upper bound of w. With `mask` and `reject`, tokens with a larger w have weight 0."""
     correction_floor: float = Field(0.0, ge=0.0)
-    """With `mask` and `reject`, tokens with a smaller w have weight 0. IcePop is `mask` with 0.5 and a cap of 5."""
+    """Lower bound of w: with `mask` and `reject`, tokens below have weight 0. IcePop is `mask` from 0.5 to a cap of 5."""
     sequence_mask_delta: float = Field(0.0, ge=0.0)
-    """Leave out sequences with a negative advantage and a mean log of behaviour over policy above this; 0: keep all."""
+    """Largest mean of log(behaviour / policy) over a sequence with a negative advantage. Sequences above this bound are
+    left out of the loss; 0: none.
+    """
     kl_coef: float = Field(0.0, ge=0.0)
     """Weight of the divergence from the reference model in the loss; 0 needs no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
-    """Estimator of that divergence. `k1`: log p/q, whose gradient is 0 on average. `k2`: (log p/q)^2 / 2. `k3`:
+    """Estimator of `kl_coef`'s divergence. `k1`: log p/q, whose gradient is 0 on average. `k2`: (log p/q)^2 / 2. `k3`:
     q/p - log(q/p) - 1. `unbiased`: k3 times the ratio, whose gradient is unbiased.
     """
     reward_kl_coef: float = Field(0.0, ge=0.0)
@@ -152,12 +154,12 @@ PolicyGradientOptionsT = TypeVar("PolicyGradientOptionsT", bound=PolicyGradientO
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """An algorithm's loss of a chunk's tokens."""
+    """The loss of each token of a chunk, as an algorithm computes it."""
 
     values: Tensor
-    """[tokens], to minimise: minus the surrogate objective."""
+    """Loss of each token, [tokens]: minus the surrogate objective."""
     clipped: Tensor | None = None
-    """bool [tokens]: True if a bound is active; None for a surrogate without bounds."""
+    """True for tokens at which a bound is active, bool [tokens]; None for a surrogate without bounds."""
     metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 

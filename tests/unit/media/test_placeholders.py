@@ -90,7 +90,7 @@ def test_a_video_is_pictures_with_the_time_before_each(timed):
 
 
 def test_a_video_that_tells_no_times_is_refused(timed):
-    with pytest.raises(MediaRefused, match="without the times"):
+    with pytest.raises(MediaRefused, match="without frame times"):
         expand_placeholders(
             Rendered((tiny.VIDEO,)), [PlaceholderTokens("video", "k", (PlaceholderSpan("video", 4),))], timed
         )

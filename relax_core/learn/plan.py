@@ -40,7 +40,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 
 def lr_factor(spec: OptimizerSpec, step: int) -> float:
-    """Return the factor of `lr` in the step that starts at version `step`; a resumed run gets the same factor."""
+    """Return the number by which `lr` is multiplied in the step that starts at version `step`, also after a resume."""
     if spec.schedule not in SCHEDULES:
         raise ConfigError("optimizer.schedule", repr(spec.schedule), f"use one of {', '.join(SCHEDULES)}")
     if step < spec.warmup_steps:

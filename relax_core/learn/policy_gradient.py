@@ -87,7 +87,7 @@ class PolicyGradientOptions(Options):
     correction_cap: float = Field(2.0, gt=0.0)
     """Upper bound of w. With `mask` and `reject`, tokens with a larger w have weight 0."""
     correction_floor: float = Field(0.0, ge=0.0)
-    """Lower bound of w: with `mask` and `reject`, tokens below have weight 0. IcePop is `mask` from 0.5 to a cap of 5."""
+    """Lower bound of w: `mask` and `reject` give weight 0 below. IcePop is `mask` with a floor of 0.5, a cap of 5."""
     sequence_mask_delta: float = Field(0.0, ge=0.0)
     """Largest mean of log(behaviour / policy) over a sequence with a negative advantage. Sequences above this bound are
     left out of the loss; 0: none.

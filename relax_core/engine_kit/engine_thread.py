@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that owns an engine's model. For engine authors.
 
-It advances requests and runs commands between iterations. Commands (submit, abort, replace weights, ...) are functions
-in the thread's queue, so that weights change only between tokens. Subclasses implement `_enter`, `_iterate`, `_abort`
-and `renew`.
+The thread advances requests and runs commands between iterations. Commands (submit, abort, replace weights, ...) are
+functions in the thread's queue, so that weights change only between tokens. Subclasses implement `_enter`, `_iterate`,
+`_abort` and `renew`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DeltaStream:
 
 T = TypeVar("T")
 _SEND_EVERY = 4
-"""Iterations between two transfers of deltas to the event loop, each of which takes the interpreter lock."""
+"""Iterations between two transfers of deltas to the event loop, because a transfer takes the interpreter lock."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         self._since_sent = 0
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._gate = threading.Lock()
-        """Held from the check that the thread is alive until the command is queued, so that no command is lost."""
+        """Lock held while a caller checks that the thread is alive and queues a command, so that no command is lost."""
         self._ended = self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -122,10 +122,10 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         return await asyncio.wrap_future(self.call(guarded))
 
     def gone(self) -> InfrastructureError:
-        return InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
+        return InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start a new one")
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return False if it did not within `timeout_s`."""
+        """Wait for the thread to end; return False if the thread still runs after `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -185,10 +185,10 @@ class EngineThread(ABC, Generic[OpenRequestT]):
 
     @abstractmethod
     def renew(self, version: Version) -> None:
-        """Sample all later tokens under `version`, whose weights are loaded; drop or keep KV caches."""
+        """Label all later tokens with `version`, after its weights were loaded; drop or keep KV caches."""
 
     def flush(self) -> None:
-        """`_hold` the sampled tokens not yet held; called before weights change and before the thread waits."""
+        """Pass all remaining sampled tokens to `_hold`; called before weights change and before the thread waits."""
 
     @abstractmethod
     def _enter(self, call: Sequence[OpenRequestT]) -> None:
@@ -196,11 +196,11 @@ class EngineThread(ABC, Generic[OpenRequestT]):
 
     @abstractmethod
     def _iterate(self) -> None:
-        """Advance the requests by about one token, and `_hold` the deltas."""
+        """Advance the requests by about one token, and pass the deltas to `_hold`."""
 
     @abstractmethod
     def _abort(self, names: list[str]) -> None:
-        """End these open requests, and `_hold` a delta with finish `abort` for each."""
+        """End these open requests, and pass a delta with finish `abort` for each to `_hold`."""
 
     def _idle(self) -> bool:
         """Return True if there is nothing to do until a command arrives."""

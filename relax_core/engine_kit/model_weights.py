@@ -27,7 +27,7 @@ _ADAPTER_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[A
 
 
 def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """Copy a received array into a tensor; a dtype that numpy lacks (bf16, fp8) arrives as its bits."""
+    """Copy a received array into a tensor; a dtype that numpy lacks (bf16, fp8) arrives as unsigned integers."""
     import numpy as np
     import torch
 
@@ -103,7 +103,7 @@ class StagedAdapter(NamedTuple):
     """A received adapter that is complete and fits the model."""
 
     pairs: Mapping[str, Mapping[str, torch.Tensor]]
-    """By weight name: the matrices A [rank, in] and B [out, rank], float32."""
+    """Matrices `A` [rank, in] and `B` [out, rank], float32, by name of the weight that they change."""
     scale: float
     arrived: list[TensorInfo]
 
@@ -126,7 +126,7 @@ def stage_adapter(
 ) -> StagedAdapter:  # fmt: skip
     """Receive an adapter; raise ValueError if it does not fit this model or lacks a target.
 
-    `table`: the options `model.lora`. `needed`: weights that must also have an adapter, besides the targets.
+    `table`: the options `model.lora`. `needed`: weights that must have an adapter in addition to the targets.
     """
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     arrived: list[TensorInfo] = []

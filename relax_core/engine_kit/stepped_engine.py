@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine base for inference libraries that are driven step by step. For engine authors.
 
-`Stepper` is the interface of the library's wrapper. `StepperThread` steps it and labels every token with the version
-that sampled it. `SteppedEngine` is the engine: it proves the bytes that arrived, and a checksum of the weights in
-memory if the stepper can read them. Subclasses implement `prepare` and `make`.
+`Stepper` is the interface of the library's wrapper. `StepperThread` calls the stepper and labels every token with the
+version that sampled the token. `SteppedEngine` is the engine: it proves the bytes that arrived, and a checksum of the
+weights in memory if the stepper can read them. Subclasses implement `prepare` and `make`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StepOutput:
     finish: FinishReason = ""
     error: str = ""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token its likeliest alternatives by rank; may hold more than `num_top`."""
+    """Most likely alternatives at each token as (token, log-prob), best first; may be more than `num_top`."""
     scores: tuple[float, ...] = ()
     """For a scored sequence: log-probs of each token except the first."""
     cached_tokens: int = 0
@@ -66,7 +66,7 @@ class Stepper(Protocol):
         ...
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
-        """Queue a sequence to be scored; its `StepOutput.scores` come under `name`."""
+        """Queue a sequence to be scored; a later `step` returns its `StepOutput.scores` under `name`."""
         ...
 
     def abort(self, names: Sequence[str]) -> None:
@@ -120,7 +120,7 @@ class SteppedRequest(OpenRequest):
 
 
 class StepperThread(EngineThread[SteppedRequest]):
-    """The thread that steps a stepper, with its open requests."""
+    """The thread that calls a stepper, with the stepper's open requests."""
 
     model: Stepper
     request_type = SteppedRequest
@@ -180,7 +180,7 @@ class StepperThread(EngineThread[SteppedRequest]):
         return answers
 
     def renew(self, version: Version) -> None:
-        """Sample all later tokens under this version; drop caches, or keep them within an incarnation if configured."""
+        """Label all later tokens with `version`; drop caches, or keep them within an incarnation if configured."""
         keeps = self._keeps_caches and version.incarnation == self.version.incarnation
         if keeps:
             for name in self.model.begun():
@@ -233,7 +233,7 @@ class StepperThread(EngineThread[SteppedRequest]):
 
 
 class SteppedEngine(ThreadedEngine[StepperThread, OptionsT], Generic[OptionsT]):
-    """An engine with one stepper, which always loads whole models: the engine applies deltas and adapters itself."""
+    """An engine with one stepper. The engine applies deltas and adapters, so the stepper always loads whole models."""
 
     scoring_samples = True
 
@@ -243,7 +243,7 @@ class SteppedEngine(ThreadedEngine[StepperThread, OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def make(self, spec: EngineSpec) -> Stepper:
-        """Import the library and load its model; called on the thread that steps it."""
+        """Import the library and load its model; called on the stepper's thread."""
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
         began = time.monotonic()

@@ -45,7 +45,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
     build: Callable[[Chosen], Configurable] | None = None
     """Function that builds a weight transport; the worker's host sets it before `start`."""
     scoring_samples: ClassVar[bool] = False
-    """True if scoring a sequence also samples one token after it, which takes a place in the context."""
+    """True if scoring a sequence also samples one token, for which the context needs room."""
 
     def __init__(self, options: OptionsT | None = None) -> None:
         super().__init__(options)
@@ -69,7 +69,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
     async def _score(
         self, thread: ThreadT, sequences: Sequence[Sequence[int]], temperature: float
     ) -> Sequence[Sequence[float]]:
-        """Return the log-probs of valid sequences, as `score`."""
+        """Return the log-probs of checked sequences, in the form that `score` returns."""
 
     @abstractmethod
     def _load(self, thread: ThreadT, manifest: Manifest, staged: Arriving | StagedAdapter) -> None:
@@ -92,7 +92,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         return None
 
     def layout(self) -> str:
-        """Return the name of the weights' memory layout; `_prove` fingerprints compare only between equal layouts."""
+        """Return the name of the weights' memory layout; `_prove` fingerprints are comparable only within a layout."""
         return ""
 
     def _layout(self, payload: str) -> str:
@@ -129,7 +129,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         for number, sequence in enumerate(sequences):
             fault = check_ids(sequence, self._vocab_size)
             if fault or len(sequence) + bool(more) > self._max_context:
-                long = f"{len(sequence)} tokens{more} pass the context of {self._max_context} tokens"
+                long = f"{len(sequence)} tokens{more} exceed the context of {self._max_context} tokens"
                 raise ValueError(f"sequence {number}: {fault or long}")
         return await self._score(thread, sequences, temperature)
 
@@ -193,7 +193,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
             if manifest.base != str(have):
                 raise ValueError(f"{version}: got a delta on top of {manifest.base}; this engine has {have}")
             if self._adapted:
-                raise ValueError(f"{version}: got a delta, but an adapter lies over its base; publish a full version")
+                raise ValueError(f"{version}: got a delta, but its base contains an adapter; publish a full version")
         check_manifest(manifest, self._known, self._dtype)
 
     def _takes_deltas(self) -> bool:
@@ -219,7 +219,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
     ) -> str:  # fmt: skip
         """Load a staged version and return its fingerprint in memory; called on the engine's thread.
 
-        Tokens sampled so far are sent under the old version; the next token is of the new one.
+        Tokens sampled so far are sent as tokens of the old version; the next token is of the new version.
         """
         thread.flush()
         began = time.monotonic()
@@ -346,7 +346,7 @@ def _fault(request: GenerateRequest, can: Capabilities, vocab_size: int, max_con
     if request.max_new_tokens < 1:
         return f"max_new_tokens is {request.max_new_tokens}; ask for at least 1"
     if len(request.tokens) + request.max_new_tokens > max_context:
-        return f"{len(request.tokens)} prompt + {request.max_new_tokens} new tokens pass the context of {max_context}"
+        return f"{len(request.tokens)} prompt + {request.max_new_tokens} new tokens exceed the context of {max_context}"
     if request.floor > step:
         return (
             f"floor is step {request.floor}, but the weights are of step {step}; route it to an engine with newer ones"

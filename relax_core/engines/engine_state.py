@@ -18,7 +18,7 @@ from relax_core.rpc.waiting import RestartBudget
 T = TypeVar("T")
 MODEL_FOLDER = Version("actor", 0, 0)
 MAX_FAILURES = 8
-"""Failures of one engine without a finished request in between that are answered with a replacement."""
+"""Most failures of one engine in a row, without a finished request in between; one more fails the pool."""
 MAX_KNOWN = 1 << 16
 """Most sessions, and most groups, whose engines are remembered; the least recently recorded are dropped first."""
 ROUNDING = 1e-3
@@ -29,9 +29,9 @@ class EngineStatus(Enum):
     """The status of an engine in the router."""
 
     OUT = "out"
-    """Starting, or failed (dead, hanging, or with invalid responses) until a replacement proves the newest weights."""
+    """Out of service: starting, or failed (dead, hanging, invalid response) until a new engine proves the weights."""
     WAITING = "waiting"
-    """Started in a resumed run before its first weights arrived; the model folder's weights may not be sampled from."""
+    """Started in a resumed run whose first weights have not arrived. The model folder's weights may not be sampled."""
     SERVING = "serving"
     """In service: the only status in which an engine gets requests."""
 
@@ -54,17 +54,17 @@ class EngineState:
     version: Version = MODEL_FOLDER
     """Version of the last proved weights."""
     max_step: int = 0
-    """Newest step that responses may name: new weights are in use before their proof arrives."""
+    """Newest weight step that responses may name. An engine samples with new weights before their proof arrives."""
     loading: bool = False
     holds: set[str] = field(default_factory=set)
-    """Reasons to dispatch nothing new to the engine: `paused`, `updating`."""
+    """Reasons why the engine gets no new requests: `paused`, `updating`; empty: none."""
     failures: int = 0
     """Number of failures of the engine since the start of the run."""
     cache_epoch: int = 0
     """Number of times that the prefix cache was dropped."""
     restarts: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_FAILURES))
     last_heard: float = 0.0
-    """Time of the last response, or of the start of requests on an idle engine; also reset by a proof or a resume."""
+    """Time of the engine's last response, or of a dispatch to the idle engine, a proof of weights or a resume."""
     pending_tokens: int = 0
     """Tokens that the running requests may still sample."""
     kv: KvLedger = field(default_factory=KvLedger)

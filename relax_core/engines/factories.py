@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of a run's engine pools from its configuration: the policy's, and the auxiliary pools of `[[engines]]`.
 
-An auxiliary pool serves a different model whose weights are never updated. A replaced engine of it loads the model
-folder again, and serves if its fingerprint equals that of the pool at its start.
+An auxiliary pool serves a different model whose weights are never updated. An engine that replaces a failed one loads
+the model folder again, and serves if the model's fingerprint is the same as at the start of the pool.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ AUXILIARY_GROUP = "engines-"
 LEASE_S = 3600.0
 """Seconds to wait for the device lease under which a pool on shared devices starts."""
 PHASES: tuple[Phase, Phase] = ("generate", "answer")
-"""Two phases to alternate: a change to another phase returns once all members have offloaded or loaded as commanded."""
+"""Two phases that alternate. A change of phase returns when all members of the lease have offloaded or loaded."""
 LATER_S = 60.0
 """Seconds added to the router's deadline, so that the client's deadline comes first and its error names the pool."""
 
 
 def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple[int, ...] = ()) -> EnginePool:
-    """Return the policy's pool at version `now`; engines start with the model folder, and serve that only at step 0."""
+    """Return the policy's pool at version `now`; engines load the model folder, and serve it only at step 0."""
     run, group = context.config, context.plan.groups["rollout"]
     spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
     placement, weights, timeout_s = run.placement.rollout, run.weights, run.rollout.turn_timeout_s

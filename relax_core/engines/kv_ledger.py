@@ -59,7 +59,7 @@ class KvLedger:
         return not self.capacity or not self.held or self.running + self.need(pending) <= self.capacity
 
     def fits_beside_idle(self, pending: PendingRequest) -> bool:
-        """Return True if a request needs no eviction to begin, or continues a session that is idle here."""
+        """Return True if a request can begin without an eviction, or continues an idle session of this engine."""
         if not self.capacity or pending.session in self.idle:
             return True
         return self.running + self.idle_tokens + self.need(pending) <= self.capacity
@@ -109,7 +109,7 @@ class KvLedger:
                 self.idle_tokens -= self.idle.popitem(last=False)[1]
 
     def forget(self, session: Hashable) -> int:
-        """Remove an idle session; return its tokens, 0 if it is not idle here."""
+        """Remove an idle session; return its number of tokens, 0 if it is not idle on this engine."""
         tokens = self.idle.pop(session, 0)
         self.idle_tokens -= tokens
         return tokens

@@ -47,7 +47,7 @@ class PoolModelClient:
         self._num_requests = 0
         self._turn_limit_s = turn_limit_s
         self._deadlines: dict[int, tuple[asyncio.Timeout, float]] = {}
-        """By request: its deadline, and the seconds left until then when the pool was last paused."""
+        """Deadline of each open request by number, with the seconds that were left when the pool was last paused."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when a request opens or closes. The rollout role sets it if the pool shares devices."""
         self.paused = False

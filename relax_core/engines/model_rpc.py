@@ -48,8 +48,8 @@ class ModelRpcClient:
 def model_handlers(models: Mapping[str, ModelClient], who: str, needs: Sequence[str]) -> dict[str, Handler]:
     """Return the parent's handlers for model calls of one isolated process.
 
-    `models`: the run's clients by pool name. `who`: the caller's name for error texts. `needs`: the pools it may call.
-    Raises ConfigError if a needed pool does not exist.
+    `models`: the run's clients by pool name. `who`: the caller's name for error texts. `needs`: the pools that the
+    process may call. Raises ConfigError if a needed pool does not exist.
     """
     if lacking := [name for name in needs if name not in models]:
         fix = "use a configuration that declares the pool in [[engines]]: relax try FILE"

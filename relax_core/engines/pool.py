@@ -29,14 +29,14 @@ TICK_S = 1.0
 MAX_SCORED_TOKENS = 8192
 """Most tokens of one scoring call; a single longer sequence is a call of its own."""
 MAX_SCORED_PARTS = 2
-"""Scoring calls that one engine has at once: it computes one while the next is queued."""
+"""Most open scoring calls of one engine: the engine computes one call while the next is queued."""
 NO_LIMITS = RequestLimits()
 LATE = Completion((), (), (), (), "deadline", "no engine had room within rollout.turn_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of sampling tokens; training and evaluation use different ones."""
+    """Parameters for sampling tokens; training and evaluation use different values."""
 
     temperature: float
     top_p: float = 1.0
@@ -285,8 +285,8 @@ class EnginePool:
         """Return the log-prob of every token of each sequence, [sequences][tokens]; the first token of each has 0.
 
         The caller sets a deadline. Do not call this on a pool that is paused or receives weights. Sequences are grouped
-        into parts; a part goes to the least busy engine, and to another engine if that one fails. A deterministic pool
-        scores each sequence alone, so that no result depends on the batch.
+        into parts. A part goes to the least busy engine; if this engine fails, the part goes to a different one. A
+        deterministic pool scores each sequence alone, so that no result depends on the batch.
         """
         if self._deterministic:
             return [(await self._score_part([sequence], temperature))[0] for sequence in sequences]

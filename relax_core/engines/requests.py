@@ -38,7 +38,7 @@ class GenerateCall(NamedTuple):
     """Stop texts: the completion is cut right after the first match."""
     media: tuple[str, ...] = ()
     floor: int = -1
-    """Oldest weight step among the tokens of the group; an engine with older weights may not continue it. -1: none."""
+    """Oldest weight step among the group's tokens; engines with older weights may not run this call. -1: none."""
     session: Hashable = None
     """Key shared by all calls of a sample; the engine of the previous call has the sample's prefix cached."""
     group: Hashable = None
@@ -49,7 +49,7 @@ class GenerateCall(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """One sampled completion; tuples are [tokens]."""
+    """One sampled completion; `tokens`, `log_probs`, `versions` and `oldest_cache` have one entry per token."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -66,7 +66,7 @@ class Completion(NamedTuple):
     queued_s: float = 0.0
     """Seconds from the call until an engine got the request, pauses excluded."""
     generate_s: float = 0.0
-    """Seconds from then until the completion ended, pauses excluded."""
+    """Seconds from the first dispatch to an engine until the completion ended, pauses excluded."""
 
     def newest(self) -> list[tuple[int, int]]:
         """Return (incarnation, newest step that sampled a token) of each run of tokens of one incarnation."""
@@ -77,7 +77,7 @@ class Completion(NamedTuple):
 
 Generate: TypeAlias = Callable[[GenerateCall], Awaitable[Completion]]
 GenerateAll: TypeAlias = Callable[[Sequence[GenerateCall]], Awaitable[Sequence[Completion]]]
-"""Generate several completions as one batch; return when all have ended."""
+"""A function that generates several completions as one batch, and returns when all have ended."""
 
 
 def singly(generate: GenerateAll) -> Generate:
@@ -189,7 +189,7 @@ class PendingRequest:
             self.finish = "stop"
 
     def continuation(self) -> GenerateRequest:
-        """Return the request for the tokens that are left; the sampled tokens are part of its prompt."""
+        """Return the request for the remaining tokens; its prompt includes the tokens sampled so far."""
         if not self.tokens:
             return self.request
         return replace(
@@ -290,7 +290,7 @@ class Routes:
 
 
 def filled(node: Node, start: int, routes: Routes) -> tuple[bytes, bytes] | None:
-    """Return a node's (routes, routed) with its holes filled from `routes`; None if there is nothing to add.
+    """Return a node's (routes, routed) with its holes filled from `routes`; None if `routes` fills no hole.
 
     `start` is the position of the node's first token in the sequence.
     """

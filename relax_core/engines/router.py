@@ -42,7 +42,7 @@ class Quarantine(NamedTuple):
     engine: str
     why: str
     requests: int = 0
-    """Number of its open requests, which are continued or restarted on available engines."""
+    """Number of the engine's open requests, which continue or restart on available engines."""
 
 
 class GiveUp(NamedTuple):
@@ -63,14 +63,14 @@ MAX_ABORTS = 8
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits on open requests and their time; if `per_engine` or `backlog` is 0, their number is unlimited."""
+    """Limits on the number and time of open requests; if `per_engine` or `backlog` is 0, the number is unlimited."""
 
     timeout_s: float = 3600.0
     """Seconds from the call to its completion, pauses of the pool excluded."""
     per_engine: int = 0
     """Most requests that run on one engine at once."""
     backlog: int = 0
-    """Most open requests beyond the capacity of all engines, `per_engine` each."""
+    """Most open requests in excess of all engines' capacity, which is `per_engine` for each."""
     silence_s: float = 180.0
     """Seconds without a token until an engine with running requests is replaced, even if it answers health checks."""
     kv_tokens: int | None = 0
@@ -109,7 +109,7 @@ class Router:
             engine.kv.reserve = limits.kv_reserve
             self.set_kv_tokens(name, 0)
         self._mean_tokens = 0.0
-        """Moving average of the tokens that a request may come to hold; 0: no request yet."""
+        """Moving average of a request's tokens, prompt plus reserved new tokens; 0: no request yet."""
         self._open: dict[str, PendingRequest] = {}
         """Requests that are not settled, in order of submission and so of deadline."""
         self._waiting: list[PendingRequest] = []
@@ -120,7 +120,7 @@ class Router:
         self._incarnation = 0
         """Incarnation of the newest published weights."""
         self.vocab_size = self.max_context = 0
-        """Limits of the engines' model, in tokens; 0: unknown."""
+        """Vocabulary size and context length of the engines' model, in tokens; 0: unknown."""
         self._paused_s = 0.0
         self._paused_at: float | None = None
 
@@ -144,9 +144,9 @@ class Router:
     def room(self, expected_tokens: int) -> int:
         """Return how many requests of new samples may start.
 
-        These are the free places of the engines, plus as many waiting requests as are running, at most the backlog. The
-        waiting ones keep engines busy when a request ends. `expected_tokens`: assumed size of a request until one is
-        submitted.
+        Count the requests for which engines have room, plus a queue as long as the number of running requests, at most
+        the backlog. Subtract the requests that wait already. The queue keeps engines busy when a request ends.
+        `expected_tokens`: assumed size of a request until the first is submitted.
         """
         limits, tokens = self.limits, math.ceil(self._mean_tokens) or expected_tokens
         if not limits.per_engine or self.whole_batches:
@@ -185,7 +185,7 @@ class Router:
             self._open[pending.request.id] = pending
             error = bad_ids
             if not error and self.max_context and len(tokens) + new > self.max_context:
-                error = f"{len(tokens)} prompt + {new} new tokens pass the context of {self.max_context} tokens"
+                error = f"{len(tokens)} prompt + {new} new tokens exceed the context of {self.max_context} tokens"
             if error:
                 actions.append(self._complete(pending, "error", error))
                 continue
@@ -299,14 +299,14 @@ class Router:
     def newest(self) -> Version:
         """Return the version at which groups are admitted: the newest of a serving engine, or of any if all are out.
 
-        A group's requests run only on engines at or above its floor; never on an engine with older weights.
+        A group's requests never run on engines with weights older than the group's floor.
         """
         engines = self.engines.values()
         serving = [engine.version for engine in engines if engine.status is EngineStatus.SERVING]
         return max(serving or [engine.version for engine in engines])
 
     def preempt(self, name: str) -> list[str]:
-        """Return the ids of the requests to abort on an engine; they continue later with the tokens they have."""
+        """Return the ids of the requests to abort on an engine; the requests keep their tokens and continue later."""
         if self.whole_batches:
             return []  # requests run to completion
         running = self.engines[name].running
@@ -395,7 +395,7 @@ class Router:
         return [] if stale else self._fail(engine, why)
 
     def on_restart_failed(self, name: str, why: str) -> list[Action]:
-        """Replace a replacement that did not start or did not prove its weights."""
+        """Replace an engine again, because the new engine did not start or did not prove its weights."""
         return self._fail(self.engines[name], why)
 
     def _fail(self, engine: EngineState, why: str) -> list[Action]:
@@ -444,7 +444,7 @@ class Router:
         engine.loading, engine.max_step = True, max(engine.version.step, version.step)
 
     def on_proved(self, name: str, failures: int, version: Version, now: float) -> bool:
-        """Let an engine serve after it has proved the newest weights; return False if it failed meanwhile.
+        """Let an engine serve after it has proved the newest weights; return False if the engine failed meanwhile.
 
         Only this method sets an engine to serving.
         """
@@ -472,7 +472,7 @@ class Router:
         return self._paused_at is not None
 
     def pause(self, now: float) -> None:
-        """Stop dispatching and the active time, and with it all deadlines."""
+        """Stop dispatching, and stop the active time, so that no deadline comes closer."""
         if self._paused_at is None:
             self._paused_at = now
 

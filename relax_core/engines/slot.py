@@ -30,14 +30,16 @@ OFFLOAD_S = 300.0
 STOP_S = 5.0
 """Seconds that `close` waits for a running pause or offload before it stops the engine."""
 SILENCE_S = 20.0
-"""Seconds without an answer until an engine's health is checked; after as many more it counts as hanging."""
+"""Seconds without an answer until an engine's health is checked, and seconds until the check counts as failed."""
 UNBOUNDED_S = 1e9
 """Deadline of calls without a time limit: the router detects silent engines, and accounts for pauses."""
 NO_CAPABILITIES = Capabilities()
 
 
 class EngineSlot:
-    """The place of an engine in a pool: `started -> serving <-> paused -> stopped`, then started with a new worker.
+    """One engine of a pool; the slot keeps its name when the engine's worker is replaced.
+
+    Life cycle: `started -> serving <-> paused -> stopped`, then started with a new worker.
 
     Invariants:
     - `version` is the last proved version; it changes only after the receipt was accepted.
@@ -64,7 +66,7 @@ class EngineSlot:
         """Serialises pause, resume and offload."""
         self.offloaded: frozenset[OffloadPart] = frozenset()
         self.restarts = self.starts = 0
-        """Number of replacements, and number of worker starts; `starts` changes when the worker is replaced."""
+        """`restarts`: number of finished replacements. `starts`: number of worker starts, also of failed ones."""
         self.loading = ""
         """Version that the engine is loading; empty: none."""
 
@@ -122,7 +124,7 @@ class EngineSlot:
         return found
 
     async def abort(self, ids: Sequence[str]) -> None:
-        """Abort requests on this engine. Raises NotImplementedError if the engine cannot."""
+        """Abort requests on this engine. Raises NotImplementedError if the engine can't abort."""
         if self.worker is not None:
             await self._call("abort", list(ids), timeout_s=ABORT_S)
 
@@ -171,7 +173,7 @@ class EngineSlot:
     async def offload(self, parts: frozenset[OffloadPart]) -> int:
         """Offload exactly `parts` and load all else; return the bytes freed, 0 for an engine that is not started.
 
-        The engine must run nothing.
+        The engine must not run requests.
         """
         if not self._started:
             return 0

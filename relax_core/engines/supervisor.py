@@ -28,7 +28,7 @@ T = TypeVar("T")
 PREEMPT_RETRY_S = 0.2
 """Seconds between two attempts to abort the requests of an engine."""
 RETRY_S = 5.0
-"""Seconds between two requests for another transfer of a live version that no route leads to."""
+"""Seconds between two requests to transfer a live version again, while no route leads to this version."""
 HEALTH_S = 30.0
 LEVELS: tuple[ReceiptLevel, ...] = ("wire", "resident", "behaviour")
 MODEL_FACTS = {"fingerprint": "give all machines the same, unchanged model folder",
@@ -44,7 +44,7 @@ Perform = Callable[[Sequence[Action]], None]
 class OffloadState:
     """The parts of the engines' memory that are offloaded, and the tasks that need weights on the devices.
 
-    `loaded -> offloading (waits for the users) -> offloaded -> loading -> loaded`. It calls no engine.
+    `loaded -> offloading (waits for the tasks) -> offloaded -> loading -> loaded`. This class calls no engine.
 
     Invariants:
     - Engine starts and weight updates run within `weights_in_use`: they wait while weights are offloaded, and weights
@@ -108,7 +108,8 @@ class EngineSupervisor:
     Invariants:
     - An engine starts to serve only through `_admit`, after it has proved the newest weights; this holds for
       replacements too.
-    - An engine loads one version at a time (`_update_locks`), and pauses or resumes one at a time (`pause_lock`).
+    - An engine loads one version at a time (`_update_locks`). It runs one pause, resume or offload at a time
+      (`pause_lock`).
     - An engine runs nothing while it loads weights of another incarnation (`_before_loading`). Its requests continue
       elsewhere; attempts with tokens that a rollback discarded were already ended by the bus and cancelled by the
       rollout.
@@ -149,9 +150,10 @@ class EngineSupervisor:
                 raise InfrastructureError(f"an engine has the {what} {have}, the first of its pool {want}; {fix}")
 
     def _admit(self, slot: EngineSlot, failures: int) -> bool:
-        """Let an engine with the newest weights serve; before the first update the model folder's may count as newest.
+        """Let an engine with the newest weights serve.
 
-        Return False if the engine failed meanwhile, or if its weights may not be served yet.
+        Return False if the engine failed meanwhile, or if it has only the model folder's weights, which a resumed run
+        does not serve.
         """
         if self._newest is None and not self._serve_at_start:
             self._state(slot).status, self._state(slot).version = EngineStatus.WAITING, slot.version
@@ -170,7 +172,10 @@ class EngineSupervisor:
     # -- pauses -------------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Pause all engines; return when none samples. Requests keep their tokens, new ones wait. Safe to repeat."""
+        """Pause all engines; return when no engine samples. Requests keep their tokens; new requests wait.
+
+        Calling this again has no effect.
+        """
         self._router.pause(self._clock.now())
         await self._follow_pauses()
 
@@ -278,8 +283,7 @@ class EngineSupervisor:
     async def _load_newest(self, slot: EngineSlot, failures: int | None = None) -> Receipt | None:
         """Load versions until the engine has the newest; return the last receipt, None if there was nothing to load.
 
-        With `failures`, load nothing if the engine has failed since it had this number of failures: `replace` loads the newest
-        version.
+        If `failures` is given and the engine has failed more often, load nothing: `replace` loads the newest version.
         """
         receipt = None
         async with self._update_locks[slot.name]:
@@ -296,7 +300,7 @@ class EngineSupervisor:
         return receipt
 
     async def _before_loading(self, slot: EngineSlot, version: Version) -> None:
-        """Preempt an engine's requests before it loads weights of another incarnation, whose steps do not compare."""
+        """Preempt an engine's requests before it loads another incarnation's weights: their steps can't be compared."""
         if version.incarnation != self._state(slot).version.incarnation:
             self._router.on_published(version)
             await self._preempt(slot)
@@ -306,7 +310,7 @@ class EngineSupervisor:
     async def _drained(self, slot: EngineSlot) -> AsyncIterator[None]:
         """Run nothing on an engine during the body, unless the engine supports in-flight updates.
 
-        Its requests continue on another engine, or here after the body.
+        The engine's requests continue on another engine, or on this engine after the body.
         """
         if slot.capabilities.in_flight_updates:
             yield
@@ -341,7 +345,7 @@ class EngineSupervisor:
     async def replace(self, slot: EngineSlot, why: str, requests: int = 0) -> None:
         """Stop a failed engine, start a new one, bring it to the newest weights and pause state, and let it serve.
 
-        `requests`: number of its open requests, which are retried elsewhere.
+        `requests`: number of the failed engine's open requests, which are retried elsewhere.
         """
         since, failures = self._clock.now(), self._state(slot).failures
         slot.set_busy(False)
@@ -411,8 +415,8 @@ class WeightUpdater:
     async def _load(self, slot: EngineSlot, manifest: Manifest, transport: Chosen, deadline: float) -> Receipt | None:
         """Load and prove one version; return None if the caller should ask for another route.
 
-        That is the case if a live version was missed and the engine kept its old version, or if the version was
-        abandoned by a rollback while it was loaded.
+        Return None if the engine missed a live version and kept its old version, or if a rollback abandoned the version
+        while the engine loaded it.
         """
         version, starts = manifest.version, slot.starts
         left = self._time_left(slot, str(version), deadline)
@@ -468,7 +472,7 @@ class WeightUpdater:
 
 
 def difference(canary: Canary, log_probs: Sequence[float]) -> float:
-    """Return the largest difference of a log-prob, skipping the first token; infinite for NaN or a missing token."""
+    """Return the largest difference from the canary's log-probs, without the first; infinite if NaN or incomplete."""
     if len(log_probs) != len(canary.log_probs):
         return float("inf")
     found = [abs(a - b) for a, b in zip(canary.log_probs[1:], log_probs[1:], strict=True)]

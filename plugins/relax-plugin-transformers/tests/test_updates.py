@@ -201,7 +201,7 @@ def test_a_delta_over_an_adapter_is_refused_and_a_whole_model_ends_it(lab: Engin
     lab.update(send(lab, 2, adapter(1, lab=lab), "lora", whole.fingerprint))
     lab.transport = Disk()
     send(lab, 2, first)
-    with pytest.raises(ValueError, match="an adapter lies over"):
+    with pytest.raises(ValueError, match="its base contains an adapter"):
         lab.update(send(lab, 3, moved(first, 1), "delta", str(at(2))))
     last = send(lab, 4, moved(first, 2))
     assert lab.update(last).resident == last.fingerprint

@@ -223,7 +223,7 @@ async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open(gate: G
         assert client.facts()["open"] == 0
         with pytest.raises(ValueError, match="completion 1 is empty"):
             await client.score("q", ["a", ""])
-        with pytest.raises(ValueError, match="pass the context of 64"):
+        with pytest.raises(ValueError, match="exceed the context of 64"):
             await client.generate("a", 640)
 
 

@@ -531,7 +531,7 @@ def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count(
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [(request("1", VOCABULARY, 2), "outside the vocabulary"), (request("1", 0, CONTEXT), "pass the context")],
+    [(request("1", VOCABULARY, 2), "outside the vocabulary"), (request("1", 0, CONTEXT), "exceed the context")],
 )
 def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, said: str) -> None:
     router = Router(("a",), LIMITS)

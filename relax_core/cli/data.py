@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax data check | show`: bad rows of task files, and rendered prompts. Nothing is changed."""
+"""The verbs `relax data check | show`: bad rows of task files, and rendered prompts. Task files are not changed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check(
 def show(
     file: File,
     model: Model = None,
-    index: Annotated[int, typer.Option(help="Index of the task among the usable ones, from 0.")] = 0,
+    index: Annotated[int, typer.Option(help="Index of the task among the usable tasks, from 0.")] = 0,
     html: Annotated[
         Path | None, typer.Option(help="Also write an HTML page with the task's media to this path.")
     ] = None,
@@ -63,7 +63,7 @@ def show(
 ) -> None:
     """Show one rendered prompt, token by token.
 
-    Its token ids, answer, remaining columns and facts of its media follow.
+    Then print its token ids, the task's answer and remaining columns, and facts about the task's media.
     """
     from relax_core.cli.data_survey import data_files
     from relax_core.observe.documents import write_text

@@ -114,7 +114,7 @@ async def survey_media(found: DataFile, result: Survey) -> None:
 
 
 async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
-    """Return for each medium of a task its kind, source, header facts, tokens, key and preview, or its `error`."""
+    """Return facts about each medium of a task: kind, source, header, tokens, key and preview; or its `error`."""
     if found.processors is None:
         return []
     told = []
@@ -165,12 +165,12 @@ def choices_for(names: Sequence[str], target: Any, wanted: Sequence[str]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """An opened task file with the objects that read it, some of which need a model."""
+    """An opened task file with the objects that read the file. Some of these objects need a model."""
 
     path: str
     source: TaskSource
     refused: ConfigError | None
-    """Error of `open` for a file with bad rows; the remaining rows can still be read."""
+    """Error of `open` for a file with bad rows, whose remaining rows can still be read; None: no bad rows."""
     family: ModelFamily | None = None
     tasks: TaskSet | Dataset | None = None
     """Tasks without row checks; None if no model is given."""
@@ -194,7 +194,7 @@ class Survey:
     rows: dict[int, int] = field(default_factory=dict)
     """Tokens of each usable prompt, by row; 0 if no model is given."""
     media: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By kind of medium: the number decoded, and their total tokens, bytes and seconds."""
+    """Totals by kind of medium: number of decoded media, their tokens, bytes and seconds."""
 
     @property
     def lengths(self) -> list[int]:

@@ -68,7 +68,7 @@ def start_detached(verb: str, as_json: bool) -> Path:
 
 
 class Relay:
-    """A copier to stderr of text that another process appends to a file; it keeps its own read position."""
+    """A reader that copies to stderr the text that another process appends to a file."""
 
     def __init__(self, file: int, begin: int = 0) -> None:
         self._file, self._at = file, begin
@@ -91,7 +91,7 @@ def _has_started(report: dict[str, Any]) -> bool:
 
 
 def _end_failed(code: int, output: int, as_json: bool) -> None:
-    """Exit with the code of a run that did not start; with `as_json` first print the JSON document that it printed."""
+    """Exit with the code of a run that did not start; with `as_json`, first print the run's JSON document."""
     printed = os.pread(output, 1 << 20, 0).decode(errors="replace").splitlines()
     if as_json and printed and printed[-1].startswith("{"):
         say(json.dumps(json.loads(printed[-1])))

@@ -53,7 +53,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # `nohup` ignores SIGHUP
             signal.signal(number, interrupt)
-    signal.signal(signal.SIGUSR1, lambda *_: None)  # a live run saves a checkpoint; at all times it must not kill us
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # a live run saves a checkpoint; it must never end the process
     try:
         if sys.argv[1:3] == ["plugins", "list"]:
             # Typer imports pydantic to convert values, which takes longer than this whole verb.

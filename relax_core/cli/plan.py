@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs `relax graph | plan | doctor | try | bench`, which examine a configuration without training.
 
-They print its operations, its placement, memory and time, checks of the machine, a few samples, and the mismatch of
-engine and trainer.
+`graph` prints the operations; `plan` the placement, memory and time; `doctor` checks of the machine; `try` a few
+samples; `bench` the mismatch of engine and trainer.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "t
 def print_tools(sources: Sequence[str], overrides: Sequence[str]) -> None:
     """Print the tools that environments discover, and for each source the digest that pins its tools.
 
-    Raises ConfigError if the policy's chat template cannot call tools; not checked for a recipe, which has no model
-    yet.
+    Raises ConfigError if the policy's chat template cannot call tools. A recipe has no model yet, so its template is
+    not checked.
     """
     from relax_core.api.environment import tools_digest
     from relax_core.config.compose import naming_stage
@@ -183,7 +183,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exit with 0 if all checks pass, 2 for a fault of the installation or configuration, 4 for one of the machine."""
+    """Exit with 0 if all checks pass, 2 for a fault of installation or configuration, 4 for a fault of the machine."""
     from relax_core.diagnostics.doctor import Finding, findings
 
     found: list[Finding] = []
@@ -263,7 +263,7 @@ def try_(
 
 
 def _verifiable(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield lines that compare the rewards of the tasks' own answers with their best samples, if tasks have answers."""
+    """Yield lines that compare the reward of each task's own answer with the best sample's, if tasks have answers."""
     earned = {one["group_id"]: one["answer_reward"] for one in records if one.get("answer_reward") is not None}
     judged = [one for one in records if one["reward"] is not None and one["group_id"] in earned]
     less = {one["group_id"]: one for one in judged if earned[one["group_id"]] < one["reward"]}

@@ -130,7 +130,7 @@ def new(
 
 
 def _print_list(kind: str, as_json: bool) -> None:
-    """Print the plugins; with `kind`, only components of that kind and plugins that have some."""
+    """Print the plugins; with `kind`, only components of that kind, and the plugins that contain them."""
     from relax_core.registry import Catalogue
     from relax_core.registry.catalogue import known_kind
 
@@ -160,7 +160,7 @@ def _lines(record: Record) -> list[str]:
 
 
 def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
-    """Return the catalogue, including the plugin file `name` if it ends with `.py`, and that file."""
+    """Return (catalogue, plugin files); a `name` that ends with `.py` is such a file, which the catalogue includes."""
     from relax_core.registry import Catalogue
 
     files = (str(Path(name).resolve()),) if name.endswith(".py") else ()
@@ -185,7 +185,7 @@ def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
 
 
 def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
-    """Return the plugins to check: all, those with this name, or those of a component reduced to that component."""
+    """Return the plugins to check: all, those with this name, or those with this component, reduced to it."""
     from relax_core.registry.catalogue import missing_anywhere
     from relax_core.registry.check import records_named
 

@@ -60,8 +60,8 @@ def train(
 ) -> None:
     """Start a training run.
 
-    Examples: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`. At a terminal, a
-    run on Ray is watched as by `relax attach`: Ctrl-C asks whether to detach from it or to stop it.
+    Examples: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`. At a terminal,
+    the command watches a run on Ray as `relax attach` does: Ctrl-C asks whether to detach from the run or to stop it.
     """
     from relax_core.control.prepare import prepare
 
@@ -111,7 +111,7 @@ def resume(
 
 
 def _is_watched(sources: Sequence[str | Path], overrides: list[str]) -> bool:
-    """Return True if this terminal only watches the run, which is so for a run on Ray started at a terminal."""
+    """Return True for a run on Ray that is started at a terminal: the command then only watches the run."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     from relax_core.control.prepare import plan_run
@@ -275,8 +275,8 @@ def stop(
 ) -> None:
     """Stop a live run with a checkpoint.
 
-    Like Ctrl-C in the run's terminal; the command waits until the run has ended. Any user with write access to the run
-    directory may do this.
+    This acts like Ctrl-C in the run's terminal. The command waits until the run has ended. Any user with write access
+    to the run directory may do this.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.views.run import health, open_run, process_of

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of a live or ended run: `open_run`, status, why, display and report. They never change what a run reads."""
+"""Views of a live or ended run: `open_run`, status, why, display and report. They write only reports and requests."""

@@ -133,7 +133,7 @@ def lines(
 
 
 def reward_picture(title: str, reward: Points, evals: Mapping[str, Points]) -> Chart:
-    """Draw the reward of each step, raw and smoothed, and the evaluations, with title and legend for use alone."""
+    """Draw the reward of each step, raw and smoothed, and the evaluations, with a title and a legend."""
     width, height, left = 960, 540, 64
     curves = {"reward": reward, "reward, smoothed": smoothed(reward)} if reward else {}
     styles = [f"line line-{at}" for at in range(1, len(curves) + 1)] + [_dot_style(at) for at in range(len(evals))]
@@ -171,7 +171,7 @@ def bars(counts: Mapping[str, float], label: str) -> Chart:
 
 
 def stacked_bars(rows: Mapping[str, Mapping[str, float]], label: str) -> Chart:
-    """Draw a bar for each row, divided by the seconds of its parts; classes `spent-PART` have the colours."""
+    """Draw a bar for each row, divided by the seconds of the row's parts; CSS classes `spent-PART` set the colours."""
     row_height, gap, left, width = 26, 10, 110, 720
     shapes: list[Bar | Label] = []
     for at, (name, parts) in enumerate(rows.items()):
@@ -225,7 +225,7 @@ def _dot_style(at: int) -> str:
 
 
 class _Frame:
-    """Axes around points, which convert steps and values to pixels; without points nothing is drawn."""
+    """Axes around points, and the conversion of steps and values to pixels. Without points, nothing is drawn."""
 
     def __init__(
         self, points: Points, size: tuple[int, int], left: int = 56, right: int = 14, top: int = 12, bottom: int = 36

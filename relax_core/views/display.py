@@ -201,7 +201,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _owes(beats: Sequence[Heartbeat], now: float) -> str:
-    """Return the chain of waits as one line; a chain of one link gives an empty line."""
+    """Return the chain of waits as one line; empty if the chain has fewer than two links."""
     links = chain([asdict(beat) for beat in beats], now)
     if len(links) < 2:
         return ""

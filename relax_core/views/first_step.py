@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MEAN = "train/rollout_log_prob_diff_lag0"
-"""Mean |log-prob difference| of engine and trainer over tokens without lag, where learning causes no difference."""
+"""Metric of the mean |log-prob difference| of engine and trainer over tokens without lag, unaffected by learning."""
 FAR = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
-"""Largest mean |log-prob difference| that a number format explains: several times the largest value of correct runs."""
+"""Largest mean |log-prob difference| that a number format explains: several times the largest in correct runs."""
 MOST_FAILED = 0.5
 """Largest fraction of issued samples that may fail."""
 
@@ -41,7 +41,7 @@ def far_apart(config: Mapping[str, Any]) -> float:
 
 
 def first_step_checks(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[FirstStepCheck, ...]:
-    """Return the checks of step 1, without those whose metric the run does not have."""
+    """Return the checks of step 1 for which the run has metrics."""
     return tuple(_checks(metrics, config, far_apart(config)))
 
 

@@ -107,7 +107,7 @@ class RunFollower:
         return state
 
     def _steps(self, record: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a line of metrics; the first line of a step is the step's end."""
+        """Yield the events of a line of metrics; the first line of a step means that the step has finished."""
         metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
         step = int(record.get("step", 0))
         judged = evaluations(metrics)

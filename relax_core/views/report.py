@@ -34,7 +34,7 @@ _LAG = "lag/samples/"
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Write both files into the run directory; return the path of the page."""
+    """Write `reward.png` and `report.html` into the run directory; return the path of the page."""
     run = RunView(Path(run_dir))
     picture, page = run.path / "reward.png", run.path / "report.html"
     with readable_documents(run):
@@ -187,7 +187,7 @@ def _lags(metrics: Metrics) -> dict[str, float]:
 def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
     """Yield histograms of the lengths of trained samples, and of dropped samples by reason.
 
-    They show whether dropping slow samples favours short ones.
+    The histograms show whether dropping slow samples favours short samples.
     """
     dropped = summary.get("dropped_lengths") or {}
     if not dropped:
@@ -291,5 +291,5 @@ def _origin(run: RunView) -> Iterator[tuple[str, str]]:
 
 
 def _last(metrics: Metrics) -> dict[str, Any]:
-    """Return the last step's metrics with sample counts, which a later evaluation lacks."""
+    """Return the metrics of the last step that has sample counts; a later evaluation has none."""
     return next((record for record in reversed(metrics) if "samples/issued" in record), {})

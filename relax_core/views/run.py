@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read access to runs: `open_run(dir)` for notebooks and the views, a run's health, and the list of runs.
 
-Everything here only reads, which is safe on a live run. The health of a run follows from its documents, the wall clock
-and the process table. The list of runs reads only small files of ended runs.
+Everything here only reads, which is safe on a live run, except `RunView.request`. The health of a run follows from its
+documents, the wall clock and the process table. The list of runs reads only small files of ended runs.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class RunHealth:
     """The state of a run at one time."""
 
     state: str
-    """One of the endings, or `starting`, `running`, `paused` (until a person continues it), `restarting` (its process
-    is gone and its supervisor starts another), `silent` (no new status), `lost` (its process is gone)."""
+    """One of the endings, or `starting`, `running`, `paused` (until a person continues the run), `restarting` (the
+    process is gone and the supervisor starts a new one), `silent` (no new status), `lost` (the process is gone)."""
     said_s_ago: float | None = None
     """Seconds since the last status; None: no status yet."""
     detail: str = ""
@@ -183,7 +183,7 @@ def health(run: RunView, wall: float) -> RunHealth:
 
 
 def process_of(run: RunView) -> int:
-    """Return the id of the run's process, or its last one, if that is alive on this machine; else 0."""
+    """Return the id of the run's last process if the process is alive on this machine, else 0."""
     status = run.status()
     if status.get("host") != host_mark():
         return 0

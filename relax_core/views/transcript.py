@@ -60,7 +60,7 @@ def _turns(sample: Mapping[str, Any]) -> Iterator[tuple[str, str, Media]]:
 
 
 def _said(sample: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield (role, content, tool calls) of each message, or of the prompt if the sample has only that."""
+    """Yield (role, content, tool calls) of each message, or of the prompt if the sample has no messages."""
     prompt = sample.get("prompt")
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
     is_chat = several and all(isinstance(turn, Mapping) and "role" in turn for turn in prompt or ())
@@ -106,7 +106,7 @@ _ELEMENTS = {"image": _IMAGE, "audio": _SOUND, "video": _VIDEO}
 
 
 def medium_figure(kind: str, data: bytes | None, caption: str) -> Markup:
-    """Return the HTML figure of a medium; without data that a browser can show, the figure says so."""
+    """Return the HTML figure of a medium. If a browser can't show `data`, the figure says that no copy was kept."""
     form = browser_type(data) if data else ""
     shown = Markup("<em>no copy of this {kind} was kept</em>").format(kind=kind)
     if data and form.startswith(kind) and kind in _ELEMENTS:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of `relax why`: the chain of waits, from the role that sets the pace to the cause of the wait.
 
-The chain is made from `status.json` alone, in which each wait has a reason and the roles that owe its end (`owed_by`).
-Within a rollout the chain follows the oldest group under way to engines, environments or rewards. A cycle of
-waiting roles is a deadlock. For an ended or lost run the answer shows the last written state. The module also warns if
-engine and trainer differ by more than their number formats explain.
+The chain is made from `status.json` alone. There each wait has a reason and names the roles that must end the wait
+(`owed_by`). Within a rollout the chain follows the oldest group under way to engines, environments or rewards. A cycle
+of waiting roles is a deadlock. For an ended or lost run the answer shows the last written state. The module also warns
+if engine and trainer differ by more than their number formats explain.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Roles = Mapping[str, Mapping[str, Any]]
 PACE = "actor"
 AVERAGED_STEPS = 10
 HELD_BY = {"engines": "the engines have no room", "steps ahead": "all steps that may be played ahead are under way"}
-"""Text for each limit that keeps new groups from starting; a limit without a text is an option."""
+"""Text for each limit that keeps new groups from starting; a limit without a text is a configuration key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One element of the chain of waits, and its present activity."""
+    """One element of the chain of waits, and the element's current activity."""
 
     who: str
     """Name of a role, engine, engine pool or reward."""
@@ -52,7 +52,7 @@ def chain(roles: Sequence[Mapping[str, Any]], now: float) -> tuple[Link, ...]:
 
 
 def debtors(owed_by: str, roles: Roles) -> list[str]:
-    """Return the roles named in a wait's `owed_by`, in that order."""
+    """Return the roles named in a wait's `owed_by`, in the order of the text."""
     return [name for name in re.findall(r"[\w-]+", owed_by) if name in roles]
 
 
@@ -209,7 +209,7 @@ def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
     """Return the answer at wall-clock time `wall`."""
     roles = status.get("roles", ())
     now = float(status.get("now", 0.0))
-    if not health.ended and health.state not in ("lost", "silent"):  # these keep the time of their last status
+    if not health.ended and health.state not in ("lost", "silent"):  # both keep the time of the last status
         now += max(wall - float(status.get("written_at", wall)), 0.0)
     waits = tuple(_waits(roles, now))
     faults = tuple(_faults(status))
@@ -307,7 +307,7 @@ def _busy(role: Mapping[str, Any]) -> str:
 
 
 def _ring(roles: Any, waits: tuple[Waiting, ...]) -> tuple[str, ...]:
-    """Return a cycle of idle roles, each of which waits for the next by its oldest wait; empty: none."""
+    """Return a cycle of idle roles in which each role's oldest wait is for the next role; empty: none."""
     idle = {role["role"] for role in roles if role.get("state") == "waiting"}
     owed: dict[str, str] = {}
     for wait in waits:
@@ -325,7 +325,7 @@ def _ring(roles: Any, waits: tuple[Waiting, ...]) -> tuple[str, ...]:
 
 
 def log_prob_difference(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean |log-prob difference| of engine and trainer over the last steps that have one; None: no step."""
+    """Return the mean |log-prob difference| of engine and trainer over the last steps that report it, else None."""
     values = [float(step[MEAN]) for step in steps if step.get(MEAN) is not None][-AVERAGED_STEPS:]
     return sum(values) / len(values) if values else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core's roles, and the parts for roles of plugins: `ForwardLoop`, `StepTrainer`, `RankGroup`.
+"""The core's roles, and the building blocks for roles of plugins: `ForwardLoop`, `StepTrainer`, `RankGroup`.
 
 Each name's module is imported on first use.
 """

@@ -36,7 +36,7 @@ from relax_core.roles.step_trainer import GuardRollback, NonFinitePolicy, Rollba
 from relax_core.rpc.waiting import RestartBudget
 
 MAX_RETURNS = 3
-"""Rollbacks to a checkpoint before the run fails. A step beyond the furthest step so far resets the count."""
+"""Rollbacks to a checkpoint that are allowed until the run fails. The count resets at each step of new progress."""
 
 
 class Actor(Role):
@@ -48,15 +48,16 @@ class Actor(Role):
     Invariants:
     - No row is trained twice or lost: weights change only while all row leases of the step are valid, and a commit
       follows.
-    - A step is committed and published only after the guards have judged it and a pause that they ask for is over.
-    - While a guard suspects the newest step, only the final checkpoint is saved, and no earlier checkpoint is deleted
-      for it. So a checkpoint from before the evidence remains.
-    - Published weights belong to the newest commit. Live weights are handed out only before the next update.
-    - The actor returns to the last checkpoint when its ranks or its process die, when the non-finite rule or a guard
-      asks for it, and when a row lease is lost after weights changed. Meanwhile the rollout continues up to the
+    - A step is committed and published only after the guards have judged it, and after any pause that a guard asks for.
+    - While a guard suspects the newest step, only the final checkpoint is saved, and saving it deletes no earlier
+      checkpoint. So a checkpoint from before the suspect steps remains.
+    - Published weights belong to the newest commit. Live weights, which are copied from memory to memory, are sent only
+      before the next update.
+    - The actor returns to the last checkpoint when its ranks or its process die, when `optimizer.not_finite` or a guard
+      requires a rollback, and when a row lease is lost after weights changed. Meanwhile the rollout continues up to the
       staleness bound.
-    - Failures during that return, the final save and the export are handled alike, within one budget of `MAX_RETURNS`.
-      Rollbacks by guards have a budget of their own.
+    - Failures of the training, of that return, of the final save and of the export count towards `MAX_RETURNS`.
+      Rollbacks by guards are counted separately.
     """
 
     name = "actor"
@@ -121,10 +122,10 @@ class Actor(Role):
                 begin = partial(self._go_back, error)
 
     async def _may_go_back(self) -> bool:
-        """Return True if there are weights to return to, and rows are still prepared for the steps after them.
+        """Return True if there are weights to return to, and roles still prepare rows for the later steps.
 
-        The roles that prepare rows end when the last step is committed. Then only a checkpoint of the last step will
-        do; without it, a resume of the run trains the missing steps again.
+        The roles that prepare rows end when the last step is committed. From then on only a checkpoint of the last step
+        can be used; without it, the user must resume the run, which trains the missing steps again.
         """
         context = self._context
         found = complete(Path(context.run_dir) / "checkpoints")
@@ -150,7 +151,7 @@ class Actor(Role):
             if trained is None:
                 break
             version = trained
-            if version.step > self._furthest:  # new progress restores the budget of returns
+            if version.step > self._furthest:  # new progress restores the budget of rollbacks
                 self._furthest = version.step
                 self._returns.refill()
             await self._evaluate(version.step)
@@ -165,13 +166,13 @@ class Actor(Role):
         if version.step >= context.config.steps:
             context.doing("exporting")
             with context.changing_files():
-                pass  # raise if the run was started again; the export itself is too long to hold the epoch
+                pass  # raise if the run was started again; the export itself is too long for this block
             async with self._lease:
                 await self._lease.train()
                 await self._trainer.call("export", f"{context.run_dir}/export")
 
     async def _restore(self, checkpoint: Resume | None, version: Version, publish: bool) -> None:
-        """Load a checkpoint into the ranks (None: keep the starting weights), and publish the weights if asked."""
+        """Load a checkpoint into the ranks, or keep their starting weights for None. `publish`: publish the weights."""
         async with self._lease:
             await self._lease.train()
             if checkpoint is not None:
@@ -181,7 +182,7 @@ class Actor(Role):
                 await self._publisher.publish(version)
 
     async def _restart(self) -> Version:
-        """Return to the newest checkpoint after the role's last process died. The ranks were just started."""
+        """Return to the newest checkpoint after the role's process died. This process and its ranks are new."""
         error = WorkerDied(f"the process of {self.name} died")
         if not await self._may_go_back():
             raise error
@@ -208,7 +209,7 @@ class Actor(Role):
         if found:
             try:
                 saved, _ = await asyncio.to_thread(read_whole, found[-1])
-            except DamagedCheckpoint as damage:  # the rows trained before it are freed; only a resume issues them again
+            except DamagedCheckpoint as damage:  # rows of earlier steps are freed; only a resume issues them again
                 again = f"resume from the checkpoint before it with `relax resume {context.run_dir}`"
                 raise DamagedCheckpoint(f"{damage}; {again}") from error
         version = await context.bus.rollback(0 if saved is None else saved.step)
@@ -292,7 +293,7 @@ class Actor(Role):
         await self._lease.train()
 
     async def _serve(self) -> None:
-        """Hand live weights to receivers that want them; on shared devices, under a device lease of this call."""
+        """Send live weights to receivers that want them; if the devices are shared, lease them during this call."""
         if not self._lease.shared:
             await self._publisher.serve()
         elif self._publisher.live and await self._context.weights.wanted("actor"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: trainer, critic and ledger in one directory that appears whole or not at all."""
+"""Checkpoints of a run: the state of trainer, critic and ledger in one directory, which is written atomically."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = 1
 PARTIAL = ".partial-"
 POLL_S = 0.1
 RECORDED_S = 60.0
-"""Longest wait for the controller to record the metrics of a checkpoint's steps. Training continues meanwhile."""
+"""Seconds to wait until the controller has recorded the metrics of a checkpoint's steps; then a warning is logged."""
 
 
 class CheckpointPart:
@@ -56,16 +56,16 @@ class CheckpointPart:
 
 
 class Checkpoints:
-    """A writer of checkpoints that keeps the newest few.
+    """The writer of a run's checkpoints. It keeps only the newest few.
 
     A checkpoint: `due -> snapshot -> part of the critic -> ledger -> files synced and listed -> metrics of its steps
     recorded -> renamed to its final name | removed`.
 
     Invariants:
-    - At most one checkpoint is being written. With `checkpoint.background`, training continues meanwhile from the
-      snapshot on, except in a run with a critic.
-    - A directory without `.partial` in its name is complete. A run resumed from it has the metrics of every step; if
-      they were not recorded in time, a warning says so.
+    - At most one checkpoint is being written. With `checkpoint.background`, training continues after the snapshot while
+      files are written, except in a run with a critic.
+    - A directory without `.partial` in its name is complete. A run resumed from it has the metrics of every step,
+      unless a warning was logged that they were not recorded in time.
     - No checkpoint appears for steps that were rolled back while it was written.
     """
 
@@ -80,9 +80,10 @@ class Checkpoints:
         return every > 0 and step % every == 0
 
     async def save(self, version: Version, keep_former: bool = False) -> None:
-        """Begin a checkpoint once the last one is complete. After an error the earlier checkpoints are intact.
+        """Save a checkpoint after the previous one is complete. An error leaves the earlier checkpoints intact.
 
-        `keep_former`: delete no earlier checkpoint, because a guard suspects this step.
+        In the background, return after the snapshot. `keep_former`: delete no earlier checkpoint, because a guard
+        suspects this step.
         """
         await self.over()
         context = self._context
@@ -102,9 +103,9 @@ class Checkpoints:
             await self.over()
 
     async def _wait_for_part(self, step: int, role: str) -> None:
-        """Wait until another role has added its part; that role may have several steps to train first.
+        """Wait until another role has written its part of a checkpoint, after training up to the checkpoint's step.
 
-        Raises DeadlineExceeded if its heartbeat shows no progress for `rollout.step_timeout_s`.
+        Raises DeadlineExceeded if the role's heartbeats show no progress for `rollout.step_timeout_s`.
         """
         context, part = self._context, CheckpointPart(self._context, step, role)
 
@@ -138,7 +139,7 @@ class Checkpoints:
             await self.over()
 
     async def give_up(self) -> None:
-        """Abandon the checkpoint in progress: its ranks are gone, so it can't be completed."""
+        """Abandon the checkpoint in progress, which can't be completed without the ranks that wrote it."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.cancel()
@@ -186,7 +187,7 @@ class Checkpoints:
 
 
 def _partial(context: RunContext, step: int) -> Path:
-    """Return the directory in which a checkpoint is made. The epoch in its name keeps earlier starts of the run out."""
+    """Return the directory in which a checkpoint is written. Its name has the epoch of this start of the run."""
     return Path(context.run_dir) / "checkpoints" / f"{PARTIAL}{step:06d}-{context.epoch}"
 
 
@@ -197,7 +198,7 @@ def discard_partial(run_dir: Path) -> None:
 
 
 def complete(root: Path) -> list[Path]:
-    """List the complete checkpoints, oldest first."""
+    """List the complete checkpoints in a directory, oldest first."""
     found = (path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]+", path.name))
     return sorted((path for path in found if (path / "state.json").is_file()), key=step_of)
 
@@ -207,7 +208,7 @@ def step_of(path: Path) -> int:
 
 
 class DamagedCheckpoint(InfrastructureError):
-    """Resume from another checkpoint: the files of this one have changed since they were written."""
+    """A checkpoint with files that are missing or have changed since they were written; resume from another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ class ResumePoint:
     notices: tuple[str, ...] = ()
     """Sentences for the user about damaged, unchecked or later checkpoints."""
     undone: tuple[Path, ...] = ()
-    """Later checkpoints, damaged or skipped: the resumed run undoes their steps."""
+    """Later checkpoints, which are damaged or were not chosen; the resumed run trains their steps again."""
 
     def set_aside(self) -> None:
         """Rename the later checkpoints to `undone-*` instead of deleting them, so that no run resumes from them."""
@@ -234,7 +235,7 @@ def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> Res
     """Choose the newest undamaged checkpoint, or the checkpoint of `step`.
 
     `step` and the steps in messages count from the start of the whole run: `steps_before` is the number of steps in
-    earlier stages. Raises ConfigError without such a checkpoint, and DamagedCheckpoint if all are damaged.
+    earlier stages. Raises ConfigError if no such checkpoint exists, and DamagedCheckpoint if only damaged ones do.
     """
     found = complete(run_dir / "checkpoints")
     if not found:
@@ -271,9 +272,9 @@ def _kept(path: Path) -> str:
 
 
 def read_whole(checkpoint: Path) -> tuple[Resume, Sequence[str]]:
-    """Read the state of a checkpoint after checking its files; return a notice if they can't be checked.
+    """Check the files of a checkpoint and read its state; also return a notice if it has no list of checksums.
 
-    Raises DamagedCheckpoint, and ConfigError for the schema of another version.
+    Raises DamagedCheckpoint, and ConfigError for a checkpoint with the schema of another relax version.
     """
     try:
         resume = read_state(checkpoint)

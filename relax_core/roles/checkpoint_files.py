@@ -34,7 +34,7 @@ def checksums(checkpoint: Path) -> Files:
 
 
 def write_list(checkpoint: Path, files: Files) -> None:
-    """Write the list into the checkpoint and sync both to disk. Raises OSError."""
+    """Write the list into the checkpoint, and sync list and folder to disk. Raises OSError."""
     (checkpoint / LIST).write_text(json.dumps({"schema": SCHEMA, "hash": "xxh3-128", "files": files}, indent=1))
     sync_to_disk(checkpoint / LIST)
     sync_to_disk(checkpoint)
@@ -43,7 +43,7 @@ def write_list(checkpoint: Path, files: Files) -> None:
 def find_damage(checkpoint: Path) -> str:
     """Compare the files with the list; describe the first file that differs, or return an empty string.
 
-    Sizes are compared before checksums: they are cheap and show most damage.
+    Sizes are compared before checksums, since comparing sizes is fast and finds most damage.
     """
     try:
         listed = json.loads((checkpoint / LIST).read_text())["files"]
@@ -60,7 +60,7 @@ def find_damage(checkpoint: Path) -> str:
                 return f"{name} has {found} bytes, but {size} were written"
         for name, (_, checksum) in wanted.items():
             if _checksum(checkpoint / name) != checksum:
-                return f"{name} has another checksum than the bytes that were written"
+                return f"{name} has a different checksum than when it was written"
     except OSError as error:
         return f"{name} can't be read ({error.strerror or error})"
     return ""

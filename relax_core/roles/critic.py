@@ -25,22 +25,22 @@ from relax_core.rpc.waiting import RestartBudget
 
 POLL_S = 0.5
 MAX_NOT_FINITE = 5
-"""Steps in a row whose updates may be skipped for NaN or infinity before the run stops."""
+"""Consecutive steps without an applied update, because of NaN or infinite gradients, before the run stops."""
 FIT, VALUES = "critic.fit", "critic.values"
 
 
 class Critic(Role):
     """The role that fills the `values` column and trains the value model.
 
-    A step of the actor: `committed -> claimed -> learnt -> acknowledged`.
+    A step of the actor: `committed by the actor -> claimed -> learnt -> acknowledged`.
 
     Invariants:
     - The critic's step s trains all rows of the actor's committed step s, in a fixed order and with the same loss mask.
       Rows without a policy gradient are included.
-    - The critic fills values only after it has learnt from every committed step. So at staleness 0 the values are those
-      of the step's start.
-    - The critic's state is in checkpoints and in rows. The bus keeps rows until the critic has acknowledged them and a
-      checkpoint covers them. So a restarted critic loads the newest checkpoint and learns the later steps again.
+    - The critic fills values only after it has learnt from every committed step. So at staleness 0 the values come from
+      the value model at the step's start.
+    - The critic's state can be rebuilt from checkpoints and rows. The bus keeps rows until the critic has acknowledged
+      them and a checkpoint covers them. So a restarted critic loads the newest checkpoint and learns later steps again.
     """
 
     name = "critic"
@@ -73,7 +73,7 @@ class Critic(Role):
             try:
                 await asyncio.wait([learning, valuing], return_when=asyncio.FIRST_COMPLETED)
                 if valuing.done():
-                    valuing.result()  # raise its error; without one the run is stopping
+                    valuing.result()  # raise the loop's error, if any; otherwise the run is stopping
                 await learning
             finally:
                 for task in (learning, valuing):
@@ -157,7 +157,7 @@ class Critic(Role):
             )
 
     async def _restore(self) -> None:
-        """Load the newest checkpoint that is not ahead of the actor; without one keep the starting weights."""
+        """Load the newest checkpoint that is not ahead of the actor; if none exists, keep the starting weights."""
         context = self._context
         root = Path(context.run_dir) / "checkpoints"
         found = [path for path in complete(root) if step_of(path) <= self._actor.step and (path / self.name).is_dir()]
@@ -173,7 +173,7 @@ class Critic(Role):
 
 
 class _ValueLoop(ForwardLoop):
-    """The loop that fills `values`. Only the critic ends it, since an actor that rolls back needs values again."""
+    """The loop that fills `values`. It runs until the critic ends, since rolled-back steps need values again."""
 
     def __init__(self, critic: Critic, context: RunContext) -> None:
         columns = ForwardColumns({"values": "values"}, ("values",))

@@ -27,21 +27,21 @@ class GuardFinding:
     metric: str
     value: float
     bound: float
-    """The bound that `value` is beyond: above it, or below it for a guard with `falls`."""
+    """The bound that `value` exceeds; for a guard with `falls`, the bound that `value` is below."""
     since: int
-    """First step of the evidence."""
+    """First of the consecutive steps beyond the bound."""
     step: int
     reason: str
 
 
 @dataclass(slots=True)
 class _Watched:
-    """The state of one guard: (step, metric) pairs."""
+    """The state of one guard."""
 
     values: deque[tuple[int, float]]
-    """Steps within the bound, and steps of evidence on which the guard has fired. The median is taken over these."""
+    """(step, metric) pairs from which the median is computed: values within the bound, and evidence that has fired."""
     evidence: list[tuple[int, float]] = field(default_factory=list)
-    """Consecutive steps beyond the bound, up to the newest step."""
+    """(step, metric) pairs of consecutive steps beyond the bound, up to the newest step."""
     fired: bool = False
     """True once the guard has fired on this evidence."""
 
@@ -49,14 +49,15 @@ class _Watched:
 class DivergenceGuards:
     """The enabled guards of a run.
 
-    A guard: `quiet -> evidence -> fired -> quiet`. A step without evidence leads from every state to `quiet`.
+    A guard: `quiet -> evidence -> fired -> quiet`. Evidence is a step with a metric beyond the guard's bound. A step
+    within the bound leads from every state to `quiet`.
 
     Invariants:
     - A guard fires at the step at which its evidence has lasted for `steps` consecutive steps, once for each such
       sequence.
     - A value is compared with the median of steps before the evidence, so a slow collapse does not move the median.
-    - A step whose metrics lack a guard's metric, or have a value that is not finite, does not change that guard.
-    - At most `guards.rollbacks` rollbacks are made until the run is `guards.window` steps beyond the last one. A
+    - A step does not change a guard if its metric is missing or not finite.
+    - At most `guards.rollbacks` rollbacks are made until the run is `guards.window` steps beyond the last rollback. A
       further rollback becomes a stop.
     """
 
@@ -85,9 +86,9 @@ class DivergenceGuards:
         )
 
     def take_blind(self) -> list[str]:
-        """Return each guard that does more than warn, but whose metric no step has reported in a whole window.
+        """Return the guards that do more than warn, but have never got their metric from any step.
 
-        Every guard is returned once.
+        Nothing is returned during the first `guards.window` steps. Each guard is returned only once.
         """
         if self._judged < self._window:
             return []
@@ -95,7 +96,7 @@ class DivergenceGuards:
         return blind
 
     def judge(self, step: int, metrics: Mapping[str, float]) -> list[GuardFinding]:
-        """Take the metrics of the next step; return the guards that fire, the most severe first."""
+        """Take the metrics of the next step; return a finding for each guard that fires, the most severe first."""
         self._metrics.append((step, metrics))
         self._judged += 1
         self._unseen -= {name for name in self._unseen if self._guards[name].metric in metrics}
@@ -115,7 +116,7 @@ class DivergenceGuards:
         return findings
 
     def rewind(self, step: int) -> None:
-        """Delete the state of steps after this one, which are undone. The budget of rollbacks stays spent."""
+        """Delete the state of steps after `step`, because a rollback undid them. Used rollbacks still count."""
         self._metrics = deque((pair for pair in self._metrics if pair[0] <= step), self._window)
         for watched in self._watched.values():
             watched.values = deque((pair for pair in watched.values if pair[0] <= step), self._window)
@@ -147,9 +148,9 @@ class DivergenceGuards:
 
 
 def _bound(guard: Guard, before: list[float], window: int) -> tuple[float, str]:
-    """Return the stricter of the absolute and the relative bound, with its explanation; infinite without a bound yet.
+    """Return the stricter of the absolute and the relative bound, with its explanation; infinity if neither exists yet.
 
-    The relative bound lies `|ratio - 1| * |median|` from the median, at least `guard.least`; so a negative median works
+    The relative bound is `max(|ratio - 1| * |median|, guard.least)` away from the median, so a negative median works,
     too.
     """
     sign = -1.0 if guard.falls else 1.0

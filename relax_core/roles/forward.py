@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles that fill columns of rows: claim, compute, write. `ForwardLoop` is the loop of roles that run a model forward.
+"""Roles that claim rows, compute columns and write them. `ForwardLoop` is the loop of roles that run a model forward.
 
 - `advantages` computes advantages and returns of whole groups.
-- `reference` fills log-probs under fixed weights, as a rule those that the run started from.
+- `reference` fills log-probs under fixed weights, by default those that the run started from.
 - `actor-fwd` fills log-probs and top-k tokens under the newest published policy, with its own copy of the weights. A
   teacher needs the top-k tokens before the actor claims the rows.
 
@@ -33,8 +33,8 @@ from relax_core.roles.row_leases import renewed
 
 POLL_S = 1.0
 MIN_TURNS = 2
-"""Waits for devices, each followed by a computation, for which the time limit of one claim has room. A critic learns
-before it fills values; each of several teachers waits for its own devices.
+"""Smallest number of waits for devices, each with a computation after it, that the time limit of a claim allows for. A
+critic learns before it fills values; each of several teachers waits for its own devices.
 """
 INPUTS = ("tokens", "loss_mask")
 Filled = tuple[Mapping[str, Ragged], Version | None]
@@ -46,7 +46,7 @@ class ForwardColumns:
     """Columns of the bus, and the model outputs that fill them."""
 
     columns: Mapping[str, str]
-    """Name in the result of a forward pass, by column of the bus."""
+    """The bus column to fill -> the name of its values in the result of a forward pass."""
     outputs: tuple[str, ...] = ("log_probs",)
     """Keys of the outputs that the forward pass computes."""
     inputs: tuple[str, ...] = INPUTS
@@ -74,11 +74,11 @@ class ForwardLoop:
 
     Invariants:
     - No device lease is held while the loop waits for rows.
-    - The row lease is renewed while the loop waits for devices and computes. Work on one claim that exceeds its time
-      limit ends the role, which gives the rows back.
+    - The row lease is renewed while the loop waits for devices and computes. If the work on one claim exceeds its time
+      limit, the role ends and its rows return to the bus.
     - If the rollout's engines share the devices, the loop claims whole steps, since fewer rows are not worth an
-      interruption. After half of `rollout.step_timeout_s` it claims all ready rows, since the actor closes its step at
-      the deadline.
+      interruption of the engines. After half of `rollout.step_timeout_s` it claims all ready rows, since the actor
+      closes its step at the deadline.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class ForwardLoop:
     ) -> None:  # fmt: skip
         """Make the loop of a role.
 
-        `task`: name under which rows are claimed; empty: the role's name. `owed_by`: role that delivers the rows;
-        empty: the producer. `groups`: worker groups that compute, if not the role's own. `model`: None if a subclass
-        overrides `fill`.
+        `task`: name under which rows are claimed; empty: the role's name. `owed_by`: role that the loop waits for;
+        empty: the role that produces rows. `groups`: worker groups that compute, if not the role's own. `model`: None
+        if a subclass overrides `fill`. `whole_steps`: always claim the groups of a whole step together.
         """
         self.context, self.role, self.columns, self.model = context, role, columns, model
         self._names, self._owed_by = ", ".join(columns.columns), owed_by or context.plan.producer
@@ -198,8 +198,8 @@ class Reference(Role):
 
 
 LIVE_S = 5.0
-"""Longest wait for live weights. The actor hands them out only while it waits for rows; after this wait the role fills
-columns with the weights that it has.
+"""Seconds to wait for live weights, which the actor sends only while it waits for rows. After this wait the role fills
+columns with the weights that it already has.
 """
 
 
@@ -232,7 +232,7 @@ class ActorForward(Role):
 
 
 class _NewestWeights(ForwardLoop):
-    """A forward loop under the newest published weights; until the first version, under the ranks' starting weights."""
+    """A forward loop with the newest published weights; before the first publish, with the ranks' starting weights."""
 
     model: RankGroup
 

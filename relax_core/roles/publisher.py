@@ -19,19 +19,19 @@ from relax_core.weights.registry import prove_successor
 CANARY_TOKENS = 48
 CANARY_SEED = 0xCA9A27
 GATHER_S = 2.0
-"""Seconds that a live transfer waits for its receivers. Later ones are served while the actor waits for rows."""
+"""Seconds that a live transfer waits for its receivers. Later receivers are served while the actor waits for rows."""
 
 
 class Publisher:
-    """The publisher of one trainer.
+    """The publisher of one trainer's weights.
 
-    A version: `sent -> proved to follow the last -> announced -> (live: handed out) -> released when no route needs
+    A version: `sent -> proved to follow the last -> announced -> (live: transferred) -> released when no route needs
     it`.
 
     Invariants:
     - A delta is made against an announced version. After a failed publish, or with new ranks, a full version comes
       next.
-    - Live weights are handed out only while the trainer's weights equal the announced version: between a publish and
+    - Live weights are transferred only while the trainer's weights equal the announced version: between a publish and
       the next update. That includes the actor's wait for rows, since the rows may depend on an engine that waits for
       weights.
     """
@@ -54,7 +54,7 @@ class Publisher:
         self._trainer, self._newest, self._deltas, self._missed = trainer, None, None, None
 
     async def restart(self, model: str) -> None:
-        """Take over the versions that the role's last process published, to release each once no receiver needs it."""
+        """Release the versions that the role's previous process published, each once no receiver needs it."""
         self._kept = [manifest for manifest, _ in await self._context.weights.route(model, None, 0.0, within_s=0.0)]
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
@@ -84,12 +84,12 @@ class Publisher:
         needed = await context.weights.needed(version.model)
         for kept in self._kept:
             if kept.version not in needed:  # no route contains it, and no receiver may still be reading it
-                await asyncio.to_thread(self._transport.release, kept)  # a disk or a sender may be slow
+                await asyncio.to_thread(self._transport.release, kept)  # may wait for a disk or for a sender
         self._kept = [kept for kept in self._kept if kept.version in needed]
         return manifest
 
     async def serve(self) -> None:
-        """Hand the newest live version to receivers that want it. The trainer must still have its weights."""
+        """Transfer the newest live version to receivers that want it. The trainer must still hold these weights."""
         if not self.live or self._newest is None:
             return
         if receivers := len(await self._context.weights.wanted(self._newest.version.model)):
@@ -101,9 +101,9 @@ class Publisher:
             await self._transfer(self._newest, receivers)
 
     async def _hand_out(self, manifest: Manifest) -> None:
-        """Hand a live version to every receiver that has proved a version before, or to every engine if none has.
+        """Transfer a live version to every receiver that has loaded a version before, or at first to every engine.
 
-        A receiver that missed the last live version is not waited for until it has proved that version or a later one.
+        Do not wait for a receiver that missed the last live version, until it proves that version or a later one.
         """
         known = await self._context.weights.receivers(manifest.version.model)
         groups = self._context.plan.groups
@@ -125,8 +125,8 @@ class Publisher:
     async def _canary(self) -> Canary:
         """Draw tokens from a fixed seed, and compute their log-probs under the trainer's present weights.
 
-        The log-probs are of logits / temperature and can't be converted to another temperature, so the canary carries
-        it.
+        The log-probs are of logits / temperature. They can't be converted to another temperature, so the canary
+        contains the temperature.
         """
         random, facts = Random(CANARY_SEED), self._trainer.facts
         length = min(CANARY_TOKENS, int(facts.get("max_context") or CANARY_TOKENS))

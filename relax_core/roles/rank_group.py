@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one trainer as one object, started, called and offloaded together; and the trainer's device lease."""
+"""The ranks of one trainer as one object that starts, calls and offloads them all; and the trainer's device lease."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ PING_EVERY_S = 5.0
 SILENT_S = 15.0
 """Seconds without an answer to a ping before a rank is killed. No library holds the interpreter lock for so long."""
 LEASE_S = 3600.0
-"""Longest wait for a device lease: the holders before may make a call of up to CALL_S."""
+"""Longest wait for a device lease, since its present holder may be in a call of up to CALL_S."""
 TRAINER: tuple[OffloadPart, ...] = ("weights", "optimizer", "gradients")
 START_S = 600.0
 CALL_S = 3600.0
 """Time limit of a call. A training call may be long; a rank that dies is noticed at once by its connection."""
 GRACE_S = 3.0
-"""Seconds that the remaining ranks have to answer after one rank failed: their errors may name the cause."""
+"""Seconds to wait for the answers of the remaining ranks after one rank failed: their errors may name the cause."""
 
 MAX_OVERFLOWS = 32
-"""Times that one update is recomputed at half the loss scale: enough to go from a scale of 2^32 to 1."""
+"""Most times that one update is recomputed, each time at half the loss scale: enough to go from 2^32 to 1."""
 
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""One malloc arena for all threads. By fragmentation, a separate one for the training thread took 1/7 more memory."""
+"""Environment for one malloc arena: a second arena, for the training thread, fragments and takes 1/7 more memory."""
 
 SENDS = ("actor", "actor-fwd")
 """Roles with the engines' weights: `actor` publishes them, `actor-fwd` loads the published ones."""
@@ -87,13 +87,12 @@ class RankGroup:
     ) -> RankGroup:
         """Start every rank of worker group `name` and load the model; kill all ranks if one fails.
 
-        `role`: the role of the group, if its name differs. `model`: a `[model]` table used in place of the run's own.
+        `role`: the group's role if it is not `name`. `model`: the `[model]` table to use in place of the run's own.
         """
         group, chosen = context.plan.groups[name], context.config.trainer.chosen
         placed = context.config.placement.roles.get(name)
-        if (
-            placed is not None
-        ):  # trainers know only the core's roles; a plugin's role reads a fixed model as a reference
+        if placed is not None:
+            # Trainers know only the core's roles. A plugin's role reads a fixed model, as the reference does.
             role = role or "reference"
             if model is None and placed.path is not None:
                 model = {**_model(context, role), "path": str(placed.path)}
@@ -122,7 +121,10 @@ class RankGroup:
         return made
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
-        """Call one method on every rank. After one rank fails, kill the ranks that do not answer within GRACE_S."""
+        """Call one method on every rank; return the results by rank.
+
+        Kill all ranks if one dies or times out, or if one fails and another does not answer within GRACE_S.
+        """
         ranks = zip(self._tracks, self._workers, strict=True)
         calls = [asyncio.ensure_future(_ask(track, worker, method, args, timeout_s)) for track, worker in ranks]
         silent: dict[int, WorkerDied] = {}
@@ -162,7 +164,7 @@ class RankGroup:
         return len(self._workers)
 
     async def offload(self, parts: Sequence[OffloadPart]) -> int:
-        """Free those of the parts that the plan offloads, on every rank; return the measured freed bytes."""
+        """On every rank, free those of `parts` that the plan offloads; return the measured freed bytes of all ranks."""
         self.freed_bytes = sum(map(int, await self._move("offload", parts)))
         return self.freed_bytes
 
@@ -170,7 +172,7 @@ class RankGroup:
         await self._move("onload", parts)
 
     async def _move(self, method: str, parts: Sequence[OffloadPart]) -> list[Any]:
-        """Call `offload` or `onload` on every rank. A lost group has no memory: return [] and let its next call raise."""
+        """Call `offload` or `onload` on every rank. Return [] for a lost group; its next call raises."""
         able = [part for part in self._offloads if part in parts]
         try:
             return await self.call(method, able) if able and not self.lost else []
@@ -199,7 +201,7 @@ class RankGroup:
         return Chunk(rows, ChunkPlan(micro_batches), skipped)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
-        """Run rows forward without gradient; return columns in the order of `rows`. `columns` are keys of `Output`s."""
+        """Run rows forward without gradient; return columns in the order of `rows`. `columns`: keys of `Output`s."""
         parts: list[RowBatch] = await self.call("forward", self.chunk(rows), tuple(columns))
         names = [name for key in columns for name in Output.parse(key).gives]
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
@@ -213,16 +215,16 @@ class RankGroup:
         await self.call("begin_update", denominators)
 
     async def accumulate(self, rows: RowBatch, skipped: int, last: bool) -> None:
-        """Run rows forward and backward. They are kept until the update ends, for a recomputation after an overflow."""
+        """Run rows forward and backward. Keep the rows until the update ends, to recompute it after an overflow."""
         self._chunks.append(self.chunk(rows, skipped))
         await self.call("accumulate", self._chunks[-1], last)
 
     async def finish_update(
         self, denominators: Mapping[str, float], verify: Callable[[], Awaitable[None]] | None = None
     ) -> UpdateResult:
-        """End the update. If fp16 gradients overflow, recompute them at the trainer's lowered loss scale.
+        """End the update. If fp16 gradients overflow, recompute them at the lower loss scale that the trainer has set.
 
-        `verify` is called before each new attempt. Raises InfrastructureError if ranks disagree on the outcome.
+        `verify` is called before each repeated attempt. Raises InfrastructureError if ranks disagree on the outcome.
         """
         overflows = 0
         while True:
@@ -268,13 +270,12 @@ class RankGroup:
 class TrainerDeviceLease:
     """The device lease of a trainer during one step.
 
-    Life cycle: `released -> train -> publish -> released`, or without a publish. The lease is acquired once rows are
-    ready and kept until the weights are published. A role that shares its devices with no worker group acquires
-    nothing.
+    Life cycle: `released -> train [-> publish] -> released`. The lease is acquired once rows are ready and kept until
+    the weights are published. A role that shares its devices with no worker group acquires nothing.
     """
 
     def __init__(self, context: RunContext, role: str, live: bool) -> None:
-        """`live`: the transport copies from memory to memory, so a publish needs the engines' weights loaded too."""
+        """`live`: True if weights go from memory to memory: a publish then needs the engines' weights loaded, too."""
         self._context, self._role = context, role
         self._receivers = ("rollout",) if live and "rollout" in context.plan.neighbours(role) else ()
         self.shared = bool(context.plan.neighbours(role))
@@ -293,7 +294,7 @@ class TrainerDeviceLease:
             self.freed_bytes = self._lease.freed_bytes
 
     async def publish(self) -> None:
-        """Change the held lease to publishing: only weights stay loaded, for a live transport the engines' too."""
+        """Change the held lease to publishing: keep only weights loaded, and for a live transport the engines' too."""
         if self._lease is not None:
             holders: dict[str, tuple[OffloadPart, ...]] = dict.fromkeys((self._role, *self._receivers), ("weights",))
             await self._lease.change_phase("publish", holders, LEASE_S)
@@ -339,7 +340,7 @@ def trainer_spec(
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
         tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
         temperature=run.rollout.temperature if samples else 1.0, media=media_store(context) if run.media else "",
-        # Placeholder tokens of media, which the engines never sample either.
+        # Placeholder tokens of media: the engines never sample them, so the policy gives them no probability.
         suppress_tokens=tuple(placeholders(Path(run.model.path)).values()) if samples else (),
         publish_dtype=run.engine_dtype if role in SENDS else "",
     )  # fmt: skip
@@ -360,9 +361,9 @@ def _model(context: RunContext, role: str) -> dict[str, Any]:
 
 
 async def meeting_place(workers: Sequence[Worker]) -> str:
-    """Return `host:port` for the rendezvous of ranks, on the first rank's machine; loopback if all ranks are on it.
+    """Return `host:port` of the ranks' rendezvous, on the first rank's machine; loopback if all ranks are on it.
 
-    For a single rank return an empty string.
+    Return an empty string for a single rank.
     """
     if len(workers) < 2:
         return ""

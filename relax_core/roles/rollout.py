@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollout role: admits groups, has them generated and scored, puts their rows on the bus, and updates the engines.
+"""The rollout role: admits groups, generates and scores them, puts their rows on the bus, and updates the engines.
 
-Samples are made in `sampling`.
+The code that makes samples is in `sampling`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch,
 
 POLL_S = 1.0
 ROOM_S = 0.1
-"""Seconds between checks for room in the engines: a sample that leaves them for its tools makes room unannounced."""
+"""Seconds between checks for room in the engines, since a sample that starts to use its tools sends no event."""
 LAST_WEIGHTS_S = 15.0
 """Longest wait at the end of a run for engines that have not loaded the last weights."""
 DELIVERIES = 8
-"""Batches of finished groups that are scored and put on the bus at once. A slow reward delays only its own batch."""
+"""Batches of finished groups that are scored and delivered concurrently. A slow reward delays only its own batch."""
 WAITING_DELIVERIES = 4096
-"""Batches at once for each engine pool that takes turns on shared devices. The more wait together, the fewer turns."""
+"""Concurrent batches for each engine pool that takes turns on shared devices. Batches that share a turn save turns."""
 MAX_FINISH_ITERATIONS = 3
-"""Event-loop iterations that the finish loop waits for more groups of the same engine batch."""
+"""Number of event-loop iterations in which the finish loop collects more groups of the same engine batch."""
 
 
 class Rollout(Role):
@@ -95,7 +95,7 @@ class Rollout(Role):
                         raise error
         finally:
             if not self._failed.cancel():
-                self._failed.exception()  # mark it as retrieved: a loop failed too, and one error is raised
+                self._failed.exception()  # mark this error as retrieved: a loop failed too, and its error is raised
             owned = (*loops, *self._issues, *self._waves, *self._deliveries)
             for task in owned:
                 task.cancel()
@@ -108,7 +108,7 @@ class Rollout(Role):
             self._failed.set_exception(error)
 
     async def _lease_devices(self) -> None:
-        """Lease shared devices to generate, and pause the engines while another role has them. Without sharing, return.
+        """Lease shared devices to generate; pause the engines while another role has them. If none are shared, return.
 
         Samples in progress keep their tokens during a pause. Engine pools on the same devices take turns with the
         policy's engines within this lease, also during an evaluation, which may need judges.
@@ -152,7 +152,7 @@ class Rollout(Role):
         return shared
 
     async def _leave(self, lease: DeviceLease) -> None:
-        """Wait until another role wants the devices and no evaluation runs; hold the lock, so that none begins."""
+        """Wait until another role wants the devices and no evaluation runs; return with the evaluation lock held."""
         await lease.wanted()
         await self._evaluating.acquire()
 
@@ -230,7 +230,7 @@ class Rollout(Role):
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
         columns = {*context.plan.consumed, *(("media",) if run.media else ())}
         batch, sealed = row_batch(kept, context.plan.greedy, columns, worker.routing)
-        if len(run.teachers) > 1 and "teacher" in context.plan.roles:  # the bus has no tasks to choose a teacher by
+        if len(run.teachers) > 1 and "teacher" in context.plan.roles:  # teachers are chosen by task; rows have no task
             batch = with_teacher(batch, {group.issue.group: group.task for group in groups}, run.teachers)
         if len(run.algorithms) > 1:  # a row is trained with the algorithm of its environment
             algorithm_of = {group.issue.group: run.algorithm_of(group.task.environment) for group in groups}
@@ -313,7 +313,7 @@ class Rollout(Role):
     async def _forget_abandoned(self) -> None:
         """After a rollback, cancel the groups that the bus has ended, before their requests move to another engine.
 
-        Steps whose weights were abandoned are evaluated again.
+        Let the steps that the rollback has removed be evaluated again with their new weights.
         """
         await self._audit()
         done = self._worker.evaluation.done

@@ -2,8 +2,8 @@
 """Renewal of row leases during long work on their rows.
 
 The bus takes rows back minutes after the last use of their lease, but a role may wait for devices for an hour before it
-computes. A role whose process is stuck does not renew and loses its rows. So does a role whose work exceeds its time
-limit.
+computes. A role with a stuck process does not renew its leases, so it loses its rows. A role that exceeds the time
+limit of its work loses its rows, too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ async def renewed(
 ) -> AsyncIterator[None]:
     """Renew the row leases of `claims()` while the body runs. After `limit_s` seconds DeadlineExceeded ends the body.
 
-    A lost lease is not renewed again; the next use of its claim raises StaleFence. Further errors of the bus end the
-    body.
+    A lost lease is not renewed again; the next use of its claim raises StaleFence. Different errors of the bus end
+    the body.
     """
 
     async def renew() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a dataset: the source role puts training rows on the bus, and held-out rows evaluate the policy."""
+"""Rows of a dataset: the source role puts training rows on the bus, and `HeldOutEval` evaluates on held-out rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFERENCE = "ref_log_probs"
 class RowSource(Role):
     """The role that puts rows of a dataset on the bus, a step or two ahead of the actor. Stateless.
 
-    The number of a group determines its place in the data. The ledger keeps it, so a resumed run continues in place.
+    The number of a group determines its dataset rows. The ledger keeps the numbers, so a resumed run continues there.
     """
 
     name = "source"
@@ -51,9 +51,8 @@ class RowSource(Role):
         )
         for remark in self._dataset.remarks(self._train):
             await context.run_status.emit(Logged("info", self.name, remark))
-        async with opened_media_pipeline(
-            context, self._dataset.family
-        ) as self._media:  # starts no process without media
+        # The pipeline starts no process in a run without media.
+        async with opened_media_pipeline(context, self._dataset.family) as self._media:
             context.doing("ready", rows=len(self._train))
             while not context.stopping:
                 await context.pause_point()
@@ -99,7 +98,7 @@ class RowSource(Role):
         await context.bus.report_held(self.name, frozenset(), self._admitted)
 
     async def _examples(self, issue: Issue, index: int) -> dict[AttemptId, Example]:
-        """Read one example, or the two of a pair, by attempt; warn and return nothing if its media can't be read."""
+        """Read the example of an issue, or its pair of two, by attempt. If media can't be read, warn and return {}."""
         try:
             hold = None
             if self._context.config.media:
@@ -117,7 +116,7 @@ class RowSource(Role):
 class HeldOutEval:
     """Evaluation of held-out sets between steps: the algorithm's loss, computed from the trainer's forward pass.
 
-    It evaluates given answers, as the rollout evaluates sampled answers, and never changes training. Reference
+    The answers are given in the data; the rollout evaluates sampled answers. Training is not changed. Reference
     log-probs of held-out rows are those of the weights that the run starts with; they are stored in the run directory.
     """
 
@@ -136,7 +135,7 @@ class HeldOutEval:
         return cls(context, algorithm, {held.name: await _rows_of(context, held, margins) for held in found})
 
     def due(self, step: int) -> bool:
-        """Return True if an evaluation is due. Step 0 always is if the loss needs log-probs of the starting weights."""
+        """Return True if an evaluation is due. It always is at step 0 if the loss needs reference log-probs."""
         return bool(self._sets) and (is_due(self._context.config, step) or (step == 0 and self._reads_reference))
 
     async def run(self, trainer: RankGroup, step: int) -> None:
@@ -155,9 +154,9 @@ class HeldOutEval:
                 await self._context.run_status.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
 
     def _start(self, name: str, now: Ragged | None) -> Ragged:
-        """Return the log-probs of the starting weights: store `now`, or for None read the stored ones.
+        """Return a set's log-probs under the starting weights: store `now`, or read the stored values for None.
 
-        Raises ConfigError for a set that the run did not begin with.
+        Raises ConfigError if the run did not begin with this set, so that no log-probs are stored.
         """
         path, tokens = Path(self._context.run_dir) / "held-out" / f"{name}.npy", self._sets[name].columns["tokens"]
         if now is not None:
@@ -190,7 +189,7 @@ async def _rows_of(context: RunContext, held: HeldOut, margins: bool) -> RowBatc
 
 
 def _measures(algorithm: Algorithm, rows: RowBatch) -> dict[str, float]:
-    """Compute the loss of all rows as one batch, and its metrics, each under the last part of its name."""
+    """Compute the loss of all rows as one batch, and the loss's metrics, keyed by the last part of their names."""
     import torch
 
     from relax_core import learn

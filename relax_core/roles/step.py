@@ -25,7 +25,7 @@ from relax_core.learn.counts import count, mean, merge_metrics, rows_with_gradie
 SHARES = 4
 """Largest lag with a metric `lag/share_<lag>`."""
 MOST_LAG = 16
-"""Largest lag with a metric `lag/samples/<lag>`; with unbounded staleness it also counts samples of a larger lag."""
+"""Largest lag with a metric `lag/samples/<lag>`; the metric of this lag also counts all samples with a larger lag."""
 
 
 class ClaimedRows:
@@ -71,7 +71,7 @@ class StepPart:
     skipped: int
     """Number of rows left out because they have no gradient."""
     denominators: Mapping[str, float]
-    """Counts over all rows of the update, with skipped rows: exact for the last part, an estimate for earlier parts."""
+    """Counts that normalize the loss, over all rows of the update with the skipped; estimates before the last part."""
     opens: bool = True
     """True for the first part of an update."""
     ends: bool = True
@@ -116,12 +116,12 @@ class TrainingStep:
         return parts
 
     def close(self) -> list[StepPart]:
-        """End the open update with the rows so far."""
+        """End the open update with the rows so far; return its last part, which has no rows."""
         self._closed = True
         return [StepPart(self.chunks[-1].take([]), 0, self._denominators(), opens=False)]
 
     def _denominators(self) -> dict[str, float]:
-        """Return the counts of the update's rows; before its end, extrapolate them from the groups so far."""
+        """Return the counts of the update's rows; before the update ends, extrapolate them from the groups so far."""
         counts = [count(chunk.rows) for chunk in self.chunks]
         share = 1.0 if self._closed else (self._groups_per_step - self.left) / self._groups_per_step
         return {name: sum(own[name] for own in counts) / share for name in counts[0]}
@@ -184,7 +184,7 @@ def learning_metrics(step: TrainingStep) -> dict[str, float]:
         seals = [seal for seal in judged if not seal.baseline]
         parts: dict[str, list[float]] = defaultdict(list)
         for seal in every:
-            for name, part in seal.parts.items():  # measurements of the scoring itself count even if it failed
+            for name, part in seal.parts.items():  # parts that measure the scoring itself count even if it failed
                 if not seal.baseline and (seal.outcome.judged or name.count("/") > 1):
                     parts[name].append(part)
         metrics |= {f"reward/{name}": float(np.mean(parts[name])) for name in sorted(parts)}
@@ -251,7 +251,7 @@ def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
 def critic_metrics(step: TrainingStep, seconds: float) -> dict[str, float]:
     """Compute the documented metrics of a critic's step.
 
-    The returns are compared with the values from before the step's updates, which the advantages were computed from.
+    The returns are compared with the values that the advantages were computed from: those before the step's updates.
     """
     merged = merge_metrics(*(result.metrics for result in step.results))
     metrics = {

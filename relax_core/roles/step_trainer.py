@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of one step: claim, read, train, verify the row leases, update. Commit and publish are left to the caller.
 
-The actor uses it, and so may a plugin's role that trains a model of its own.
+`StepTrainer` serves the actor, and roles of plugins that train a model of their own.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ MAX_CHUNKS = 8
 MAX_LOST = 3
 """Times that a step is restarted after a lost row lease."""
 LAST_CALL_S = 3.0
-"""Wait of the first claim past the deadline. That claim makes the bus hand any ready groups to the roles before the
-actor, which need this time to fill their columns.
+"""Seconds that the first claim past the deadline waits. That claim makes the bus give all ready groups to the roles
+that fill columns for the actor, and these roles need this time.
 """
 MAX_EMPTY = 5
-"""Deadlines in a row without a ready group before the step fails. After each earlier one, late groups are replaced."""
+"""Consecutive deadlines without a ready group before the step fails. Each earlier deadline replaces the late groups."""
 LATE = "raise rollout.step_timeout_s: the groups that replaced late groups were too late, too"
 
 
 class StepTrainer:
-    """A trainer of steps, one after another.
+    """The trainer of a role's steps, one step at a time.
 
     A step: `waiting for rows -> training its parts -> rows verified -> updated`, once or several times. If a row lease
     is lost before the first update, the step is restarted; if later, the caller must return to the last checkpoint.
 
     Invariants:
-    - Rows are trained as they are claimed. `Plan.streams` decides whether a claim has the whole step or the groups that
-      are ready first. Everything else is the same.
+    - Rows are trained as they are claimed. `Plan.streams` decides only whether a claim has the whole step or the groups
+      that are ready first.
     - All row leases of the step are renewed during the step, and verified right before weights change.
     - Devices are leased once the step's first rows are claimed, never before.
     """
@@ -72,8 +72,8 @@ class StepTrainer:
     async def step(self, version: Version, times: StepTimes) -> TrainingStep | None:
         """Train one step under row leases that are valid until its last update; return None if the run is stopped.
 
-        If a row lease is lost before the first update, restart the step. If it is lost later, raise RollbackRequired:
-        the weights have changed by rows that may be trained again.
+        If a row lease is lost before the first update, restart the step. If it is lost later, raise RollbackRequired,
+        since the rows that have already changed the weights may be trained again.
         """
         context, lost = self._context, 0
         self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
@@ -102,7 +102,7 @@ class StepTrainer:
                 return None
 
     async def _train(self, step: TrainingStep, times: StepTimes) -> bool:
-        """Train all groups of the step as they are ready; return False if the run is stopped before."""
+        """Train all groups of the step as they become ready; return False if the run is stopped first."""
         context = self._context
         while step.left:
             claim = await self._claim(step)
@@ -126,10 +126,10 @@ class StepTrainer:
         return True
 
     async def _claim(self, step: TrainingStep) -> Claim | None:
-        """Claim groups once enough are ready; past the deadline, claim all that are ready.
+        """Claim groups once enough are ready; past the deadline, claim all ready groups.
 
-        If no group is ready, close the step with its earlier groups by returning None. A step without any group ends
-        the late groups instead, and waits as long again for their replacements.
+        If no group is ready then, return None: the step ends with its earlier groups. If it has no earlier groups, end
+        the late groups on the bus instead, and wait until a new deadline for their replacements.
         """
         context, reason, empty = self._context, f"{step.left} groups for step {step.version.step}", 0
         while True:
@@ -153,7 +153,7 @@ class StepTrainer:
             self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
 
     async def _read(self, claim: Claim, version: Version) -> ClaimedRows:
-        """Read rows. If the step has several updates, add log-probs of the policy at the step's start.
+        """Read the rows of a claim. If the plan needs them, add log-probs of the policy at the step's start.
 
         Log-probs that another role computed under different weights are recomputed.
         """
@@ -166,7 +166,7 @@ class StepTrainer:
             asks = ("log_probs", "routed_experts") if again else ("log_probs",)
             filled = await self._trainer.forward(rows.take(outdated), asks)
             rows.fill("old_log_probs", outdated, filled["log_probs"])
-            if again:  # the updates visit the experts that the policy of the step's start visited
+            if again:  # the updates route tokens to the same experts as this forward pass
                 rows.fill("routed_experts", outdated, filled["routed_experts"])
         if algorithm.prepared():
             learn = await asyncio.to_thread(importlib.import_module, "relax_core.learn.packed")  # imports torch
@@ -207,11 +207,11 @@ ADVICE = "lower optimizer.lr or look at the rewards of the last steps in samples
 
 
 class RollbackRequired(RelaxError):
-    """Restart the trainer from its last checkpoint: its present weights can't be used."""
+    """A trainer with weights that can't be used any more; restart it from its last checkpoint."""
 
 
 class GuardRollback(RollbackRequired):
-    """Restart the trainer from its last checkpoint: a guard, which has a budget of its own, has reported divergence."""
+    """A rollback that a guard requires because training diverged; it does not count towards the actor's MAX_RETURNS."""
 
 
 class NonFinitePolicy:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The teacher role: fixed models score the rows that the policy sampled. Stateless.
+"""The teacher role: fixed models score the rows that the policy sampled. The role is stateless.
 
 Each row has one teacher: a model that a trainer runs forward, or an engine pool. With several teachers, the rollout
-writes each row's teacher into a column. Teachers that trainers run take turns on the same devices. Log-probs are of
-logits / `rollout.temperature`, like the policy's. An engine pool returns only log-probs of the rows' own tokens; the
-planner refuses algorithms that need more.
+writes the index of each row's teacher into a column. Teachers that trainers run take turns on the same devices.
+Log-probs are of logits / `rollout.temperature`, like the policy's. An engine pool returns only log-probs of the rows'
+own tokens; the planner refuses algorithms that need more.
 """
 
 from __future__ import annotations

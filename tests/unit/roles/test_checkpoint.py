@@ -336,7 +336,7 @@ async def test_the_line_says_what_is_wrong(tmp_path: Path) -> None:
     *_, last = await three(tmp_path)
     flip(last / "trainer/weights")
     (line,) = choose(tmp_path).notices
-    assert "trainer/weights has another checksum than the bytes that were written" in line
+    assert "trainer/weights has a different checksum than when it was written" in line
     truncate(last / "trainer/weights")
     (line,) = choose(tmp_path).notices
     assert "trainer/weights has 4 bytes, but 5 were written" in line

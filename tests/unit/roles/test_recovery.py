@@ -274,7 +274,7 @@ def test_a_damaged_checkpoint_is_not_restored_and_a_resume_goes_on_before_it(tmp
         simulated(tmp_path, damage)
     (error,) = caught.value.exceptions
     assert isinstance(error, DamagedCheckpoint)
-    assert "trainer/step has another checksum" in str(error) and "`relax resume" in str(error)
+    assert "trainer/step has a different checksum" in str(error) and "`relax resume" in str(error)
     assert choose(tmp_path).resume.step == 2
 
 

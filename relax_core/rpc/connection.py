@@ -2,8 +2,8 @@
 """The protocol between processes: calls and streams as numbered frames over a socket, and typed proxies over it.
 
 A connection is symmetric: either end may serve, call, or both. Values are encoded by `rpc.messages`, so received data
-can't run code. Large arrays follow their message and are received into memory of their own. Errors are data. A
-listening end accepts only peers whose first frame has its token and the same protocol number.
+can't run code. Large arrays follow their message and are received into separate memory. Errors are sent as data. A
+listening end accepts a peer only if the peer's first frame has the listener's token and protocol number.
 
 A sender must not change an array until its call has been answered.
 """
@@ -29,11 +29,11 @@ HEAD = struct.Struct("<QBIQ")
 """A frame's head: request number, kind, number of arrays after the message, size of the message in bytes."""
 HELLO, CALL, STREAM, CANCEL, VALUE, ITEM, END, FAILURE = range(8)
 SCRATCH_BYTES = 1 << 18
-"""Size of the receive buffer in which small frames are parsed. A larger frame is received into memory of its own."""
+"""Size of the receive buffer in which small frames are parsed. A larger frame is received into separate memory."""
 JOINED_BYTES = 1 << 16
-"""Arrays up to this size are copied into one buffer with their message. Larger ones are cheaper to write separately."""
+"""Arrays up to this size are copied into one buffer with their message; larger arrays are written separately."""
 HELLO_S = 60.0
-"""Longest wait for the greeting of a busy process. If no process listens, the socket fails at once."""
+"""Longest wait until a busy process accepts the greeting. If no process listens, the socket fails at once."""
 
 Call = Callable[[str, Sequence[Any]], Awaitable[Any]]
 Stream = Callable[[str, Sequence[Any]], AsyncIterator[Any]]
@@ -52,7 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self, peer: str = "", call: Call | None = None, stream: Stream | None = None, token: str = "",
         failure: Failure | None = None, on_lost: Callable[[Connection], None] | None = None,
     ) -> None:  # fmt: skip
-        """`peer` is the name of the remote end in errors. With `failure`, this end rejects the peer's greeting with it."""
+        """`peer`: name of the remote end in errors. `failure`: error that rejects the peer's greeting."""
         self._peer, self._call, self._stream, self._token = peer, call, stream, token
         self._failure, self._on_lost = failure, on_lost
         self._greeted, self.lost = False, False
@@ -68,17 +68,17 @@ class Connection(asyncio.BufferedProtocol):
         self._large: tuple[int, int, list[Any]] = (0, 0, [])
         """Request number, kind and parts of the large frame that is being received."""
         self._targets: deque[memoryview] = deque()
-        """Memory of that frame which is not filled yet."""
+        """Memory for the bytes of the large frame that have not arrived yet."""
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def greet(self, token: str = "") -> None:
-        """Send protocol and token, and wait until the peer accepts. Raises the peer's failure, or ConnectionError."""
+        """Send protocol number and token, and wait until the peer accepts. Raises its failure, or ConnectionError."""
         await self._request(HELLO, [messages.PROTOCOL, token])
-        self._greeted = True  # the peer may call back
+        self._greeted = True  # from now on the peer may send calls, too
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
-        """Call a method of the peer. Raises its error, or ConnectionError if the peer ends before the answer."""
+        """Call a method of the peer. Raises the method's error, or ConnectionError if the peer ends first."""
         return await self._request(CALL, [method, list(args)])
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncGenerator[Any, None]:
@@ -233,9 +233,7 @@ class Connection(asyncio.BufferedProtocol):
         at = 0
         while self._filled - at >= HEAD.size:
             number, kind, count, size = HEAD.unpack_from(self._scratch, at)
-            if (
-                count > messages.MAX_LARGE
-            ):  # no sender of this protocol sends so many; their sizes alone could fill the buffer
+            if count > messages.MAX_LARGE:  # no valid sender sends so many; the sizes alone could fill the buffer
                 self._transport.abort()
                 return
             start = at + HEAD.size + 8 * count
@@ -263,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_large(self, number: int, kind: int, sizes: Sequence[int], begun: memoryview) -> None:
         import numpy as np
 
-        if not self._greeted and (kind < VALUE or not self._answers):  # no memory for a peer without a token
+        if not self._greeted and (kind < VALUE or not self._answers):  # allocate nothing for a peer without a token
             self._transport.abort()
             return
         try:
@@ -302,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class RpcServer:
-    """A server that answers calls of any number of processes on this machine."""
+    """A server that answers the calls of any number of processes on this machine."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -310,7 +308,7 @@ class RpcServer:
         self._connections: set[Connection] = set()
         self._token = secrets.token_hex(16)
         self.address = ""
-        """`name token` for `connect`. Empty while closed, and on systems without abstract socket names."""
+        """Socket name and token, for `connect`. Empty while closed, and on systems without abstract socket names."""
 
     async def open(self) -> None:
         """Listen on an abstract socket, which needs no file. Do nothing if already open."""
@@ -323,7 +321,7 @@ class RpcServer:
         self.address = f"{name} {self._token}"
 
     def close(self) -> None:
-        """Stop listening, and end all connections with the calls that are served on them."""
+        """Stop listening; end all connections and the calls that are in progress on them."""
         if self._server is not None:
             self._server.close()
         for connection in tuple(self._connections):
@@ -354,7 +352,7 @@ async def connect(address: str, peer: str) -> Connection | None:
 
 
 def proxy(protocol: type[P], call: Call) -> P:
-    """Make an object of `protocol` whose coroutine methods make calls of the same names."""
+    """Make an object that implements `protocol`: each of its coroutine methods sends a call of the same name."""
     made = type(f"{protocol.__name__}Proxy", (), {})()
 
     async def method(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> Any:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker's side of calls: `Host`, errors as data, and `IsolatedHost`, the child's side of `IsolatedPool`.
 
-A host is independent of the transport: `runners.local.child` serves it over a socket, `runners.ray` inside an actor.
-Code that holds the interpreter lock can't be timed out from within: the parent notices the silence and kills the
-process.
+A host is independent of the transport: `runners.local.child` serves it over a socket, `runners.ray` inside an actor. A
+process can't time out code that holds its interpreter lock: the parent notices that the process is silent and kills it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ LOOP_CHECK_S = 0.1
 PARENT_SILENCE_S = 90.0
 """Seconds without an answer or a `still_working` message before a call to the parent fails."""
 SILENCE_CHECKS = 6
-"""Checks in that time. An event loop that was blocked misses at most one, and then reads the messages that arrived."""
+"""Checks for a message within PARENT_SILENCE_S. A blocked event loop fails only one check, then reads its messages."""
 DONE, FAILED, LATE = "done", "failed", "late"
 PORTS = range(20_000, 32_768)
 Result: TypeAlias = list[Any]
@@ -55,7 +54,7 @@ Results: TypeAlias = tuple[list[Result], bool]
 
 
 class Builder(Protocol):
-    """The part of the catalogue that a host needs."""
+    """The part of a plugin catalogue that a host needs."""
 
     def build(self, chosen: Chosen) -> Configurable: ...
 
@@ -145,7 +144,7 @@ def _described(error: BaseException) -> tuple[str, str, tuple[str, ...]]:
 
 
 def raised(failure: Failure, worker: str) -> Exception:
-    """Return the exception to raise in the caller: errors of relax and some built-ins as such, else PluginError."""
+    """Return the exception to raise in the caller: Relax and some built-in errors keep their type, else PluginError."""
     if failure.type == "ConfigError" and len(failure.fields) == 3:
         return ConfigError(*failure.fields)
     if failure.type == "PluginError":
@@ -161,18 +160,18 @@ def raised(failure: Failure, worker: str) -> Exception:
 
 
 class IsolatedHost:
-    """The base class of hosts in an `IsolatedPool`'s processes. Subclasses define items, and methods for sessions.
+    """The base class of hosts in an `IsolatedPool`'s processes. Subclasses implement items, and methods for sessions.
 
     Invariants:
-    - `handle` runs in one thread, item after item. A `concurrent` host returns awaitables from it, which run
+    - `handle` runs in one thread, item after item. In a `concurrent` host it returns awaitables, which run
       concurrently.
-    - Each item is answered once. After an item that was late or out of memory no item is answered: the parent kills the
-      process.
-    - The deadline of an awaited item is paused while the parent answers one of its calls.
+    - Each item is answered once. If an item in the thread is late or runs out of memory, the parent kills the process,
+      so no later item is answered.
+    - The deadline of an awaited item is paused while the item waits for an answer of the parent.
     """
 
     component: Chosen
-    """The component to host. Set before the first call, like `build`."""
+    """The component to host. The process sets `component` and `build` before the first call."""
     build: Callable[[Chosen], Any]
     concurrent = False
     ends = False
@@ -186,7 +185,7 @@ class IsolatedHost:
     # -- for subclasses -------------------------------------------------------------------------------------------
 
     def open(self, *args: Any) -> Any:
-        """Build the component; the parent gets the result. An override may be a coroutine function."""
+        """Build the component and return a value for the parent. An override may be a coroutine function."""
         raise NotImplementedError
 
     async def end(self) -> None:
@@ -201,11 +200,11 @@ class IsolatedHost:
         raise NotImplementedError
 
     def pack_result(self, item: Any, result: Any) -> Any:
-        """Turn a result into data for the wire. An error raised here is the item's error."""
+        """Turn a result into data for the wire. An error of this method becomes the item's error."""
         return result
 
     def pack_error(self, item: Any, error: BaseException) -> tuple[str, Any]:
-        """Turn an item's error into a status and its value."""
+        """Turn an item's error into the status and value of its `Result`."""
         return FAILED, describe(error)
 
     # -- for the parent -------------------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ class IsolatedHost:
         return self.concurrent, self.ends, opened
 
     async def finish(self) -> None:
-        """Call `end` before the process ends. Its errors are only written to the process's log."""
+        """Call `end` before the process ends. Write its errors only to the process's log."""
         try:
             await self.end()
         except Exception:
@@ -323,14 +322,14 @@ class IsolatedHost:
 
 
 class ParentChannel:
-    """Calls from an isolated process to its parent. Requests are sent in order on one stream; answers arrive as calls.
+    """Calls from an isolated process to its parent. A stream sends requests in order; answers arrive as calls.
 
     Invariants:
     - The parent begins requests in the order in which they were made.
     - A call ends with its answer or the parent's error, unless the process ends. Arguments that can't be sent raise
       TypeError.
-    - A call waits as long as the parent sends `still_working`. It raises DeadlineExceeded `silence_s` after the last
-      message.
+    - A call waits as long as the parent sends `still_working`. It raises DeadlineExceeded `silence_s` seconds after the
+      last of these messages.
     """
 
     def __init__(self, silence_s: float = PARENT_SILENCE_S) -> None:
@@ -399,7 +398,7 @@ class _PendingCall:
 
 
 class BlockedTime:
-    """Measurement of how long an event loop is blocked. A deadline that passes meanwhile does not prove its item late.
+    """A stopwatch for the time in which an event loop is blocked, since a late item may be late only for this reason.
 
     Invariants:
     - A timer runs only while a `watched` block is open.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killable processes for code of authors: rewards, environments, media processors.
+"""Killable processes for plugin authors' code: rewards, environments, media processors.
 
 Stateless items run in any process (`submit`); a `session` makes several calls to one process. The hosted class derives
-from `rpc.host.IsolatedHost`; its `parent` calls the handlers that are given here.
+from `rpc.host.IsolatedHost`; through its `parent` it calls handlers in the process of the pool.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ GRACE_S = 2.0
 """Seconds for the transfer of a request and its answer, added to the deadline of an item or call."""
 ANSWER_S = 60.0
 STILL_WORKING_S = 15.0
-"""Seconds between `still_working` messages to a child that waits for an answer. Without them its call fails."""
+"""Seconds between `still_working` messages to a child that waits for an answer. Without them the child's call fails."""
 UNBOUNDED_S = 1e9
-"""No limit on the silence of the request stream: a dead process is noticed by the calls that wait for its work."""
+"""Time limit of the request stream, in effect none: the calls that wait for a process's work notice its death."""
 SIDE_BY_SIDE = 64
-"""Batches at once in a process with concurrent items. A slow item delays only its own batch."""
+"""Number of batches that a process with a `concurrent` host runs at once. A slow item delays only its own batch."""
 MAX_BATCH = 1024
 INHERITED_ENV = (
     "PATH", "PYTHON*", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "USER", "LOGNAME", "*_NUM_THREADS",
     "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS", "RELAX_TRACEBACKS",
 )  # fmt: skip
-"""Environment variables that code of authors inherits: to find Python, packages and plugins, and to set language,
-threads and certificates. Further variables, credentials above all, are inherited only if the configuration names
+"""Environment variables that authors' code inherits: to find Python, packages and plugins, and to set language,
+threads and certificates. All further variables, such as credentials, are inherited only if the configuration names
 them.
 """
 MIN_SPARE = 4
-"""Smallest number of spare processes for sessions that are `alone`; a larger pool has as many as it has processes."""
+"""Smallest number of spare processes for sessions that are `alone`; a pool of more processes has one spare for each."""
 
 Handler: TypeAlias = Callable[..., Any]
 """A function that answers calls of the child; it may return an awaitable."""
 Replaced: TypeAlias = Callable[[str, str, float], Awaitable[None]]
 """A function that is called after each replacement of a process with (name, reason, seconds without a process)."""
 Opened: TypeAlias = Callable[[Any], Mapping[str, Handler]]
-"""A function from the result of the host's `open` to the handlers for that process's calls; empty for no calls."""
+"""A function that takes the result of the host's `open` and returns handlers, by method, for the process's calls."""
 
 
 async def no_report(name: str, why: str, seconds: float) -> None:
@@ -80,7 +80,8 @@ class ItemCrash(Exception):
 class SessionLost(Exception):
     """The session's process ended or stopped answering, but several sessions had used it. Begin the session again.
 
-    `suspect`: a call of this session was in progress, so the session may be the cause; begin it again with `alone`.
+    `suspect`: True if a call of this session was in progress, so that the session may be the cause; begin it again with
+    `alone`.
     """
 
     def __init__(self, message: str, suspect: bool) -> None:
@@ -91,19 +92,19 @@ class SessionLost(Exception):
 class IsolatedPool:
     """Killable processes of one hosted class.
 
-    An item: `waiting -> running -> done | failed | timed out | crashed`. If its process is killed, a running item runs
-    again, unless it was found to be the cause.
+    An item: `waiting -> running -> done | failed | timed out | crashed`. If a process is killed, its running items run
+    again, except the item that was found to be the cause.
 
     Invariants:
-    - An item never gets the outcome of a different item. After a process broke, its unanswered items run again one at a
-      time without company, so that the first unanswered item is the cause.
+    - An item never gets the outcome of a different item. After a process breaks, its unanswered items run again, one at
+      a time and without a concurrent item, so that the first unanswered item is the cause.
     - An item that exceeds its deadline while it runs alone is timed out. Since a process may also be killed from
-      outside, an item is crashed only after `tries` processes ended on it.
+      outside, an item counts as crashed only after `tries` processes ended while they ran it.
     - A session keeps its process. When that process is killed, the session's calls raise; no state moves to the next
       process.
-    - A session is the cause of a broken process only if no second session was in it. A session that is `alone` has a
-      process of its own, started for it and ended with it.
-    - After `fail` every waiting and later item raises that error. After `stop` no process is left.
+    - A session counts as the cause of a broken process only if the process never had a second session. A session that
+      is `alone` has a separate process, started for it and ended with it.
+    - After `fail`, every waiting and later item raises the given error. After `stop` no process is left.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class IsolatedPool:
 
     @asynccontextmanager
     async def session(self, alone: bool = False) -> AsyncIterator[IsolatedSession]:
-        """Open calls to the process with the fewest sessions; `alone`: to a new process without further sessions."""
+        """Open a session in the process with the fewest sessions; with `alone`, in a new process of its own."""
         processes = self._spare if alone else self._processes
         async with self._spare_places if alone else self._places:
             process = min(processes, key=lambda process: process.sessions)
@@ -270,7 +271,7 @@ class IsolatedProcess:
     - At most one process exists at a time. `worker` is set once it is ready, until `discard`.
     - A killed process is replaced once, by the next caller of `ready`, even if several callers wait. The replacements
       of `maths` are named `maths.1`, `maths.2`.
-    - A second `discard` of the same worker does nothing, so every caller that saw it break may call it.
+    - A second `discard` of the same worker does nothing, so every caller that notices the failure may call `discard`.
     """
 
     def __init__(
@@ -278,12 +279,12 @@ class IsolatedProcess:
     ) -> None:  # fmt: skip
         self._replaced = replaced
         self._lost: tuple[str, float] | None = None
-        """(reason, time) at which the last worker was discarded as broken, else None."""
+        """(reason, time) of the discard of a broken worker until its replacement is ready, else None."""
         self._name, self._spec, self._workers, self._open_args, self._opened = name, spec, workers, open_args, opened
         self.worker: Worker | None = None
         self.sessions = 0
         self.users: set[int] = set()
-        """Numbers of all sessions, ended ones included, of the present worker."""
+        """Numbers of all sessions that the present worker has had, including ended sessions."""
         self.width = 1
         self.places = asyncio.Semaphore(1)
         self._ends = False
@@ -316,7 +317,7 @@ class IsolatedProcess:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Take all places: wait until the process has no batch, and let no batch enter."""
+        """Wait until the process runs no batch, and keep all batches waiting while the body runs."""
         taken = 0
         async with self._clearing:
             try:
@@ -350,9 +351,9 @@ class IsolatedProcess:
 
 
 class IsolatedSession:
-    """Calls to one process that share state under one `number`. The state is lost with the process.
+    """Calls to one process that share state there, under the session's `number`. The state is lost with the process.
 
-    If the process breaks, calls raise ItemTimeout or ItemCrash if the session was always alone in it, else SessionLost.
+    If the process breaks, calls raise SessionLost, or ItemTimeout or ItemCrash if the session was always alone in it.
     """
 
     def __init__(self, process: IsolatedProcess, worker: Worker, number: int, timeout_s: float) -> None:
@@ -366,7 +367,7 @@ class IsolatedSession:
 
     @property
     def alone(self) -> bool:
-        """True while this is the only session that the process has ever had, and so the cause of its failures."""
+        """True if the process has never had a second session, so that this session is the cause of its failures."""
         return len(self._users) == 1
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -421,11 +422,11 @@ class IsolatedSession:
         return self._broken(f"process ended: {error}", suspect=True)
 
     def _broken(self, message: str, suspect: bool) -> Exception:
-        return ItemCrash(message) if self.alone else SessionLost(f"{message}; other samples were in it", suspect)
+        return ItemCrash(message) if self.alone else SessionLost(f"{message}; other samples ran in it", suspect)
 
 
 async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> None:
-    """Answer a child's calls until the child ends; then cancel the unanswered ones."""
+    """Answer a child's calls until the child ends; then cancel the handlers that are still running."""
     answers: set[asyncio.Task[None]] = set()
     stream: Any = worker.stream("requests", timeout_s=UNBOUNDED_S)
     try:
@@ -444,7 +445,7 @@ async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> N
 
 
 async def _answer(worker: Worker, handlers: Mapping[str, Handler], number: int, method: str, packed: bytes) -> None:
-    """Answer one call with its result or error, and send `still_working` until then."""
+    """Answer a child's call with its handler's result or error; send `still_working` until then."""
 
     async def work() -> Any:
         if method not in handlers:

@@ -24,7 +24,7 @@ LARGE_BYTES = 1 << 14
 MAX_LARGE = 4096
 """Largest number of arrays after one message. Further arrays are sent within the message."""
 MAX_DEPTH = 64
-"""Largest nesting of values. Each level is a message within the message and takes C stack to decode."""
+"""Largest number of nested levels in a value. Each level is a message within a message and takes C stack to decode."""
 KEPT_BYTES = 1 << 20
 """An encoder that made a larger message is discarded, to free its buffer."""
 
@@ -33,7 +33,7 @@ _FLAT = frozenset({str, int, float, bool, bytes, type(None)})
 """Types that msgpack encodes and decodes by itself."""
 _registry: dict[str, Any] = {}
 _fields: dict[type, tuple[str, ...]] = {}
-"""Attributes that are sent and passed to the constructor, by registered type, except types in `_packed`."""
+"""For each registered type that is not in `_packed`: the attributes that are sent and passed to its constructor."""
 _packed: set[type] = set()
 """Registered types with `pack` and `unpack`."""
 T = TypeVar("T", bound=type)
@@ -94,7 +94,7 @@ def _encoded(value: Any, large: list[Any] | None, exact: bool = False) -> bytes:
 
 
 def decode(data: bytes | memoryview, large: Sequence[Any] = (), depth: int = 0) -> Any:
-    """Return the value. Sequences outside of fields are returned as tuples. Raises ValueError for an unknown type."""
+    """Return a message's value. Sequences outside of fields become tuples. Raises ValueError for an unknown type."""
     return _decoded(data, large, depth, exact=False)
 
 
@@ -170,7 +170,7 @@ def _alike(values: Sequence[Any]) -> bool:
 
 
 def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
-    """Encode many values of one type as columns of fields. One by one, each would be a message within the message."""
+    """Encode many values of one type as one list per field, which saves a message within the message for each value."""
     cls = type(values[0])
     names = _fields[cls]
     rows = map(attrgetter(*names), values)
@@ -192,7 +192,7 @@ def _encode_array(large: list[Any] | None, value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         cls = type(value)
         raise TypeError(
-            f"{cls.__module__}.{cls.__qualname__} can't travel to another process; send plain data or an api type"
+            f"{cls.__module__}.{cls.__qualname__} can't travel to another process; send plain data or `api` types"
         )
     if value.dtype == object:
         return msgpack.ExtType(_OBJECTS, encode([list(value.shape), value.ravel().tolist()]))
@@ -231,7 +231,7 @@ def _decode_array(large: Sequence[Any], depth: int, code: int, data: bytes) -> A
     if code == _OBJECTS:
         shape, values = decode(data, (), depth)
         objects = np.empty(len(values), object)
-        for place, held in enumerate(values):  # one by one, since numpy would make rows of tuples
+        for place, held in enumerate(values):  # assigned one by one, since numpy would turn tuples into array rows
             objects[place] = held
         return objects.reshape(shape)
     dtype, shape, held = decode(data, (), depth)

@@ -27,8 +27,8 @@ class TimedCondition:
     """A condition variable with deadlines, for tasks of one event loop.
 
     Invariants:
-    - An attempt is made at once, after every `notify`, when time alone may change its result, and at the deadline.
-    - After `close` every wait ends with its first attempt.
+    - `attempt` is called at once, after every `notify`, when time alone may change its result, and at the deadline.
+    - After `close`, every wait ends after one attempt.
     """
 
     def __init__(self, clock: Clock, next_at: Callable[[], float | None] = lambda: None) -> None:
@@ -46,7 +46,7 @@ class TimedCondition:
         self.notify()
 
     async def wait_for(self, attempt: Callable[[float], T | None], wait_s: float) -> T | None:
-        """Return the first result of `attempt(now)` that is not None; None after `wait_s`."""
+        """Return the first result of `attempt(now)` that is not None, or None after `wait_s` seconds."""
         deadline = self._clock.now() + wait_s
         while True:
             now = self._clock.now()
@@ -110,7 +110,7 @@ class RestartBudget:
     """A budget of failures in a row: restarts of a worker, returns to a checkpoint, skipped updates.
 
     `limit` failures are allowed, one more is not. Progress and time restore the budget. The owner decides which events
-    are failures and progress, and what ends when the budget is spent.
+    are failures or progress, and acts when the budget is spent.
 
     Invariants:
     - `refill` deletes all failures; the owner calls it after progress.
@@ -123,7 +123,7 @@ class RestartBudget:
 
     @property
     def spent(self) -> int:
-        """Number of failures that count at present, including the last."""
+        """Number of failures that count at present, including the latest failure."""
         return len(self._failures)
 
     def spend(self, now: float = 0.0) -> bool:

@@ -305,7 +305,7 @@ async def test_a_sample_whose_process_is_killed_under_it_is_played_again_and_tha
         after = await played(pool, kills)
     assert after.outcome is Outcome.FINISHED and after.info["pid"] not in killed
     (why,) = retries
-    assert re.fullmatch(r"environment-wild: process (ended: .*|was replaced); other samples were in it", why)
+    assert re.fullmatch(r"environment-wild: process (ended: .*|was replaced); other samples ran in it", why)
 
 
 async def test_an_agent_branches_from_its_own_process(wanderer: Shared) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RoleContext`, built from a launch and the services of the run, and `run_role`, which runs a role to its end.
 
-Roles run the same way in a task of the local runner and in a Ray replica: heartbeats, commands, restarts, final
-heartbeat.
+Roles run the same way in a task of the local runner and in a Ray replica: they send the same heartbeats, obey the same
+commands and are restarted after the same errors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from relax_core.rpc.waiting import RestartBudget, attended
 from relax_core.runners.launch import Launch
 
 AGAIN_S = 0.5
-"""Seconds within which the same wait continues when it is repeated, unless the role did something in between."""
+"""Longest gap in seconds after which a repeated wait counts as the same wait, if `doing` was not called in it."""
 HEARTBEAT_S = 0.5
 MAX_RESTARTS = 3
 """Restarts of one role before the run stops at its last checkpoint."""
@@ -56,11 +56,11 @@ PERSON = "a person"
 REFILL_S = 600.0
 """Seconds after which a restart no longer counts."""
 SELDOM = (50_000, 20, 20)
-"""Thresholds of garbage collection while roles work."""
+"""Arguments of gc.set_threshold while roles work, so that garbage is collected rarely."""
 freezes = True
-"""False in a process that calls gc.freeze itself, as the test suite does: gc.unfreeze would thaw its objects, too."""
+"""False in a process that calls gc.freeze itself, as the test suite does: gc.unfreeze would undo its call, too."""
 _thresholds: list[tuple[int, int, int]] = []
-"""The thresholds before each role that works in this process began."""
+"""For each role at work in this process: the garbage collection thresholds from before its start."""
 _worked = threading.Event()
 """Set once a role has worked in this process."""
 
@@ -84,7 +84,7 @@ class RoleWorkers:
 
 
 class RoleContext:
-    """The services that a role may use, and the role's reports on itself: `api.role.Context`."""
+    """The implementation of `api.role.Context`: the services of the run for one role, and the role's heartbeats."""
 
     def __init__(
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, run_status: RunStatus,
@@ -107,7 +107,7 @@ class RoleContext:
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
         self._waited: dict[tuple[str, str], tuple[float, float]] = {}
-        """(since, end) by (reason, owed_by) of the waits that ended since the role last did something."""
+        """(start, end) of each wait that ended since the last call of `doing`, by (reason, owed_by)."""
         self._doing, self._facts = "starting", dict[str, Any]()
         self._state: RoleState = "starting"
         self._activity = SpanRecorder(role, clock)
@@ -222,7 +222,7 @@ class RoleContext:
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
     """Run a role until it returns. Restart a stateless role with fresh workers after an infrastructure failure.
 
-    All remaining errors, and that of a full disk, are raised. A failure of the restart counts against the same budget.
+    All remaining errors are raised, and so is DiskFull. A failed restart counts against the same restart budget.
     `without_s`: seconds since the role's last process died; None for its first process.
     """
     lost_at: float | None = None
@@ -254,7 +254,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
 
 
 async def _run_attended(role: Role, context: RoleContext) -> None:
-    """Run the role while sending its heartbeats and taking its commands. An error of either ends the role."""
+    """Run the role while sending its heartbeats and taking its commands. An error in any of the three ends the role."""
     try:
         async with attended(_send_heartbeats(context), _take_commands(context)):
             await role.run(context)
@@ -298,9 +298,10 @@ def _last_heartbeat(context: RoleContext, state: RoleState, doing: str = "") -> 
 def collected_seldom() -> Iterator[None]:
     """Collect garbage rarely while a role of this process works, and only objects made since the first role began.
 
-    A step makes tens of thousands of objects but hardly a cycle. With the default thresholds, garbage collection took
-    half of a step's time apart from compute. The previous state is restored at the end, for instance in a notebook.
-    Garbage of an earlier run in this process is collected before the freeze: it may hold large models and open files.
+    A step makes tens of thousands of objects but hardly any reference cycles. With the default thresholds, garbage
+    collection took half of a step's time outside of compute. The previous state is restored at the end, for example for
+    a notebook. Garbage of an earlier run in this process is collected before the freeze, since it may include large
+    models and open files.
     """
     if freezes and _worked.is_set() and not _thresholds:
         gc.collect()
@@ -313,7 +314,7 @@ def collected_seldom() -> Iterator[None]:
         yield
     finally:
         if len(_thresholds) > 1:
-            _thresholds.pop()  # keep the first entry: the process's own thresholds
+            _thresholds.pop()  # keep the first entry, which has the process's own thresholds
         else:
             gc.set_threshold(*_thresholds.pop())
             if freezes:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 class DebuggerLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock stops while a debugger halts the process, so that no deadline passes.
 
-    `breakpoint()` reports the begin and end of a halt. Further debuggers are noticed by the gap between two iterations.
+    `breakpoint()` reports the begin and end of a halt. Halts by other means show as a gap between two loop iterations.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class LoopClock:
 
 
 class InlineWorker:
-    """A hosted component in this process. Values are encoded and decoded, so they have the types of remote calls."""
+    """A hosted component in this process. Values are encoded and decoded, so types are as in remote calls."""
 
     alive = True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of runners, and `Launch`: a run as plain data, from which each of its processes is built."""
+"""The interface of runners, and `Launch`: the plain data from which each process of a run builds its part."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Launch:
     run_id: str
     run_dir: str
     config: Mapping[str, Any]
-    """`RunConfig.dump()`."""
+    """The run's configuration, as `RunConfig.dump()` returns it."""
     plan: Plan
     plugin_files: tuple[str, ...] = ()
     resolved: tuple[Any, ...] = ()
-    """Plugins of the driver; a worker with different plugins refuses to start."""
+    """The plugins that the driver has loaded; a worker with different plugins refuses to start."""
     incarnation: int = 0
     resume: Resume | None = None
     epoch: RunEpoch | None = None
-    """This start of the run; None if the run directory has no second start."""
+    """The epoch of this start of the run; None disables the check for later starts."""
     functions: Mapping[str, bytes] = field(default_factory=dict)
     """Rewards passed as Python functions: cloudpickle bytes by name, loaded only by children of this process tree."""
 
@@ -81,7 +81,7 @@ class Runner(Protocol):
         ...
 
     async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
-        """Return the roles that ended since the last call; wait up to `wait_s` for the first."""
+        """Return the roles that ended since the last call; wait for the first, for at most `wait_s` seconds."""
         ...
 
     async def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that run the roles of a run. When one dies, its role is restarted in a new process, or the run ends.
+"""The replicas (Serve processes) that run the roles. When a replica dies, its role gets a new one or the run ends.
 
 This is a pure state machine; the Ray hub watches the processes.
 """
@@ -18,7 +18,7 @@ TAKEOVER_S = 120.0
 
 @dataclass(slots=True)
 class Replica:
-    """The replica of one role, and the role's restarts so far."""
+    """The newest replica of one role, and the role's restarts so far."""
 
     pid: int = 0
     lost_at: float | None = None
@@ -39,8 +39,8 @@ class ReplicaLoss:
 class ReplicaTracker:
     """The replicas of all roles of a run.
 
-    After a loss, the next replica that Serve starts runs the role again, within a budget that refills with time. The
-    caller passes all times in.
+    After a loss, the next replica that Serve starts runs the role again, within a restart budget that refills with
+    time. The caller passes the present time to each call.
     """
 
     def __init__(self, roles: Iterable[str]) -> None:
@@ -51,7 +51,7 @@ class ReplicaTracker:
         return tuple(role for role, replica in self._roles.items() if not replica.pid)
 
     def enter(self, role: str, pid: int, now: float) -> float | None:
-        """Register a new replica; return the time since which the role had none, or None for its first replica."""
+        """Register a new replica; return when the last replica was lost, or None for the first replica."""
         replica = self._roles[role]
         since = now if replica.lost_at is None else replica.lost_at
         again = replica.pid != 0

@@ -16,7 +16,7 @@ from relax_core.api.role import Clock, Command, CommandName, Heartbeat
 from relax_core.rpc.waiting import TimedCondition
 
 KEPT_EVENTS = 4096
-"""Events in memory: more than a working controller lags behind. Earlier events are in the run directory."""
+"""Events kept in memory, more than a working controller lags behind by. Older events are in the run directory."""
 FULL_S = 60.0
 """Seconds that an emitter waits while KEPT_EVENTS are unread; then the oldest event is dropped and counted."""
 
@@ -38,9 +38,9 @@ class RunStatusService:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
         self._spent: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
-        """`TimeSpent` events, one for each heartbeat. They are kept apart, to displace no event and wake no reader."""
+        """`TimeSpent` events, one per heartbeat. In a separate queue, they displace no event and wake no reader."""
         self._dropped: tuple[int, EventsDropped] | None = None
-        """Number of the last dropped event, and the count of drops that no reader has seen."""
+        """Number of the last dropped event, and an event that counts the drops that no reader has seen."""
         self._read, self._has_reader = 0, controlled
         """Number of the last event that the reader has recorded, and True if there is a reader."""
         self._commands: dict[str, list[Command]] = {}
@@ -78,7 +78,7 @@ class RunStatusService:
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         self._has_reader = True
-        # Compare with the newest event, not `_numbers`: commands raise that too, so the reader would return at once.
+        # Compare with the newest event, not with `_numbers`: commands have numbers, too, and would end each wait.
         if after > self._read:
             self._read = after
             self._changes.notify()  # emitters may be waiting for room
@@ -103,16 +103,16 @@ class RunStatusService:
 
 
 class ClockOffsets:
-    """The offset of each role's monotonic clock from the hub's clock, which differ between machines.
+    """The offset of each role's monotonic clock from the hub's clock. The clocks of different machines differ.
 
     A heartbeat is sent before it arrives, so the smallest difference seen is the best estimate; its error is the
-    fastest transfer time. No extra messages are needed. On one machine the offset is close to zero.
+    fastest transfer time. On one machine the offset is close to zero.
     """
 
     def __init__(self) -> None:
         self._shifts: dict[tuple[str, int], float] = {}
         self._ends: dict[str, float] = {}
-        """End of each track's last span. After an improved offset, the next span must not overlap it."""
+        """End of each track's last span. The track's next span begins no earlier, even after an improved offset."""
 
     def translate(self, heartbeat: Heartbeat, now: float) -> Heartbeat:
         """Return the heartbeat with times on the hub's clock. Without `sent`, only the arrival time `at` is set."""

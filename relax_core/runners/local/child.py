@@ -43,7 +43,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def _confine(certificate: dict[str, Any]) -> None:
-    """Change to the scratch folder and give up writing to the run directory. Call it before a second thread starts."""
+    """Change to the scratch folder and give up writing to the run directory. Call it while there is one thread."""
     os.chdir(certificate["scratch"])
     protected = certificate.pop("protected")  # so that hosted code can't find the run directory's name here
     writable = [Path(folder) for folder in certificate.pop("writable")]

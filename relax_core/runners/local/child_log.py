@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a child process: both of its outputs, copied line by line into a file that only the user can read.
+"""The log of a child process: its stdout and stderr, copied line by line into a file that only the user can read.
 
 Secrets are removed and control characters are escaped, so the file is safe to read. A thread copies the output, so that
 a busy event loop does not block the child.

@@ -34,7 +34,7 @@ REQUEST_S = 120.0
 M_ARENA_MAX = -8
 """malloc's parameter for the number of arenas. MALLOC_ARENA_MAX sets it only at the start of a process."""
 UNKNOWN_STATUS = 255
-"""Exit status reported for a child whose server has died, since the real one is lost."""
+"""Exit status reported for a child if its server has died, since the real status is lost."""
 
 
 class ForkedProcess:
@@ -56,7 +56,7 @@ class ForkServer:
     """The parent's handle on a fork server: `started -> fork* -> ended`. The server ends with this process.
 
     Invariants:
-    - There is one server for each environment. Its children have that environment, except for NOT_AT_IMPORT.
+    - There is one server for each environment, NOT_AT_IMPORT apart. Its children have that environment.
     - The server forks only while it has a single thread. If it can't fork or has died, `fork` returns None and the
       caller starts a new interpreter.
     - A child's process id is not reused until `reap`.
@@ -129,13 +129,13 @@ class ForkServer:
             self.reap(pid)
 
     def reap(self, pid: int) -> None:
-        """Let the server wait for a child that has ended or is about to end."""
+        """Let the server wait for a child that has ended or is about to end, which frees the process id."""
         with contextlib.suppress(OSError):
             self._line.send(messages.encode(pid))
 
 
 def _zombie_status(pid: int, parent: int) -> int:
-    """Read the exit status of an ended process that was not waited for; UNKNOWN_STATUS if it has no such parent."""
+    """Read the exit status of a zombie process; return UNKNOWN_STATUS if it is gone or has a different parent."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -149,12 +149,8 @@ def _zombie_status(pid: int, parent: int) -> int:
 def main() -> None:
     """Answer requests until the parent has ended."""
     line = socket.socket(fileno=int(sys.argv[1]))
-    for sent in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-    ):  # the parent decides when this process ends
+    # The parent decides when this process ends.
+    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(sent, signal.SIG_IGN)
     while True:
         data, given, _, _ = socket.recv_fds(line, REQUEST_BYTES, 4)
@@ -177,7 +173,7 @@ def main() -> None:
 
 
 def _imported(modules: Sequence[str]) -> bool:
-    """Import the modules; return False on a failure, whose reason a newly started interpreter will log."""
+    """Import the modules; return False on a failure. The interpreter started in place of a fork will log the reason."""
     try:
         for name in modules:
             importlib.import_module(name)

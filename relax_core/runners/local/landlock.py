@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Landlock: a process gives up its rights to write below a folder and to reach unconfined processes (Linux 5.19).
+"""Landlock: a process gives up its rights to write below a folder and to reach unconfined processes (from Linux 5.19).
 
 No root rights are needed, and child processes inherit the restriction. Landlock can only grant rights to a folder and
-all below it, without exceptions. So every neighbour of the protected folder, and of the folders above it, is granted by
-name; nothing new can be made directly in the folders above. A confined process can't read the memory or environment of
-an unconfined process, nor send it signals (the latter from Linux 6.12).
+all below it, without exceptions. So rights are granted to every neighbour of the protected folder and of the folders
+above it. A confined process can't make new entries directly in the folders above. It can't read the
+memory or environment of an unconfined process, nor send signals to it (the latter from Linux 6.12).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
 CHANGE_FOLDER = sum(1 << bit for bit in range(4, 14))
 """Rights to remove and make files, folders, links and sockets, and to move them between folders."""
 SCOPES = 0b11
-"""Scopes that forbid to reach unconfined processes: abstract sockets and signals."""
+"""Scopes that forbid reaching unconfined processes by abstract sockets and by signals."""
 CAPABILITIES_VERSION = 0x20080522
 READS_OTHERS = (19, 21, 38)
-"""Root's capabilities (tracing, administration, performance) to read the environment of every process."""
+"""Root's capabilities (tracing, administration, performance) that allow reading the environment of every process."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -41,8 +41,8 @@ class _PathBeneath(ctypes.Structure):
 def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bool:
     """Give up writing below `protected`, except in `writable`; return False if the kernel has no Landlock.
 
-    The restriction holds for this thread and everything that it starts. Call it before further threads start: they
-    would keep their rights.
+    The restriction holds for this thread and all threads and processes that it starts. Call this function before
+    further threads start, since they would keep their rights.
     """
     libc, version = ctypes.CDLL(None, use_errno=True), landlock_version()
     if version < MIN_VERSION:
@@ -71,7 +71,7 @@ def landlock_version() -> int:
 
 
 def _beside(protected: Path | None) -> Iterator[Path]:
-    """Yield as few paths as possible that cover everything outside of the folder.
+    """Yield as few paths as possible that cover everything outside of `protected`; `/` for None.
 
     Symbolic links are left out: their targets are covered by their own paths.
     """
@@ -87,7 +87,7 @@ def _beside(protected: Path | None) -> Iterator[Path]:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Give up root's capabilities READS_OTHERS. With NO_NEW_PRIVS no program that is started regains them."""
+    """Give up root's capabilities READS_OTHERS. With NO_NEW_PRIVS, programs started later can't regain them."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: first for capabilities 0-31, then 32-63
     if libc.capget(header, sets) == 0:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local workers: child processes in sessions of their own, called over a private pair of sockets.
 
-A child ends with its parent, when its standard input closes, and is killed with everything that it started. Calls use
-`rpc.connection`, without pickle or a listening socket.
+A child ends when its parent ends, which closes the child's standard input; all processes that it started are killed,
+too. Calls use `rpc.connection`, without pickle or a listening socket.
 
 A child's end is noticed through its pidfd. asyncio's subprocess transport is not used, since it never returns if it is
-cancelled while it connects its pipes. A child sees the GPUs that the plan gives it, as this process numbers them.
+cancelled while it connects its pipes. If the plan gives a child devices, it sees only these.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Child:
 
     @classmethod
     def start(cls, command: Sequence[str], env: Mapping[str, str], log: int | None, keep: int, scratch: str) -> Self:
-        """Start a command. `log` receives both outputs; the child inherits the descriptor `keep`."""
+        """Start a command. `log`: descriptor for stdout and stderr. `keep`: descriptor that the child inherits."""
         return cls(
             subprocess.Popen(
                 list(command),
@@ -103,7 +103,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Kill everything that the ended child has started, then reap the child, which frees its process id."""
+        """Kill all processes that the ended child has started, then reap the child, which frees its process id."""
         self._kill_session()
         self._process.wait()
         asyncio.get_running_loop().remove_reader(self._descriptor)
@@ -141,7 +141,7 @@ def visible_devices(
 
 
 def visible_environment(environment: Mapping[str, str], allowed: Sequence[str] | None) -> dict[str, str]:
-    """Return the variables that a process may see: all, or those allowed. A pattern with `*` matches no credential."""
+    """Return the variables that match `allowed`, or all for None. A pattern with `*` does not match credentials."""
 
     def named(name: str, pattern: str) -> bool:
         words = set(re.split(r"[_.-]", name.upper()))
@@ -240,8 +240,8 @@ class LocalWorkers:
     ) -> None:
         """Make a starter; nothing is started yet.
 
-        `redactor` removes secrets from logs. `protected`: the run directory, which untrusted children can't write to if
-        the kernel has Landlock.
+        `threads`: OMP_NUM_THREADS of each child. `redactor` removes secrets from logs. `protected`: the run directory;
+        untrusted children can't write to it if the kernel has Landlock.
         """
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
         self._log_dir, self._clock, self._threads = log_dir, clock or SystemClock(), threads
@@ -253,7 +253,7 @@ class LocalWorkers:
 
     @classmethod
     def of_run(cls, launch: Launch, clock: Clock) -> Self:
-        """Make the workers of a run, with its plugins, its logs without secrets, and its directory protected."""
+        """Make the workers of a run: they have its plugins, log without its secrets, and protect its directory."""
         return cls(
             launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", clock, protected=launch.whole_run,
             redactor=Redactor(revealed(launch.config)),
@@ -278,7 +278,7 @@ class LocalWorkers:
     def _new_scratch(self) -> str:
         """Make the folder of an untrusted child, claimed by this process. The first call removes abandoned folders.
 
-        A folder is abandoned if its process was killed together with its children.
+        A folder is abandoned if the process that claimed it was killed together with its children.
         """
         if not self._swept:
             sweep_abandoned(Path(tempfile.gettempdir()))

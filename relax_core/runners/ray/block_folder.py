@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks as files in a storage's memory-backed folder: processes on the storage's machine write and read them in place.
+"""Blocks (columns of rows) as files in a storage's memory-backed folder, read and written by processes on its machine.
 
-A block is a safetensors file with row lengths and values; nothing in it is executed. Its file name is the block's key.
-A file appears whole or not at all, and a reader keeps its mapping even if the file is deleted.
+A block is a safetensors file with row lengths and values; nothing in it is executed. The file name is the block's key.
+A file is written atomically, and a reader's mapping stays valid even if the file is deleted.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from relax_core.tensor_files.mapped_files import MEMORY, PREFIX, claim, read_or_
 from relax_core.tensor_files.safetensors_file import pack, parse
 
 LENGTHS, VALUES = "lengths:", "values:"
-"""Prefixes of the two arrays of a column."""
+"""Name prefixes of the two arrays that store a column."""
 MAPPED_BYTES = 1 << 17
 """Files up to this size in bytes are read at once, since a mapping costs more."""
 SUCCESSOR_S = 300.0
-"""Seconds after the last change of a block in which a storage's next process may take its folder over. No sweep removes
-the folder in that time.
+"""Seconds after the last change of a block in which no sweep removes the folder of a dead storage, so that its next
+process can take the folder over.
 """
 POPULATE = 22
 """MADV_POPULATE_READ, which Python does not define: loads all pages in one call instead of one page fault each."""
 
 
 def new_folder_name() -> str:
-    """Make an unguessable name."""
+    """Make a folder name that can't be guessed."""
     return f"{PREFIX}bus-{secrets.token_hex(8)}"
 
 
@@ -50,7 +50,7 @@ class BlockFolder:
 
     @classmethod
     def make(cls, name: str, memory: Path = MEMORY) -> Self | None:
-        """Make a folder, or take over a dead process's folder and blocks; return None without memory-backed storage.
+        """Make a folder, or take over the folder of a dead process; return None without memory-backed storage.
 
         If this process is killed, a later run removes the folder.
         """
@@ -67,7 +67,7 @@ class BlockFolder:
         return os.path.isdir(self.path)
 
     def write(self, key: int, columns: Mapping[str, Ragged]) -> bool:
-        """Write a block; return False without room, or if safetensors can't store a column's dtype."""
+        """Write a block; return False if the folder lacks room or safetensors can't store a column's dtype."""
         arrays = {LENGTHS + name: np.asarray(column.lengths, np.int64) for name, column in columns.items()}
         arrays |= {VALUES + name: column.values for name, column in columns.items()}
         try:
@@ -85,7 +85,7 @@ class BlockFolder:
         return True
 
     def read(self, key: int, columns: Sequence[str], whole: bool = True) -> dict[str, Ragged] | None:
-        """Return columns read-only, in place; None without such a file. `whole`: all values will be read at once."""
+        """Return columns as read-only views of a block's file; None without a file. `whole`: load all values now."""
         try:
             memory = read_or_map(self._file(key), MAPPED_BYTES + 1)
         except FileNotFoundError:

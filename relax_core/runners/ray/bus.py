@@ -2,9 +2,9 @@
 """The Ray bus, whose payloads are owned by storage actors, and `BusClient`, a role's access to the bus through the hub.
 
 Rows stay readable when their writer dies. On a storage's machine, a writer writes a block as a file into the storage's
-memory-backed folder and hands it over; readers there map the file without a call. From a different machine, or if the
-folder has no room, blocks are sent through Ray. Ray frees a writer's objects when the writer dies, so the storage puts
-large columns into Ray's shared memory again as their owner.
+memory-backed folder and then tells the storage its key; readers there map the file without a call. From a different
+machine, or if the folder has no room, blocks are sent through Ray. Ray frees a writer's objects when the writer dies,
+so the storage puts large columns into Ray's shared memory again, as their owner.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BESIDE_BYTES = 1 << 20
 BY_REFERENCE_BYTES = 1 << 20
 """Columns of at least this size are returned as Ray references. Smaller ones are sent within the answer."""
 STORAGE_RESTARTS = 20
-"""Deaths of one storage after which Ray starts a new process. One more death fails the run."""
+"""Deaths of one storage that Ray answers by starting a new process. One more death fails the run."""
 
 
 class RayBusOptions(Options):
@@ -130,16 +130,16 @@ class BusClient:
 
 
 def _lease(claim: Claim) -> Claim:
-    """Return the claim without rows and samples, which the bus has."""
+    """Return the claim without its rows and samples, which the bus already has."""
     return replace(claim, rows=(), samples={})
 
 
 @ray.remote(num_cpus=0, max_restarts=STORAGE_RESTARTS, max_task_retries=-1)
 class StorageActor(RpcActor):
-    """A process that keeps blocks of columns. If it dies, Ray restarts it and repeats its Ray calls.
+    """A process that keeps blocks of columns. If it dies, Ray restarts it and repeats the unanswered Ray calls.
 
     Invariants:
-    - Every call is safe to repeat: a block is put whole, under a key that is used once.
+    - Every call is safe to repeat: a call puts a whole block, under a key that is used only once.
     - The folder outlives the process: the next process has every block that is a file there. Blocks in memory are lost.
     """
 
@@ -182,7 +182,7 @@ class StorageActor(RpcActor):
         del self._owning[key]
 
     async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None) -> Any:
-        """Return blocks, and Ray references to the values that they lack."""
+        """Return blocks without their large values, and Ray references to these values."""
         return await answered(self._get(keys, columns, part))
 
     async def _get(
@@ -291,7 +291,7 @@ class RemoteStore:
         return found
 
     def _mapped(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged] | None:
-        """Map a block whose file is on this machine; return None without such a file."""
+        """Map a block if its file is on this machine, else return None."""
         folder = self._folder(key)
         block = None if folder is None else folder.read(key, columns, part is None)
         return block if block is None or part is None else cut(block, part)

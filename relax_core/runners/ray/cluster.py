@@ -25,7 +25,7 @@ OBJECT_STORE_BYTES = 512 << 20
 LOGICAL_CPUS = 64
 """CPUs that Ray may schedule. Roles and workers request none, but Serve's own actors request some."""
 START_TRIES, NODE_TIMED_OUT = 2, "timed out during startup"
-"""Attempts to start a cluster, and the error to retry after: a raylet ends if its agent takes 15 s to start."""
+"""Attempts to start a cluster, and the text of the error to retry: a raylet ends if its agent takes 15 s to start."""
 INIT: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
 SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
 SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
@@ -44,7 +44,7 @@ class Cluster:
         self._connecting: Future[None] | None = None
         self._end: Callable[[], None] | None = None
         self.ours = False
-        """True if this run started the cluster, so that it has no further users and ends with the run."""
+        """True if this run started the cluster. The cluster then has no further users and ends with the run."""
 
     def begin(self) -> Future[None]:
         """Start connecting in the thread; `connect` waits for the result."""
@@ -67,7 +67,7 @@ class Cluster:
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
         for name in ("ray", "ray.serve"):  # Ray has its own log files, and roles report what concerns the run
             logging.getLogger(name).setLevel(logging.ERROR)
-        ray._private.worker._worker_logs_enabled = False  # no raylet messages on stdout; a switch of Ray's debugger
+        ray._private.worker._worker_logs_enabled = False  # keep raylet messages off stdout; a private switch of Ray
         self.ours = not joins() and not ray.is_initialized()
         try:
             if not ray.is_initialized():
@@ -113,7 +113,7 @@ def start_cluster() -> Callable[[], None]:
 
 
 def _start_serve() -> None:
-    """Join Serve or start it. If another run starts Serve at the same moment on the same cluster, retry to join."""
+    """Join Serve or start it. While another run is starting Serve on the same cluster, try again."""
     for left in reversed(range(SERVE_TRIES)):
         try:
             serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of an actor: over a socket from processes on its machine, else the same messages in Ray's own calls.
+"""Calls to an actor: over a socket from processes on its machine, else the same messages inside Ray calls.
 
-An actor is an `RpcActor` and is called through an `RpcClient`. A Ray call returns a value, or a `Failure` for an error,
-since Ray's wrapping changes the types of errors.
+An actor is an `RpcActor` and is called through an `RpcClient`. A Ray call returns errors as `Failure` values, since Ray
+would change the types of raised errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMESPACE = "relax"
 CALL_S = 120.0
 """Time limit of a call, longer than every `wait_s` of the hub's calls."""
 Packed = tuple[bytes, list[Any]]
-"""A message and its large arrays."""
+"""An encoded message and its large arrays."""
 P = TypeVar("P")
 
 
@@ -45,7 +45,7 @@ async def answered_by_ray(call: Call, packed: Packed) -> Packed:
 
 
 async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) -> Any:
-    """On the calling side, return the value of a call, or raise its error as its own type.
+    """On the calling side, return the value of a call, or raise its error with the original type.
 
     Raises DeadlineExceeded after `timeout_s`, and WorkerDied if the actor can't be reached.
     """
@@ -69,7 +69,7 @@ class RpcActor:
         self._server = RpcServer(self._serve)
 
     async def address(self) -> str:
-        """Return the address of the actor's socket; empty without a socket."""
+        """Return the address of the actor's socket; empty if it has none."""
         return self._server.address
 
     async def call(self, packed: Packed) -> Packed:
@@ -88,7 +88,7 @@ def _is_lost(opening: asyncio.Future[Connection | None]) -> bool:
 
 
 class RpcClient:
-    """The calls of one process to one actor, over its socket if possible, else through Ray.
+    """The calls of one process to one actor, over the actor's socket if possible, else through Ray.
 
     Invariant: `close` fails the calls in progress and does not cancel the tasks that make them.
     """
@@ -102,7 +102,7 @@ class RpcClient:
         return await asked(self._call(method, args), self._name, method, timeout_s)
 
     async def _call(self, method: str, args: Sequence[Any]) -> Any:
-        if self._opening is None or _is_lost(self._opening):  # ask Ray, which may have restarted the actor
+        if self._opening is None or _is_lost(self._opening):  # ask again: Ray may have restarted the actor
             self._opening = asyncio.ensure_future(self._open())
         opening = self._opening
         if not opening.done():
@@ -125,7 +125,7 @@ class RpcClient:
             raise
 
     def service(self, protocol: type[P], service: str) -> P:
-        """Make an object of `protocol` whose methods are calls of one service of the hub."""
+        """Make an object of `protocol` whose methods call one service of the hub."""
         return proxy(protocol, lambda method, args: self.call(f"{service}.{method}", args))
 
     async def close(self) -> None:

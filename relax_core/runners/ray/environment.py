@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray's environment variables, which must be set before ray is imported. This module does not import ray.
 
-Variables that the user has set are kept. The processes of the run's own cluster inherit the environment and with it a
-secret token: without a token, every process that can reach one of Ray's ports could run code.
+Variables that the user has set are kept. For a cluster of the run's own, one variable is a secret token, which the
+cluster's processes inherit: without a token, every process that can reach one of Ray's ports could run code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # it would kill the run's processes for memory of unrelated programs
+    "RAY_memory_monitor_refresh_ms": "0",  # the monitor would kill the run's processes if other programs fill memory
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_ENABLE_HA_PROXY": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",

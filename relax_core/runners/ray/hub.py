@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hub of a run: one named actor with the bus, run status, weight registry and device service.
 
-Roles find the hub by the run's id. Ray ends it with the driver, and every role that can't reach the hub ends itself.
-The hub watches the replicas that run the roles, and reports their deaths.
+Roles find the hub by the run's id. Ray ends the hub with the driver, and every role that can't reach the hub ends
+itself. The hub watches the replicas that run the roles, and reports their deaths.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def hub_options(run_id: str) -> dict[str, Any]:
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Hub(RpcActor):
-    """The services of one run."""
+    """The actor that serves the services of one run to its roles."""
 
     def __init__(self) -> None:
         super().__init__()
         self._clock = SystemClock()
 
     async def open(self, launch: Launch, mark: str) -> Any:
-        """Open a run. `mark`: file name that the driver has written in the run directory, to check that both see it."""
+        """Open a run. `mark`: name of the driver's file in the run directory, which the hub must see, too."""
         return await answered(self._open(launch, mark))
 
     async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
@@ -138,9 +138,8 @@ class Hub(RpcActor):
 
     async def join(self, role: str, replica: Any, pid: int) -> HubService | None:
         """Let a replica run its role; return None if the role has ended."""
-        await self._lost(
-            role, self._replicas.pid(role)
-        )  # the probes may not have noticed yet that the last replica died
+        # The probes may not have noticed yet that the last replica died.
+        await self._lost(role, self._replicas.pid(role))
         if self._replicas.has_ended(role):
             return None
         now = self._clock.now()
@@ -163,7 +162,7 @@ class Hub(RpcActor):
             self._ends.append((role, failure))
 
     async def ends(self, after: int) -> list[tuple[str, Failure | None]]:
-        """Return the ended roles and their failures, without the first `after` entries."""
+        """Return (role, failure) of the ended roles in the order of their ends, without the first `after` roles."""
         return self._ends[after:]
 
     async def _watch(self, role: str, replica: Any, pid: int) -> None:

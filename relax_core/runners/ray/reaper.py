@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that kills Ray's processes when the driver is killed: Ray's agents outlive raylet and GCS by minutes.
 
-The reaper notes the processes that the driver starts during Ray's start. When its standard input closes, it kills those
-that are still the same processes; after a clean end none are left. Processes that the driver started before are not
-touched.
+The reaper records the processes that the driver starts during Ray's start. When the reaper's standard input closes, it
+kills the recorded processes that are still alive; after a clean end none are left. Processes that the driver started
+earlier are not touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 
 LOOK_S = 0.25
-"""Seconds between two looks for new processes while Ray starts. Afterwards Ray's daemons stay the same."""
+"""Seconds between two checks for new processes while Ray starts. After the start, Ray's daemons stay the same."""
 LET_S = 0.5
 """Seconds for processes to end by themselves before they are killed."""
 
@@ -51,7 +51,7 @@ class Reaper:
 
 
 def main() -> None:
-    """Note new processes while Ray starts, wait for the driver's end, then kill the processes that remain."""
+    """Record new processes while Ray starts, wait for the driver's end, then kill the processes that remain."""
     driver, others = psutil.Process(os.getppid()), {os.getpid(), *map(int, sys.argv[1:])}
     known: set[psutil.Process] = set()
     starting = True

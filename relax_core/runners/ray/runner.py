@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray runner: starts a cluster, a hub and one Serve application for each role, and removes them at the end.
 
-Applications are deployed by `serve.run_many`; Serve's declarative API would replace the applications of further runs on
-the cluster.
+Applications are deployed by `serve.run_many`, since Serve's declarative API would replace the applications of
+concurrent runs on the cluster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Serve deployment of one role. The role's event loop runs in a thread; the health check reads its heartbeat.
+"""The Serve deployment of one role. The role's event loop runs in a thread; a health check detects a blocked loop.
 
 Serve replaces a replica that was killed. The new replica joins the run through the hub and registers the role again,
-which revokes the leases of the last replica. If the hub is gone, the run has ended and the shell deletes its
+which revokes the leases of the last replica. If the hub is gone, the run has ended, and the shell deletes the role's
 application.
 """
 
@@ -33,7 +33,7 @@ from relax_core.runners.ray.workers import RayWorkers
 from relax_core.tensor_files.mapped_files import sweep
 
 LIMIT_S = 60.0
-"""Seconds without an iteration after which an event loop counts as stuck. Longer work belongs in a worker or thread."""
+"""Seconds without an iteration after which an event loop counts as blocked. Put longer work into a worker or thread."""
 
 
 class LoopHeartbeat:
@@ -69,7 +69,7 @@ def app_name(run_id: str, role: str) -> str:
 class RoleShell:
     """One role in one replica: `joins the run -> runs the role to its end -> waits for the end of the hub`.
 
-    Invariant: if the role does not end after the hub's end, its process is ended.
+    Invariant: if the role does not end within STOP_S of the hub's end, its process exits.
     """
 
     def __init__(self, run_id: str, role: str) -> None:
@@ -116,7 +116,7 @@ class RoleShell:
             os._exit(InfrastructureError.exit_code)
 
     async def _watch(self, hub: Any) -> None:
-        """Return when the hub is dead, or has not answered for HUB_SILENCE_S; beat for the health check."""
+        """Return when the hub is dead or has not answered for HUB_SILENCE_S. Meanwhile beat for the health check."""
         last = self._clock.now()
         while self._clock.now() - last < HUB_SILENCE_S:
             self._loop_heartbeat.beat()

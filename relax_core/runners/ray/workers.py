@@ -38,10 +38,10 @@ PARTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class GpuPlacement:
-    """The GPUs of a run: one placement group with a bundle for each set of devices that processes have.
+    """The GPUs of a run: one placement group with a bundle for each set of GPUs that a process uses.
 
-    Processes that the plan puts on one GPU are placed in its bundle, each with a fraction of the GPU, so that they
-    share this GPU. The hub requests the group, which ends with the hub.
+    If the plan puts several processes on one GPU, each is placed in this GPU's bundle with a fraction of the GPU. The
+    hub requests the placement group, which ends with the hub.
     """
 
     group: PlacementGroup
@@ -59,15 +59,15 @@ class GpuPlacement:
 
 
 def gpu_sets(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """List the sets of GPUs that processes have, in order.
+    """List the sets of GPUs that a process uses, in order of GPU numbers.
 
-    Raises ConfigError if a process with several GPUs would share any GPU.
+    Raises ConfigError if a process with several GPUs would share any of these.
     """
     found = [own for own in plan.device_sets if any(name.startswith("gpu:") for name in own)]
     for own in (ordered := sorted(found, key=lambda own: [int(name.removeprefix("gpu:")) for name in own])):
         if len(own) > 1 and plan.num_gpus(own) < len(own):
             fix = "Ray shares a GPU only among processes with a single GPU: give them separate devices, or one GPU each"
-            raise ConfigError("placement", f"{', '.join(own)} of one process, shared with others", fix)
+            raise ConfigError("placement", f"{', '.join(own)} of one process, shared with more processes", fix)
     return tuple(ordered)
 
 
@@ -91,9 +91,8 @@ class WorkerActor(RpcActor):
         self._child: Worker | None = None
         os.environ.update(spec.run_env)  # not in Ray's runtime environment, which is logged
         if spec.python:
-            (self._child,) = await LocalWorkers(plugin_files, resolved).start(
-                [replace(spec, devices=())]
-            )  # the child inherits this actor's visible devices
+            # Without devices in its specification, the child inherits the visible devices of this actor.
+            (self._child,) = await LocalWorkers(plugin_files, resolved).start([replace(spec, devices=())])
             await self._server.open()
             return self._child.pid
         catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
@@ -127,7 +126,7 @@ class WorkerActor(RpcActor):
 
 
 class RayWorker:
-    """`api.role.Worker` as a handle on one actor."""
+    """A handle on one worker actor: `api.role.Worker`."""
 
     def __init__(self, name: str, actor: Any, pid: int, host: str, group: PlacementGroup | None) -> None:
         """`group`: placement group to remove with the actor; None if it belongs to the run."""

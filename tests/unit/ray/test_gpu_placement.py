@@ -89,5 +89,5 @@ def test_what_ray_can_not_share_is_refused_before_anything_starts() -> None:
     assert gpu_sets(SHARED) == (("gpu:0",), ("gpu:1",))
     assert 3 * ray_share(SHARED.num_gpus(("gpu:0",))) <= 1
     assert gpu_sets(plan(actor=(1, frozenset({"cpu:0"})))) == ()
-    with pytest.raises(ConfigError, match="gpu:0, gpu:1 of one process, shared with others"):
+    with pytest.raises(ConfigError, match="gpu:0, gpu:1 of one process, shared with more processes"):
         gpu_sets(plan(actor=(2, TWO), rollout=(1, TWO)))

@@ -66,7 +66,7 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 
 
 def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
-    """Replace a file atomically; if `durable`, wait until the disk stores it safe from a power failure."""
+    """Replace a file atomically; if `durable`, wait until the content would survive a power failure."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(path):
         try:
@@ -98,7 +98,7 @@ def write_document(path: Path, schema: str, values: Mapping[str, Any], durable: 
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Read a JSON document; return None if the file does not exist. Raises ConfigError for an unreadable one."""
+    """Read a JSON document; return None if the file does not exist. Raises ConfigError for an unreadable file."""
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -115,7 +115,8 @@ def read_document(path: Path) -> dict[str, Any] | None:
 class AppendOnlyFile:
     """An append-only file of records.
 
-    Opening it cuts off a torn end: `whole` returns the length of the whole records in the file's bytes.
+    Opening the file cuts off a torn last record: `whole` takes the file's bytes and returns the length of its whole
+    records.
     """
 
     def __init__(self, path: Path, whole: Callable[[bytes], int]) -> None:
@@ -228,7 +229,7 @@ class WriterLock:
                 raise ConfigError(
                     "run", f"{path.parent}, which process {holder} writes", "wait for it, or stop it first"
                 ) from error
-            # Some network file systems have no locks: there the user must not start two writers.
+            # Some network file systems have no locks: on these the user must not start two writers.
             if error.errno not in _UNSUPPORTED:
                 raise
         with disk_errors(path):
@@ -267,5 +268,5 @@ def status_key(heartbeats: Sequence[Heartbeat]) -> tuple[Any, ...]:
 
 
 def host_mark() -> str:
-    """Return a hash of this machine's name, since a process id is valid on one machine only."""
+    """Return a hash of this machine's name, by which readers know whether a process id is of their machine."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:12]

@@ -33,7 +33,7 @@ class RunEpoch:
 
     Invariants:
     - Numbers increase; the first is 1.
-    - No epoch begins while a process holds an earlier one. Once an epoch has begun, no earlier one can be held.
+    - No epoch begins while a process holds an earlier epoch. Once an epoch has begun, no earlier epoch can be held.
     """
 
     file: str
@@ -41,7 +41,7 @@ class RunEpoch:
 
     @classmethod
     def begin(cls, run_dir: Path) -> Self:
-        """Begin the next epoch of a run. Raises InfrastructureError if a process holds the last one too long."""
+        """Begin the next epoch of a run. Raises InfrastructureError if a process holds the last epoch too long."""
         path = run_dir / FILE
         with (
             disk_errors(path),

@@ -34,7 +34,7 @@ _SHAPES = re.compile(
     r"|(?<=://)[^/\s:@\"]+:[^/\s@\"]+(?=@)"
 )
 _SHORTEST = 4
-"""Least characters of a redacted value; redacting shorter ones would hide ordinary words."""
+"""Smallest length of a redacted value; redacting shorter values would hide ordinary words."""
 
 
 class Redactor:
@@ -54,11 +54,11 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def text(self, text: str) -> str:
-        """Return the text without known values and token formats."""
+        """Return the text without known secret values and strings in the format of an access token."""
         return _SHAPES.sub(HIDDEN, self.known(text))
 
     def known(self, text: str) -> str:
-        """Return the text without known values only, for data in which look-alikes must stay."""
+        """Return the text without known secret values. Keep strings that only have the format of a secret."""
         return self._known.sub(HIDDEN, text) if self._known else text
 
     def value(self, value: Any) -> Any:
@@ -90,7 +90,7 @@ def _utc() -> datetime:
 
 
 class RoleLog:
-    """The log of one role or of the controller: a file, stderr, and a structlog logger that writes to both."""
+    """The log of one role or of the controller. Its structlog logger writes to a file and to stderr."""
 
     def __init__(
         self, directory: Path, role: str, *, level: str = "warning", redactor: Redactor | None = None, now: Now = _utc
@@ -109,7 +109,7 @@ class RoleLog:
         )
 
     def write(self, level: str, message: str, /, **fields: Any) -> None:
-        """Write one record to the file, and to stderr if its level is high enough."""
+        """Write one record to the file, and to stderr if `level` is high enough."""
         clean = self.keep(level, message, **fields)
         if LEVELS.get(level, 20) >= self._level:
             _say(human_line(clean))

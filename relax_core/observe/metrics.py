@@ -2,7 +2,7 @@
 """Metrics of a run: the registry of keys, the combination of reports for one step, and the totals in `summary.json`.
 
 Keys have the form `group/name[_unit]` and are stable; `<...>` in a key stands for a name. Unregistered keys, such as
-those of plugins, are recorded too and combine as means.
+keys of plugins, are recorded too and combine as means.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relax_core.api.events import EvalFinished
 
 Combine = Literal["mean", "max", "sum", "last"]
 WEIGHT = "samples/scored"
-"""Key whose value weights a report in a mean over the reports of one step; a report without it has weight 1."""
+"""Key of a report's weight in a mean over the reports of one step; a report without this key has weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ GROUPS = {
     "reward": "Rewards of the step's samples, before the update.",
     "eval": "Results on held-out sets, which are never trained on.",
     "pairs": "Preference pairs: rewards of chosen and rejected rows.",
-    "lag": "Completed steps between the weights that sampled a token and those that train on it.",
+    "lag": "Completed steps between the weights that sampled a token and the weights that train on it.",
     "time": "Seconds in the step. Roles work concurrently, so only the parts of one role add up to the step.",
     "tokens": "Tokens of the step, and their rates.",
     "samples": "Counts of the ledger. Totals of the run satisfy issued = trained + dropped + in_flight at every step.",
@@ -59,12 +59,12 @@ GROUPS = {
 
 METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "Mean reward of the step's judged samples"),
-    Metric("reward/std", "Standard deviation of those rewards"),
+    Metric("reward/std", "Standard deviation of the rewards of the step's judged samples"),
     Metric("reward/greedy", "Mean reward of the greedy baseline samples (temperature 0)"),
     Metric("reward/<component>", "Mean of one reward, before its weight"),
-    Metric("reward/<component>/<part>", "Mean of one named part of that reward's scores"),
-    Metric("reward/<reward>/verdicts/unreadable", "Share of a judge's answers that could not be parsed, repeats "
-           "included"),
+    Metric("reward/<component>/<part>", "Mean of one named part of one reward's scores"),
+    Metric("reward/<reward>/verdicts/unreadable", "Share of a judge's answers that could not be parsed, including "
+           "answers to repeated requests"),
     Metric("reward/<reward>/verdicts/unanimous", "Share of samples on which all votes of the judge were equal"),
     Metric("reward/<reward>/verdicts/agreement", "Share of equal pairs among the votes on a sample, mean over samples"),
     Metric("reward/<reward>/verdicts/variance", "Variance of the votes on a sample, mean over samples"),
@@ -79,8 +79,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("eval/<set>/<name>", "An additional metric of the set", "last"),
     Metric("pairs/accuracy", "Share of the step's pairs whose chosen row has the higher reward"),
     Metric("pairs/margin", "Mean difference of the rewards of chosen and rejected rows"),
-    Metric("pairs/chosen", "Mean reward of chosen rows: a reward model's, or DPO's implicit one"),
-    Metric("pairs/rejected", "Mean reward of rejected rows"),
+    Metric("pairs/chosen", "Mean reward of chosen rows, from a reward model or implicit as in DPO"),
+    Metric("pairs/rejected", "Mean reward of rejected rows, from a reward model or implicit as in DPO"),
     Metric("lag/mean", "Mean lag over trained tokens"),
     Metric("lag/max", "Largest lag of a trained token", "max"),
     Metric("lag/p50", "Median lag of trained tokens"),
@@ -89,29 +89,31 @@ METRICS: tuple[Metric, ...] = (
            "more", "sum"),
     Metric("time/step_s", "The actor's step: wait for rows and devices, training, commit and publish", "last"),
     Metric("time/rollout_s", "Mean time of a group from the start of its generation until its last sample ended"),
-    Metric("time/sample/queue_s", "Mean time of a sample during which its turns waited for an engine; pauses of the "
-           "engines, for devices or weights, count in no `time/sample` metric"),
-    Metric("time/sample/queue_max_s", "The longest such time of a sample", "max"),
-    Metric("time/sample/generate_s", "Mean time of a sample in which engines ran its turns, summed over its branches"),
-    Metric("time/sample/generate_max_s", "The longest such time of a sample", "max"),
-    Metric("time/sample/environment_s", "Mean time that a sample spent in its environment, with tools and programs, "
-           "without waiting for a turn"),
-    Metric("time/sample/environment_max_s", "The longest such time of a sample", "max"),
+    Metric("time/sample/queue_s", "Mean time that the turns of a sample waited for an engine; pauses of the engines, "
+           "for devices or weights, count in no `time/sample` metric"),
+    Metric("time/sample/queue_max_s", "Longest time that the turns of one sample waited for an engine", "max"),
+    Metric("time/sample/generate_s", "Mean time in which engines ran the turns of a sample, summed over its branches"),
+    Metric("time/sample/generate_max_s", "Longest time in which engines ran the turns of one sample", "max"),
+    Metric("time/sample/environment_s", "Mean time that a sample spent in its environment, including tools and "
+           "programs, excluding waits for a turn"),
+    Metric("time/sample/environment_max_s", "Longest time that one sample spent in its environment", "max"),
     Metric("time/sample/reward_s", "Mean time from the delivery of a sample's generated group until it was judged"),
-    Metric("time/sample/reward_max_s", "The longest such time of a sample", "max"),
+    Metric("time/sample/reward_max_s", "Longest time from the delivery of a generated group until it was judged",
+           "max"),
     Metric("time/train_s", "The actor's forward, backward and update", "last"),
     Metric("time/wait_rows_s", "The actor's wait for rows", "last"),
     Metric("time/wait_turn_s", "The actor's wait for its shared devices", "last"),
     Metric("time/critic_s", "The critic's training on the step, including its wait for shared devices", "last"),
     Metric("time/publish_s", "Committing the step and publishing the new weights", "last"),
-    Metric("time/<role>/busy_s", "Time during which the role worked, also if it waited meanwhile (rollout)", "last"),
+    Metric("time/<role>/busy_s", "Time during which the role worked; the rollout may wait at the same time", "last"),
     Metric("time/<role>/wait_s", "Time during which the role only waited", "last"),
-    Metric("time/<role>/wait/<debtor>_s", "The part of `time/<role>/wait_s` that this debtor caused", "last"),
-    Metric("time/<role>/idle_s", "The rest of the step: neither work nor a wait", "last"),
+    Metric("time/<role>/wait/<debtor>_s", "Part of `time/<role>/wait_s` in which the role waited for this debtor",
+           "last"),
+    Metric("time/<role>/idle_s", "Time of the step in which the role neither worked nor waited", "last"),
     Metric("time/bubble_fraction", "Share of the step's device time without work. Work is a trainer's forward, "
            "backward and update, and an engine's running requests, but not saving, moving, offloading or loading "
            "weights", "last"),
-    Metric("time/bubble_fraction/<role>", "The same over the devices of one role: `actor`, `rollout`", "last"),
+    Metric("time/bubble_fraction/<role>", "`time/bubble_fraction` of one role's devices: `actor`, `rollout`", "last"),
     Metric("time/generate_s", "Time during which engines ran requests, summed over the engines' devices", "last"),
     Metric("time/publish/<part>_s", "Part of the last publish that engines confirmed: `gather`, `hash`, `write` at the "
            "sender; `wire`, `load`, `proof` at the slowest receiver", "last"),
@@ -140,8 +142,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/clip_fraction", "Share of tokens at which the surrogate is clipped"),
     Metric("policy/ratio_max", "Largest ratio of a token", "max"),
     Metric("policy/importance_weight", "Mean weight of the off-policy correction; 1 without lag and mismatch"),
-    Metric("policy/importance_weight_max", "Largest such weight, before truncation or masking", "max"),
-    Metric("policy/importance_clipped", "Share of tokens whose weight was truncated or masked"),
+    Metric("policy/importance_weight_max", "Largest weight of the off-policy correction, before truncation or masking",
+           "max"),
+    Metric("policy/importance_clipped", "Share of tokens whose off-policy weight was truncated or masked"),
     Metric("policy/sequence_masked", "Share of tokens in sequences masked as too far off-policy"),
     Metric("policy/<name>", "An additional metric of the algorithm"),
     Metric("distill/kl", "KL per token from the policy to its teacher; an estimate from sampled tokens may be below 0"),
@@ -155,31 +158,32 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/lr", "Learning rate", "last"),
     Metric("train/rollout_log_prob_diff", "Mean |engine - trainer| log-prob on the same tokens, at the step's start",
            "last"),
-    Metric("train/rollout_log_prob_diff_max", "Largest |engine - trainer| of a token", "max"),
-    Metric("train/rollout_log_prob_diff_p99", "99th percentile of |engine - trainer|, from a histogram with buckets "
-           "4 % wide", "last"),
-    Metric("train/rollout_log_prob_diff_lag0", "Mean |engine - trainer| over tokens without lag: the mismatch of "
-           "engine and trainer with equal weights", "last"),
-    Metric("train/rollout_log_prob_diff_lag0_max", "Largest |engine - trainer| of a token without lag", "max"),
-    Metric("train/rollout_log_prob_diff_lag0_p99", "99th percentile of the same over tokens without lag", "last"),
+    Metric("train/rollout_log_prob_diff_max", "Largest |engine - trainer| log-prob of a token", "max"),
+    Metric("train/rollout_log_prob_diff_p99", "99th percentile of |engine - trainer| log-prob, from a histogram with "
+           "buckets 4 % wide", "last"),
+    Metric("train/rollout_log_prob_diff_lag0", "Mean |engine - trainer| log-prob over tokens without lag: the mismatch "
+           "of engine and trainer with equal weights", "last"),
+    Metric("train/rollout_log_prob_diff_lag0_max", "Largest |engine - trainer| log-prob of a token without lag", "max"),
+    Metric("train/rollout_log_prob_diff_lag0_p99", "99th percentile of |engine - trainer| log-prob over tokens without "
+           "lag", "last"),
     Metric("train/rollout_kl", "KL per token from engine to trainer, estimated as exp(d) - 1 - d with d = trainer - "
            "engine (k3)", "last"),
-    Metric("train/rollout_kl_lag0", "The same over tokens without lag", "last"),
+    Metric("train/rollout_kl_lag0", "`train/rollout_kl` over tokens without lag", "last"),
     Metric("train/rollout_ratio_max", "Largest importance ratio trainer / engine of a token, at the step's start",
            "max"),
     Metric("train/rollout_ratio_min", "Smallest importance ratio trainer / engine of a token", "last"),
-    Metric("train/rollout_ratio_lag0_max", "Largest such ratio of a token without lag", "max"),
-    Metric("train/rollout_ratio_lag0_min", "Smallest such ratio of a token without lag", "last"),
+    Metric("train/rollout_ratio_lag0_max", "Largest importance ratio trainer / engine of a token without lag", "max"),
+    Metric("train/rollout_ratio_lag0_min", "Smallest importance ratio trainer / engine of a token without lag", "last"),
     Metric("train/<name>", "An additional metric of the trainer", "last"),
     Metric("critic/loss", "Loss of the values as reduced by the trainer", "last"),
-    Metric("critic/loss/<term>", "One term of the loss", "last"),
+    Metric("critic/loss/<term>", "One term of the critic's loss", "last"),
     Metric("critic/explained_variance", "1 - Var(returns - values) / Var(returns) for the values behind the "
            "advantages; 1 is perfect", "last"),
     Metric("critic/value_mean", "Mean of the values behind the advantages", "last"),
     Metric("critic/return_mean", "Mean of the returns", "last"),
     Metric("critic/clip_fraction", "Share of tokens whose value left the clipping range around the old value", "last"),
-    Metric("critic/grad_norm", "Gradient norm before clipping", "last"),
-    Metric("critic/lr", "Learning rate", "last"),
+    Metric("critic/grad_norm", "The critic's gradient norm before clipping", "last"),
+    Metric("critic/lr", "The critic's learning rate", "last"),
     Metric("critic/<name>", "An additional metric of the critic", "last"),
     Metric("weights/publishes", "Versions published so far", "last"),
     Metric("weights/publish_bytes", "Size of the last published version in bytes", "last"),
@@ -189,10 +193,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("memory/freed_bytes", "Device bytes that offloading freed for the trainer's device lease", "last"),
     Metric("memory/trainer_freed_bytes", "Device bytes that the trainer freed at its last offload", "last"),
     Metric("restarts/<role>", "Replacements so far; `restarts/run` counts restarts of the whole run", "last"),
-    Metric("retries/<role>", "Samples, requests, steps or publishes of the role that were repeated so far after a "
-           "fault they did not cause", "last"),
+    Metric("retries/<role>", "Number of samples, requests, steps or publishes of the role that were repeated so far "
+           "after a fault that they did not cause", "last"),
     Metric("guards/<guard>", "Number of times that the guard has found training to diverge", "last"),
-    Metric("events/dropped", "Events dropped so far, unwritten for too long; the run's files lack them", "last"),
+    Metric("events/dropped", "Events dropped so far because they were not recorded in time; the run's files lack them",
+           "last"),
 )  # fmt: skip
 
 
@@ -241,7 +246,7 @@ _LAGS = "lag/samples/"
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of a run, up to now."""
+    """The totals of a run so far."""
 
     steps: int = 0
     latest: dict[str, float] = field(default_factory=dict)
@@ -294,7 +299,7 @@ class Totals:
         self.tokens_generated += metrics.get("tokens/generated", 0)
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics of a step that was added before; metrics of earlier steps change no total."""
+        """Add more metrics of the newest step; metrics of earlier steps change no total."""
         if step == self.steps:
             self.latest |= {key: value for key, value in metrics.items() if not key.startswith("eval/")}
 
@@ -311,7 +316,7 @@ class Totals:
         return metrics
 
     def counters(self) -> dict[str, float]:
-        """Return the counters that every step's record repeats, so that `replay` can restore them."""
+        """Return the counters of the whole run; each step's record contains them, so that `replay` can restore them."""
         counted = {"weights/publishes": float(self.publishes)}
         if self.events_dropped:
             counted[_EVENTS_DROPPED] = float(self.events_dropped)

@@ -24,29 +24,29 @@ from relax_core.observe.logging import Redactor
 from relax_core.observe.observers import CallbackWorker, Report
 
 LONGEST = 1_500
-"""Most characters of a message, which most services accept."""
+"""Largest number of characters in a message; most services accept this length."""
 LONGEST_SAMPLE = 600
 LATE_S = 30.0
 """Seconds past its deadline after which a wait is reported, since the heartbeat that ends it may be late."""
-IN_LOG = "what it said is in the run's log"
+IN_LOG = "its text is in the run's log"
 
 
 class NoticeLimiter:
-    """A token bucket that limits messages and counts the suppressed ones.
+    """A token bucket that limits messages and counts suppressed messages.
 
     Invariants:
     - At most `burst` messages are sent at once, then one more per `every_s`. Urgent messages are always sent.
-    - Each suppressed message is counted in exactly one sent message, the next.
+    - Each suppressed message is counted in exactly one sent message: the next message that is sent.
     """
 
     def __init__(self, burst: int, every_s: float) -> None:
         self._burst, self._every_s = burst, every_s
         self._tokens, self._at = float(burst), float("-inf")
         self.suppressed: Counter[NoticeKind] = Counter()
-        """Suppressed messages since the last sent one, by kind."""
+        """Number of messages suppressed since the last sent message, by kind."""
 
     def admit(self, kind: NoticeKind, now: float, urgent: bool = False) -> Counter[NoticeKind] | None:
-        """Return the messages suppressed since the last sent one, by kind, or None if this one is suppressed too."""
+        """Return None to suppress a message, else the counts of messages suppressed since the last sent one."""
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) / self._every_s)
         self._at = now
         if self._tokens < 1.0 and not urgent:
@@ -62,7 +62,7 @@ class Notifier:
 
     Invariants:
     - No call waits for an address. The first failure of an address is logged, every failure is counted, and the next
-      message is tried again. An address that misses a deadline gets no further message; those are counted as unsent.
+      message is tried again. An address that misses a deadline gets no further messages; they are counted as unsent.
     - A stall is reported once per wait.
     """
 
@@ -86,7 +86,7 @@ class Notifier:
         return {"sent": sent, "unsent": unsent, "suppressed": self._suppressed}
 
     def event(self, event: Event) -> None:
-        """Send a message about an event, if it is of a kind that is reported."""
+        """Send a message about an event if `notify.events` contains its kind."""
         match event:
             case events.RunStarted(_, run_dir, config):
                 self._tell("start", "started", f"{config.get('steps', '?')} steps, in {run_dir}", urgent=True)
@@ -147,7 +147,7 @@ class Notifier:
         return _cut(printable(self._redactor.text(text)), LONGEST)
 
     def _quoted(self, error: str, exit_code: int) -> str:
-        """Return an error's text; without `notify.samples` hide a plugin's, which may contain texts of samples."""
+        """Return an error's text. Hide a plugin's error, which may quote samples, unless `notify.samples` is set."""
         if exit_code != PluginError.exit_code or self._table.samples:
             return error
         return f"an error of {error.partition(':')[0]}; {IN_LOG}"

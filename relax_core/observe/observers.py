@@ -21,8 +21,8 @@ Report = Callable[[str, str, str], None]
 class CallbackWorker:
     """A thread that runs the calls to one sink or observer in order; `give` never waits.
 
-    Life cycle: `on -> off`. Three exceptions, a call past its deadline, or a full queue turn it off for good. That is
-    reported once. The thread of a hanging call is abandoned.
+    Life cycle: `on -> off`. Three exceptions, a call past its deadline, or a full queue turn the worker off for good,
+    which is reported once. The thread of a hanging call is abandoned.
     """
 
     def __init__(self, name: str, clock: Clock, report: Report, deadline_s: float = 30.0) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder of a run: passes each event to the run directory, sinks, observers, display, notifications and log.
 
-Files are written at once, and a failure to write one fails the run. Sinks and observers work in threads of their own
-and can neither delay nor fail it.
+Files are written at once, and a failure to write a file fails the run. Sinks and observers work in threads of their own
+and can neither delay the run nor fail it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from relax_core.registry.loader import HOOKS
 
 ENDINGS = ("finished", "stopped", "preempted", "diverged", "failed", "interrupted")
 SHOWN_SAMPLES = 4
-"""Transcripts of each delivery that are passed to sinks."""
+"""Number of transcripts of each delivery of samples that are passed to sinks."""
 STATUS_EVERY_S = 5.0
 """Longest age in seconds of `status.json`; it is written earlier if a role's state changes."""
 WHOLE_RUN = "run"
@@ -50,8 +50,8 @@ class Display(Protocol):
 class Recorder:
     """The only consumer of a run's events; a context manager that records the end of the run on exit.
 
-    Life cycle: `starting -> running -> finished | stopped | preempted | diverged | failed | interrupted`; stages of one
-    run begin with `enter`.
+    Life cycle: `starting -> running -> finished | stopped | preempted | diverged | failed | interrupted`. In a run with
+    stages, each stage begins with `enter`.
 
     Invariants:
     - Each event of a stage is written once, in the order of event numbers.
@@ -84,7 +84,7 @@ class Recorder:
         self._tokens_before = self._totals.tokens_generated
         self._trace, self._time = Trace(self._opened), TimeAccount()
         self._hub_behind: float | None = None
-        """Seconds by which the hub's clock lags this one: the least delay seen from an event to its receipt here."""
+        """Seconds by which the hub's clock lags behind `_clock`, estimated as the smallest delay of an event so far."""
         self._generated: dict[int, float] = {}
         """Sampled tokens of steps whose time is not yet accounted for, by step."""
         self._published: dict[str, float] = {}
@@ -180,7 +180,7 @@ class Recorder:
             self._write_status()
 
     def rewind(self, step: int, in_place: bool = False) -> None:
-        """Remove metrics and transcripts of steps after `step`, which counts over all stages.
+        """Remove metrics and transcripts of the steps after `step`, a number that counts over all stages.
 
         `in_place`: the roles keep running, and rows on the bus stay, as in `RunDirectory.rewind`.
         """
@@ -211,7 +211,7 @@ class Recorder:
         """Return the content of `summary.json` for a run that ends now with this status."""
         now = self._clock.now()
         ready = self._ready if self._ready is not None else now
-        # Tokens sampled for a step that is not trained yet count too.
+        # Count also the tokens that were sampled for a step that is not trained yet.
         waiting = sum(measured.values().get("tokens/generated", 0.0) for measured in self._measured.values())
         totals = self._totals.summary()
         totals["tokens_generated"] += int(waiting)
@@ -326,7 +326,7 @@ class Recorder:
         return replace(event, evidence=evidence)
 
     def _start(self, event: events.RunStarted) -> None:
-        """Open the sinks; raise PluginError, which ends the run, if one cannot start."""
+        """Open the sinks. If a sink cannot start, raise PluginError, which ends the run."""
         self._ready = self._clock.now()
         self._facts |= {"run_id": event.run_id, "state": "running", "steps": event.config.get("steps")}
         self._trace.span("startup", "controller", self._opened, self._ready)
@@ -341,7 +341,7 @@ class Recorder:
         self._write_status()
 
     def _restart(self, step: int, reason: str) -> None:
-        """Go back to `step`, from which the run restarts; its new hub has a new clock and numbers events anew."""
+        """Go back to `step`, from which the run restarts. The run's new hub has a new clock and numbers events anew."""
         self._account(finish=True)
         self._restarting_since, self._last_number = self._clock.now(), -1
         self._hub_behind, self._time = None, TimeAccount()
@@ -369,7 +369,7 @@ class Recorder:
         return events.StepFinished(event.step, metrics, at)
 
     def _account(self, finish: bool = False) -> None:
-        """Write the time metrics of steps for which every role has sent its spans; with `finish`, of all steps."""
+        """Write the time metrics of steps whose spans all roles have sent; with `finish`, of all steps."""
         for window, metrics in self._time.take(finish):
             metrics |= self._published
             self._published = {}
@@ -432,7 +432,7 @@ class Recorder:
 
 
 def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict[str, float]:
-    """Return metrics per second of the step."""
+    """Return the tokens and samples per second of the step."""
     if window.seconds <= 0:
         return {}
     rates = {"tokens/per_s": metrics["tokens/generated"] / window.seconds} if "tokens/generated" in metrics else {}
@@ -444,6 +444,6 @@ def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict
 
 
 def _counters(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the metrics that the trace draws as curves, by chart."""
+    """Return the metrics that trace viewers draw as curves, by chart."""
     shown = {"lag": ("lag/mean", "lag/max"), "samples in flight": ("samples/in_flight",), "rows": ("bus/rows",)}
     return {name: {key: metrics[key] for key in keys if key in metrics} for name, keys in shown.items()}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory: names and locations of a run's files, their one writer, and their rewind when the run goes back.
+"""The run directory: names and locations of a run's files, their one writer, and their rewind when the run rolls back.
 
-Documents are written whole, metrics and samples are only appended, and secrets are redacted. The recorder fills the
-directory, `views` read it. Every JSON document and line has a `schema`.
+Documents are replaced as a whole, metrics and samples are only appended, and secrets are redacted. The recorder fills
+the directory, and the package `views` reads it. Every JSON document and line has a `schema`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class RunDirectory:
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a document: plugins, provenance, status, summary or trace."""
         path, schema = self.path / f"{name}.json", f"relax.{name}/1"
-        # A trace is large and needs no redaction; all further documents may quote texts of people and plugins.
+        # A trace is large and needs no redaction; the remaining documents may quote texts of people and plugins.
         clean = values if name == "trace" else self.redactor.value(plain(values))
         try:
             # The status is written often and is useless after a power failure.
@@ -150,7 +150,7 @@ class RunDirectory:
         return read_document(self.path / f"{name}.json")
 
     def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float | str) -> None:
-        """Append one flat line: schema, step, time, the keys of `more`, then the metrics."""
+        """Append one flat JSON line: schema, step, time, the keys of `more`, then the metrics."""
         if self._metrics is None:
             self._metrics = AppendOnlyFile(self.path / "metrics.jsonl", whole_lines)
         record = {"schema": "relax.metrics/1", "step": step, "time": time, **more, **metrics}
@@ -158,7 +158,7 @@ class RunDirectory:
         self._metrics.append((self.redactor.known(encode(record)) + "\n").encode())
 
     def metrics(self) -> Iterable[dict[str, Any]]:
-        """Yield the lines as written; several may share a step."""
+        """Yield the lines of `metrics.jsonl` as written; several lines may share a step."""
         return read_lines(self.path / "metrics.jsonl")
 
     def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -187,8 +187,8 @@ class RunDirectory:
     def rewind(self, step: int, in_place: bool = False) -> None:
         """Delete metrics and transcripts of steps after `step`, the checkpoint to which the run goes back.
 
-        `in_place`: rows sampled with the weights of `step` stay on the bus and are trained again. Their transcripts,
-        filed under `step + 1`, stay too.
+        `in_place`: rows sampled with the weights of `step` stay on the bus and are trained again. Their transcripts
+        stay, too; they are filed under `step + 1`.
         """
         self._close_files()
         with disk_errors(self.path):
@@ -207,8 +207,8 @@ class RunDirectory:
     ) -> Path:
         """Save a guard's evidence, the configuration and the samples of `groups` in a new folder; return the folder.
 
-        Samples filed before `first_step`, the start of the stage, are not searched. Earlier evidence of the same step
-        and guard, which a rollback has undone, is kept.
+        Samples filed before `first_step`, the start of the stage, are not searched. Earlier evidence for the same step
+        and guard is kept; it is from a step that a rollback has undone.
         """
         root = self.path / "guards"
         with disk_errors(root):

@@ -21,7 +21,7 @@ from relax_core.api.role import Clock
 RESOLUTION_S = 1e-4
 """A state shorter than this many seconds is added to the span before it, so that a busy loop makes few spans."""
 _SAID = 0
-"""Key of the work that `say` named; keys of spans and sections count from 1."""
+"""Key in `_open` of the work that `say` has set; keys of spans and sections count from 1."""
 _PRECEDENCE: tuple[SpanKind, ...] = ("work", "overhead", "wait")
 
 
@@ -35,7 +35,7 @@ class _State:
 
 
 class SpanRecorder:
-    """The recorder of one track's time; implements `api.role.SpanTrack`.
+    """A recorder of the spans of one track: `api.role.SpanTrack`.
 
     Invariants:
     - Spans are in order and never overlap; gaps are idle time. If several states are open, the time belongs to the
@@ -73,14 +73,14 @@ class SpanRecorder:
 
     @contextmanager
     def section(self, what: str) -> Iterator[None]:
-        """Record one of several concurrent pieces of work. Once used, the track is idle while nothing is open."""
+        """Record one of several concurrent pieces of work. After the first call, time with nothing open is idle."""
         self._by_sections = True
         with self.span("work", what):
             yield
 
     @contextmanager
     def span(self, kind: SpanKind, name: str, owed_by: str = "", holds: bool = False) -> Iterator[None]:
-        """Record a state from entry to exit. `holds`: it takes precedence, also over open sections."""
+        """Record a state from entry to exit. `holds`: the state takes precedence, also over open sections."""
         self._numbers += 1
         number = self._numbers
         self._open[number] = _State(kind, name, owed_by, holds)
@@ -136,7 +136,7 @@ class Unwatched:
 
 
 PATIENCE_S = 5.0
-"""Seconds after a step's end for which a role's spans are awaited; then the step is accounted for without them."""
+"""Seconds to wait for spans of roles after a step's end; then the step's metrics are computed without missing spans."""
 DEVICES_OF = ("actor", "rollout")
 """Roles with a separate bubble fraction."""
 
@@ -155,7 +155,7 @@ class Window:
 
 
 class TimeAccount:
-    """The time metrics of each step, from the spans of roles and devices: busy, wait (by debtor), idle, bubbles.
+    """The time metrics of each step, computed from spans of roles and devices: busy, wait (by debtor), idle, bubbles.
 
     Invariants:
     - A step's window lies between two commits, on the hub's clock; windows never overlap.
@@ -173,7 +173,7 @@ class TimeAccount:
         self._owing: dict[str, set[str]] = defaultdict(set)
         """Debtors of each track's waits."""
         self._devices: dict[str, set[str]] = defaultdict(set)
-        """Devices by role; a device is known from its first span on, such as the load of the model."""
+        """Devices by role. A device is added at its first span, such as the load of the model."""
         self._windows: deque[Window] = deque()
         self._last_end: float | None = None
 
@@ -213,7 +213,7 @@ class TimeAccount:
                     spans.popleft()
 
     def rewind(self) -> None:
-        """Drop open windows, since the run goes back."""
+        """Drop open windows, since the run rolls back."""
         self._windows.clear()
         self._last_end = None
 
@@ -298,7 +298,7 @@ class Trace:
         self._events: deque[dict[str, Any]] = deque(maxlen=max_events)
         self._tracks: dict[tuple[str, str], int] = {}
         self._last: dict[str, tuple[tuple[str, str, float], dict[str, Any]]] = {}
-        """Last event of each track, preceded by its (name, debtor, end)."""
+        """((name, debtor, end) of the last span, the span's trace event), by track."""
         self._ends: dict[tuple[str, str], float] = {}
         """End of the last span, by (process, track)."""
         self._steps: list[tuple[float, int]] = []
@@ -316,7 +316,7 @@ class Trace:
         self._add("i", name, "run", track, at, s="t")
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Add recorded spans; extend a span of which heartbeats bring a further part."""
+        """Add recorded spans. A span that continues the last span of its track extends that span."""
         for span in spans:
             wait = span.kind == "wait"
             arguments = {"kind": span.kind, **({"owed_by": span.owed_by} if span.owed_by else {})}
@@ -333,7 +333,7 @@ class Trace:
             self._last[span.track] = (name, span.owed_by, span.end), event
 
     def step(self, step: int, start: float, end: float, counters: Mapping[str, Mapping[str, float]]) -> None:
-        """Add a committed step, whose number marks the spans that began in it; viewers draw `counters` as curves."""
+        """Add a committed step. Spans that began in the step get its number; viewers draw `counters` as curves."""
         self._steps.append((end, step))
         self.span(f"step {step}", "steps", start, end, step=step)
         for name, values in counters.items():

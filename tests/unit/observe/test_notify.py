@@ -118,7 +118,7 @@ def test_messages_hold_no_secret_no_control_character_and_no_sample():
         Notified(url, burst=9).tell(failed, infrastructure, end)
         Notified(url, burst=9, samples=True).tell(failed)
     texts = [text for _, text in received]
-    assert texts[0] == "an error of judge; what it said is in the run's log" and "judge" in texts[2]
+    assert texts[0] == "an error of judge; its text is in the run's log" and "judge" in texts[2]
     assert "42" in texts[3] and not any("42" in text for text in texts[:3])
     assert all("hunter2" not in text and "\x1b" not in text and len(text) <= 1500 for text in texts)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool of environments, which gives each sample an environment instance of its own.
 
-An instance runs in this process if its class declares `in_process`: its code never blocks or crashes. Otherwise many
-instances share a killable process, where `EnvironmentHost` runs them.
+An instance runs in this process if its class sets `in_process`, a promise that its code never blocks or crashes.
+Otherwise many instances share a killable process, where `EnvironmentHost` runs them.
 
 Errors and missed deadlines of an instance are returned as data, so they affect only its own sample. A process that does
 not answer a call is killed, and all its samples are played again. Samples that may have caused the failure are each
@@ -61,11 +61,11 @@ if TYPE_CHECKING:  # importing the configuration would slow down the start of ea
 SESSION = "session"
 """Name of the parent's handler for `Session` requests of environments that implement `run`."""
 DOUBT = 0.1
-"""Share of a deadline. If the event loop was blocked for longer, another sample may have made the call late."""
+"""Share of a deadline. If the event loop was blocked for a larger share, a second sample may have caused the delay."""
 
 
 BLOCKED, OUT_OF_MEMORY = "blocked", "out of memory"
-"""Reasons to doubt that a sample caused its own failure: a blocked event loop; a process at its memory limit."""
+"""Reasons to doubt that a sample caused its own failure: a blocked event loop, or a process at its memory limit."""
 ENVIRONMENT_OUTCOMES = (Outcome.ENVIRONMENT_ERROR, Outcome.ENVIRONMENT_TIMEOUT)
 
 
@@ -90,8 +90,8 @@ class EnvironmentPool:
     ) -> None:  # fmt: skip
         """Build the prototype of the instances; start no process yet.
 
-        `models`: auxiliary pools by name; `sandboxes`: where programs run; `tools`: found for this run, None: those of
-        the class. Raises PluginError for an `in_process` class that needs a sandbox.
+        `models`: clients of auxiliary pools by name. `sandboxes`: the pool in which programs run. `tools`: the tools
+        found for this run; None for the class's own. Raises PluginError for an `in_process` class that needs a sandbox.
         """
         self._retried, self._sandboxes = retried, sandboxes or SandboxPool(None, workers)
         self._name, self._retries, self._models = choice.known_as, choice.retries, models or {}
@@ -117,7 +117,7 @@ class EnvironmentPool:
 
     @property
     def answers_once(self) -> bool:
-        """True if a sample is a single turn of the policy, so that no instance is needed; False for subclasses."""
+        """True if the class is `SingleTurn` and not a subclass: then a sample is one turn and needs no instance."""
         return type(self._prototype) is SingleTurn
 
     async def start(self) -> None:
@@ -138,8 +138,8 @@ class EnvironmentPool:
     async def play(self, episode: Callable[[EnvironmentHandle], Awaitable[Trajectory]]) -> Trajectory:
         """Play one sample in its own instance and return its trajectory.
 
-        If its process broke, play it again from the start, at most `retries` times. The next attempt is alone in a new
-        process if this sample may be the cause, or if no further attempt is left.
+        If the sample's process broke, play the sample again from the start, at most `retries` times. A repeat is alone
+        in a new process if this sample may have broken the process, or if the repeat is the last.
         """
         again, alone = self._retries, False
         while True:
@@ -155,7 +155,7 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def instance(self, alone: bool = False) -> AsyncIterator[EnvironmentHandle]:
-        """Open an environment for one sample, `alone` in a new process if asked; always close it at the end."""
+        """Open an environment for one sample, with `alone` in a new process of its own; close it at the end."""
         async with AsyncExitStack() as stack:
             handle: EnvironmentHandle
             if self._in_process:
@@ -181,7 +181,7 @@ class EnvironmentPool:
         return None if sample is None else await sample.do(request, branch, *args)
 
     def _waiting(self, number: int) -> AbstractContextManager[None]:
-        """Stop the environment clock of a sample while its program waits for a place in the sandbox."""
+        """Stop the environment clock of a sample while the sample's program waits for its start in the sandbox."""
         sample = self._driven.get(number)
         return nullcontext() if sample is None else sample.paused()
 
@@ -244,7 +244,7 @@ class RemoteEnvironment(EnvironmentHandle):
         except ItemTimeout as error:
             raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, self._timeout_s)) from error
         except (ItemCrash, SessionLost) as error:
-            # A process may be killed from outside, so its end does not prove a fault of the sample, even of a lone one.
+            # A process may be killed from outside, so its end does not prove that a sample is at fault, even if alone.
             self.lost = error if isinstance(error, SessionLost) else SessionLost(str(error), suspect=True)
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
         if outcome:
@@ -281,7 +281,7 @@ class _DrivenSample:
         """Perform one request of the branch `number`.
 
         Return the action of a `generate`, or the partial action of a `listen`; None once the sample or turn has ended.
-        Every further kind of request returns None.
+        All remaining kinds of requests return None.
         """
         if request == "generate":
             turn = asyncio.current_task()
@@ -290,7 +290,7 @@ class _DrivenSample:
                 max_new_tokens, stop, is_told = args
                 told = self._partial.setdefault(number, _PartialTurn()).tell if is_told else None
                 return await self._branches[number].generate(max_new_tokens, tuple(stop), told)
-            except Exception:  # the sample has recorded the reason; the instance only has to stop waiting
+            except Exception:  # the sample has recorded the reason; the instance need not know it
                 return None
             finally:
                 self._turns.discard(turn)
@@ -317,7 +317,7 @@ class _DrivenSample:
         return None
 
     async def end(self) -> None:
-        """Cancel the turns in progress: the environment has ended."""
+        """Cancel the turns in progress, because the environment has ended."""
         turns = [turn for turn in self._turns if turn is not None]
         for turn in turns:
             turn.cancel()
@@ -340,7 +340,7 @@ class _PartialTurn:
         self._changed.set()
 
     async def after(self, known: int) -> Action | None:
-        """Return the turn once its text exceeds `known` characters, or None at its end, which has its own deadline."""
+        """Return the partial turn once its text exceeds `known` characters, or None once the turn has ended."""
         while not self._ended:
             if self._newest is not None and len(self._newest.text) > known:
                 return self._newest
@@ -361,8 +361,8 @@ class EnvironmentHost(IsolatedHost):
     async def open(self, tools: tuple[Tool, ...] | None) -> tuple[tuple[str, ...], SandboxLimits | None]:
         """Build the prototype and run the class's shared `open`, once per process.
 
-        `tools`: found for this run, None: those of the class. Return the names of the auxiliary pools that the
-        environment calls, and the limits of its sandbox (None without one).
+        `tools`: the tools found for this run; None for the class's own. Return the names of the auxiliary pools that
+        the environment calls, and the limits of its sandbox (None if it has no sandbox).
         """
         self._prototype: Environment = self.build(self.component)
         if tools is not None:
@@ -432,7 +432,7 @@ class EnvironmentHost(IsolatedHost):
 
 
 class RemoteSession:
-    """`api.Session` in an environment's process: forwards the requests of one branch, by number, to the parent."""
+    """`api.Session` in an environment's process: forwards the requests of one branch to the parent."""
 
     def __init__(self, parent: ParentChannel, number: int, environment: Environment) -> None:
         self._parent, self._number, self._environment = parent, number, environment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One episode: the policy and an environment take turns on a task. The result is a trajectory, also after a failure.
+"""One episode: the policy and an environment take turns on a task. A failure, too, results in a trajectory.
 
 Errors and missed deadlines of the environment's code are raised as `EnvironmentFailed` and become the trajectory's
 outcome. The environment's `close` always runs.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # environment processes import this module and do not need th
 
 T = TypeVar("T")
 StepResult = tuple[Step, tuple[Message, ...]]
-"""The environment's step, and its observation as messages."""
+"""A step of the environment, and the step's observation as messages."""
 ResetResult = tuple[tuple[Message, ...], str]
 """The first observation as messages, and the environment's name for the state (may be empty)."""
 
@@ -121,7 +121,7 @@ async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, ses
 
 
 class EnvironmentFailed(Exception):
-    """A failure of a sample's environment: its code raised, missed a deadline, or lost its process."""
+    """A failure of a sample's environment: its code raised or missed a deadline, or its process ended."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -140,7 +140,7 @@ class EnvironmentHandle(ABC):
         self._environment, self._timeout_s, self._closed = environment, timeout_s, False
         self.total_timeout_s = total_timeout_s
         self.lost: SessionLost | None = None
-        """Set when the process broke, or another sample in the process may have caused the failure."""
+        """Set if the environment's process broke, or if a different sample in it may have caused the failure."""
 
     @abstractmethod
     async def reset(self, task: Task, seed: int) -> ResetResult: ...
@@ -187,7 +187,7 @@ class SingleTurn(Environment[Options]):
 
     in_process: ClassVar[bool] = True
     never_waits: ClassVar[bool] = True
-    """True: calls have no deadline. They never wait, and a timer per call is too slow for thousands of calls per step."""
+    """True: calls have no deadline, since they never wait, and thousands of timers per step would be slow."""
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         return None
@@ -197,13 +197,13 @@ class SingleTurn(Environment[Options]):
 
 
 async def reset(environment: Environment, task: Task, seed: int) -> ResetResult:
-    """Reset an instance; return its first observation as messages, and its name for the state."""
+    """Reset an instance; return its first observation as messages, and its name for the state it is in."""
     observation = await environment.reset(task, seed)
     return () if observation is None else _observed(environment, observation), state_of(observation)
 
 
 async def step(environment: Environment, action: Action) -> StepResult:
-    """Take one step; return it with its observation as messages (no message for an empty observation)."""
+    """Take one step; return the step, and its observation as messages (no message for an empty observation)."""
     taken = await environment.step(action)
     return taken, _observed(environment, taken.observation)
 
@@ -217,7 +217,7 @@ async def guarded(work: Awaitable[T], timeout_s: float, method: str, session: Br
     """Await the environment's code under a deadline, which stands still while the policy takes a turn in `session`.
 
     Errors of the code, except SessionEnded, are raised as EnvironmentFailed. With `timeout_s` 0 and no session, the
-    code has no deadline and its errors pass unchanged.
+    code has no deadline and its errors are raised unchanged.
     """
     if not timeout_s and session is None:
         return await work

@@ -27,7 +27,7 @@ from relax_core.sampling.session import sample_seed
 SEED_STREAM = 0x5EED
 """Value mixed into the run's seed, so that evaluation and training draw with different seeds."""
 SHOWN = 16
-"""Groups of each evaluation set whose samples are recorded."""
+"""Number of groups of each evaluation set whose samples are recorded."""
 
 Samples = Callable[..., Awaitable[Sequence[Trajectory]]]
 
@@ -51,7 +51,7 @@ class Evaluation:
     ) -> None:
         self._sets, self._run, self._samples, self._scorer, self._pool = sets, run, samples, scorer, pool
         self.done: set[Version] = set()
-        """Evaluated versions. After a rollback, the rollout role removes abandoned ones: their steps are due again."""
+        """Evaluated versions. A rollback removes the versions of undone steps, so that these steps are due again."""
 
     def due(self, step: int) -> bool:
         known = any(version.step == step for version in self.done)
@@ -88,7 +88,7 @@ class Evaluation:
             generate = self._pool.generator([one.sampling] * len(places))
 
             async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-                """Use only engines that have the evaluated version; a slow engine may still have an older one."""
+                """Use only engines with the evaluated version; a slow engine may still have an older version."""
                 return await generate([
                     call._replace(floor=max(call.floor, step), session=session, group=session[:2])
                     for call, session in zip(calls, sessions, strict=True)
@@ -103,7 +103,7 @@ def standard_error(groups: Sequence[Sequence[float]]) -> float:
     """Return the standard error of the mean of all values, clustered by group (the samples of one task).
 
     The cluster-robust estimate of Liang and Zeger (1986), with the factor G / (G - 1) for a small number G of groups.
-    With one value per group it equals the usual standard error. 0 if fewer than two groups have values.
+    With one value per group it equals the usual standard error. Return 0 if fewer than two groups have values.
     """
     groups = [group for group in groups if group]
     count = sum(map(len, groups))
@@ -117,8 +117,8 @@ def standard_error(groups: Sequence[Sequence[float]]) -> float:
 def best_of(groups: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return `best_of_<k>` for k = 2, 4, 8, ... and the size of the largest group.
 
-    It is the expected best of k values drawn without replacement from a group, averaged over groups. Groups of fewer
-    than k values are skipped. For values 0 and 1 it is the unbiased pass@k of Chen et al. (arXiv 2107.03374, eq. 1).
+    `best_of_<k>` is the expected best of k values drawn without replacement from a group, averaged over groups with at
+    least k values. For values 0 and 1 it is the unbiased pass@k of Chen et al. (arXiv 2107.03374, eq. 1).
     """
     most = max(map(len, groups), default=0)
     found = {}
@@ -164,9 +164,9 @@ def open_tasks(
 
 
 def eval_sampling(run: Any, own: float | None) -> SamplingParams:
-    """Return the sampling parameters of an evaluation set whose own temperature is `own` (None: that of `[eval]`).
+    """Return the sampling parameters of an evaluation set. `own`: the set's temperature, or None.
 
-    Without either, the temperature is that of training. At temperature 0, top_p is 1.
+    The temperature is `own`, else the temperature of `[eval]`, else the rollout's. At temperature 0, top_p is 1.
     """
     chosen = own if own is not None else run.eval.temperature
     temperature = run.rollout.temperature if chosen is None else chosen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of a run: the choice of each group's task, its state while it is in flight, and its filtering.
+"""Groups of a run: the choice of a group's task, the group's state while it is in flight, and the filters.
 
 A rejected group is dropped under its filter's name, and another group is issued in its place. Too many rejections in a
 row end the run with their reasons. Generating and scoring groups is the work of `rollout_worker`.
@@ -29,11 +29,11 @@ from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, W
 from relax_core.rewards.scorer import ScoredSample
 
 SHOWN = 3
-"""Groups that `relax why` shows."""
+"""Number of groups that `relax why` shows."""
 TOO_LONG = "too-long"
-"""Filter name under which a group is dropped if its prompt proves too long once its media are counted."""
+"""Filter name under which a group is dropped if its prompt, including media, is too long."""
 REMEMBERED = 1 << 16
-"""Groups whose task is remembered for a second issue; far more than are ever in flight."""
+"""Number of groups whose tasks are remembered in case a group is issued again; far more than are ever in flight."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class InflightGroup:
         issued -> generating -> generated -> scoring -> scored -> put on the bus | rejected by a filter
 
     Invariants:
-    - Every turn goes through `generator`, so no weights older than the group's oldest token continue it.
+    - Every turn goes through `generator`, so an engine with weights older than the group's floor never continues it.
     - `lengths` always counts the tokens that would be lost with the group.
     - `trajectories` and `scores` are empty, or hold one entry per attempt of the issue, in its order.
     """
@@ -53,26 +53,26 @@ class InflightGroup:
     version: Version
     """Newest weights of the engines when the group was admitted."""
     since: float = 0.0
-    """Run clock at the start of generation, in seconds."""
+    """Time on the run's clock at which generation started, in seconds."""
     trajectories: tuple[Trajectory, ...] = ()
     seconds: float = 0.0
     """Seconds from `since` until all samples ended."""
     reward_s: float = 0.0
     """Seconds that scoring took, for all groups that were scored together."""
     unfit: str = ""
-    """Reason why the task cannot be trained on; the group is then dropped like a rejected one. Empty: it can."""
+    """Reason why the task cannot be trained on, or empty. With a reason, the group is dropped like a rejected group."""
     scoring: bool = False
     scores: tuple[ScoredSample, ...] = ()
     rejected_by: str = ""
-    """Name of the filter that rejected the group; empty: none did."""
+    """Name of the filter that rejected the group; empty if no filter did."""
     reason: str = ""
-    """The filter's reason."""
+    """Reason that the filter gave for the rejection."""
     num_ended: int = 0
     """Number of samples that have ended."""
     at_engines: int = 0
     """Number of samples that wait for an engine; the remaining unfinished samples are in their environments."""
     _oldest: int | None = None
-    """Oldest step of the weights behind the tokens so far, all of one lineage: a rollback ends groups outside it."""
+    """Oldest step of the weights that sampled the tokens so far. These weights are of one lineage."""
     _turns: dict[AttemptId, list[int]] = field(default_factory=dict)
     """Number of tokens in each turn, by attempt."""
 
@@ -86,9 +86,9 @@ class InflightGroup:
         return zip(self.issue.attempts, self.trajectories, self.scores, strict=True)
 
     def generator(self, attempts: Sequence[AttemptId], generate: GenerateAll) -> GenerateAll:
-        """Wrap `generate` for these attempts, which start or start again, to track their lengths and the group's floor.
+        """Wrap `generate` for attempts that start (again), to track the attempts' lengths and the group's floor.
 
-        The returned function takes one call per attempt, in their order, and may be called for each turn.
+        The returned function takes one call per attempt, in the order of `attempts`, and may be called for each turn.
         """
         lengths: list[list[int]] = [[] for _ in attempts]
         self._turns.update(zip(attempts, lengths, strict=True))
@@ -132,7 +132,7 @@ class InflightGroup:
 
 
 def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, Any]]:
-    """Describe the oldest groups for `relax why`: age in seconds, size, unfinished samples, and where those are."""
+    """Describe the oldest groups for `relax why`: age in seconds, size, unfinished samples, and what these wait for."""
     shown = []
     for group in sorted(groups, key=lambda one: (one.since, one.issue.group))[:SHOWN]:
         size = len(group.issue.attempts)
@@ -146,7 +146,7 @@ def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, Any]]:
 
 
 class Selection:
-    """The run's sampler with a record of its picks, and the run's filters with a count of recent rejections.
+    """The sampler of a run with a record of its picks, and the filters of the run with a count of recent rejections.
 
     Invariants:
     - A group keeps its task while it is among the last `REMEMBERED` groups.
@@ -176,7 +176,7 @@ class Selection:
         return self._train[self._picked[group]]
 
     def take(self, groups: Sequence[InflightGroup]) -> None:
-        """Pass the rewards of scored groups to the sampler, then record in each group the first filter to reject it.
+        """Pass the rewards of scored groups to the sampler, then record in each group the first filter that rejects it.
 
         Raises RelaxError after `refill_limit` rejections in a row.
         """
@@ -229,14 +229,14 @@ class ShuffleOptions(Options):
 
 
 class Shuffle(Sampler[ShuffleOptions]):
-    """Shuffled epochs over the tasks. The task depends only on seed and group number, so a resumed run continues."""
+    """Shuffled epochs over the tasks. The task depends only on seed and group number, so a resumed run can continue."""
 
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
         epoch, place = divmod(group, num_tasks)
         return _order(seed, epoch, num_tasks)[place] if self.options.shuffle else place
 
 
-@lru_cache(maxsize=4)  # two task sets, each with groups of two epochs in flight when an epoch ends
+@lru_cache(maxsize=4)  # for two task sets, each with groups of two epochs in flight when an epoch ends
 def _order(seed: int, epoch: int, num_tasks: int) -> array[int]:
     order = array("q", range(num_tasks))
     random.Random(f"shuffle {seed} {epoch}").shuffle(order)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prelaunch of groups: their environments start before the groups are issued; sampling starts when they are granted.
+"""Prelaunch of groups: environments start before their groups are issued; sampling starts once a group is granted.
 
 A container or server that takes half a minute to start is then ready when engines have room. The rollout worker chooses
 the tasks and plays the samples.
@@ -16,16 +16,16 @@ from relax_core.engines.requests import Completion, GenerateAll, GenerateCall
 from relax_core.sampling.groups import InflightGroup
 
 Generator = Callable[[Sequence[int]], GenerateAll]
-"""Return the `generate` function of the samples with these indices in their group."""
+"""A function that takes indices of samples in their group and returns the `generate` function of these samples."""
 
 
 class PrelaunchedGroup:
-    """One group whose samples start before it is issued: `launched -> granted | cancelled`.
+    """One group whose samples start before the group is issued: `launched -> granted | cancelled`.
 
     Invariants:
     - Before the grant, every turn of its samples waits, so no request reaches an engine. Environment deadlines stand
       still during this wait, as in any turn.
-    - After the grant, its turns use the attempts and the floor of the issued group.
+    - After the grant, the samples' turns use the attempts and the floor of the issued group.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class PrelaunchedGroup:
         self._playing = asyncio.ensure_future(play(self._turns, self._ended))
 
     def fits(self, issue: Issue) -> bool:
-        """Return True if `issue` has the started samples; a repeated issue (`retry` > 0) has different seeds."""
+        """Return True if `issue` is of the started samples; a repeated issue (`retry` > 0) has different seeds."""
         return issue.retry == 0 and [attempt.sample for attempt in issue.attempts] == list(range(self.size))
 
     async def go_on(self, group: InflightGroup, generator: Generator) -> Sequence[Trajectory]:
-        """Grant the group its turns and return its samples once all have ended. Cancelling the call cancels them."""
+        """Grant the group its turns; return its samples once all have ended. Cancelling this cancels the samples."""
         self._group, self._generator = group, generator
         group.num_ended = self._num_ended
         self._granted.set()

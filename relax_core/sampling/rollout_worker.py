@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollout worker: turns an issued group into scored trajectories, and owns everything a rollout needs for that.
+"""The rollout worker: turns an issued group into scored trajectories, and owns the engines, environments and rewards.
 
-The rollout role decides when a group starts and sends its rows to the bus; the worker itself sends no rows.
+The rollout role decides when a group starts, and sends the group's rows to the bus; the worker sends no rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from relax_core.sampling.tools import found_tools, keep_tools
 from relax_core.sandboxes.pool import SandboxPool
 
 STEPS_AHEAD = 2
-"""Least number of steps' worth of groups allowed in flight if `placement.rollout.sessions` is absent."""
+"""Without `placement.rollout.sessions`, at least so many steps' worth of groups may be in flight."""
 
 
 class RolloutWorker:
@@ -52,13 +52,13 @@ class RolloutWorker:
     Invariants:
     - A group is in `inflight` from the start of its generation until it is scored or its generation fails.
     - A group's media stay in the store until the bus no longer needs the group.
-    - `_prelaunched` groups, which are expected next, have started environments and no engine requests.
+    - The groups in `_prelaunched` are expected next. Their environments have started, but they have no engine requests.
     """
 
     def __init__(
         self, context: RunContext, report: Report, version: Version, tools: Mapping[str, tuple[Tool, ...]]
     ) -> None:
-        """Make all parts; start none. `version`: the run's current weights; `tools`: the result of `found_tools`."""
+        """Make all parts without starting them. `version`: the run's weights now. `tools`: result of `found_tools`."""
         run, build, children = context.config, context.build, context.children
         self._context, self.family = context, build(run.family.chosen, ModelFamily)
         self.family.open(run.model.model_dump(mode="json"))
@@ -119,15 +119,15 @@ class RolloutWorker:
         self._next_group = 0
         """Lowest group number that was never issued; an earlier group may still be issued again."""
         self._held_by = ""
-        """The bound that the last call of `room` found exhausted; empty: none."""
+        """Name of the bound that the last call of `room` found exhausted, or empty."""
         self._cancelling: set[asyncio.Task[None]] = set()
         self.evaluation = Evaluation(sets, run, self.samples, self.scorer, self.pool)
 
     @classmethod
     async def open(cls, context: RunContext, report: Report, *, in_turns: bool = False) -> Self:
-        """Make and start all parts; if one fails to start, close all.
+        """Make and start all parts; if a part fails to start, close all.
 
-        `in_turns`: pools on shared devices start paused, and the caller schedules their turns; else all stay loaded.
+        `in_turns`: pools on shared devices start paused, and the caller schedules their turns; else they stay loaded.
         """
         run, tools = context.config, await found_tools(context.config, context.build, context.children)
         await keep_tools(context.bus, tools)
@@ -145,7 +145,7 @@ class RolloutWorker:
                 await pools.start_in_turns()
             others = () if in_turns else (pools.start(),)
             facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
-            await made._sandboxes.start()  # environments and rewards have declared by now whether they need a sandbox
+            await made._sandboxes.start()  # after environments and rewards have declared whether they need a sandbox
             check_vocabulary(made.family, facts)
             max_context, rollout = int(facts["max_context"]), run.rollout
             if rollout.max_new_tokens >= max_context:
@@ -170,7 +170,7 @@ class RolloutWorker:
     def room(self) -> int:
         """Return the number of groups that may start now, given the room of engines and `placement.rollout.sessions`.
 
-        Samples that wait for tools leave room at the engines. At least one group may start if no sample is in play.
+        Samples that wait for tools take no room at the engines. At least one group may start if no sample is in play.
         """
         run, size = self._context.config, self._context.plan.group_size
         playing = [group for group in self.inflight.values() if group.num_in_play]
@@ -209,7 +209,7 @@ class RolloutWorker:
         }  # fmt: skip
 
     def _take_prelaunched(self, issue: Issue) -> PrelaunchedGroup | None:
-        """Return the prelaunched group of an issue, or None; cancel prelaunched groups that were skipped over."""
+        """Return the prelaunched group of an issue, or None; cancel prelaunched groups whose numbers were skipped."""
         self._next_group = max(self._next_group, issue.group + 1)
         own = self._prelaunched.pop(issue.group, None)
         missed = [number for number in self._prelaunched if number < self._next_group]
@@ -223,7 +223,7 @@ class RolloutWorker:
         return own
 
     async def make(self, issue: Issue, version: Version) -> InflightGroup:
-        """Generate the samples of an issue; the group stays in `inflight` until it is scored, or this call fails.
+        """Generate the samples of an issue. The group is in `inflight` until it is scored, or until this call fails.
 
         Raises ConfigError if the prompt is too long with its media and `data.too_long` is "error".
         """
@@ -255,7 +255,7 @@ class RolloutWorker:
         if group.trajectories and all(one.outcome is Outcome.INVALID_TASK for one in group.trajectories):
             group.unfit = str(group.trajectories[0].info.get("error", ""))
         if group.unfit and run.data.too_long == "error":
-            fix = 'bound its media processor more, raise data.max_prompt_tokens, or set data.too_long = "skip"'
+            fix = 'lower the limits of its media processor, raise data.max_prompt_tokens, or set data.too_long = "skip"'
             raise ConfigError("data.train", f"{self._tasks.where(index)}: {group.unfit}", fix)
         return group
 
@@ -263,15 +263,15 @@ class RolloutWorker:
         self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, ended: Callable[[], None],
         group: int | None = None,
     ) -> Sequence[Trajectory]:  # fmt: skip
-        """Play one sample per seed; call `ended` for each as it ends.
+        """Play one sample per seed; call `ended` whenever a sample ends.
 
-        Media of a `group` stay in the store until the bus no longer needs the group; without one, until this call ends.
+        Media stay in the store until the bus no longer needs `group`; without a `group`, until this call ends.
         """
         owner = object() if group is None else group
         messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
         num_media = len(media_of(messages))
         try:
-            if num_media:  # the headers alone may show that the prompt is too long
+            if num_media:  # the headers of the media alone may show that the prompt is too long
                 self._check_room(len(prompt.tokens) - num_media + await self.media.num_features(messages))
             await self.media.prepare(messages, owner)
             prompt = self.media.fill_placeholders(prompt, messages)
@@ -304,7 +304,7 @@ class RolloutWorker:
                 self.media.release(owner)
 
     def _check_room(self, length: int) -> None:
-        """Raise PromptTooLong if a prompt of `length` tokens leaves no room for a turn, or exceeds its own bound."""
+        """Raise PromptTooLong if a prompt of `length` tokens leaves no room for a turn or is over max_prompt_tokens."""
         most = self._limits.max_context - self._limits.max_new_tokens
         asked: int | None = self._context.config.data.max_prompt_tokens
         if length > min(most, asked or most):
@@ -337,7 +337,7 @@ class RolloutWorker:
 def check_vocabulary(family: ModelFamily, facts: Any) -> None:
     """Raise ConfigError if the engine's vocabulary is smaller than the tokenizer's.
 
-    A larger one is padding. An engine that does not report its vocabulary is not checked.
+    A larger vocabulary is padding. An engine that does not report its vocabulary is not checked.
     """
     have = int(facts.get("vocab_size", 0))
     if have and family.vocab_size > have:

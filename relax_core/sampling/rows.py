@@ -47,9 +47,9 @@ GIVEN = (-1, 0, 0, 0.0)
 def turn_columns(
     samples: Sequence[tuple[tuple[Path, ...], Trajectory, ScoredSample]], lengths: np.ndarray
 ) -> dict[str, Ragged]:
-    """Make the columns `TURN_COLUMNS` for the rows of these samples; `lengths` [rows] counts tokens.
+    """Make the columns `TURN_COLUMNS` for the rows of these samples. `lengths` [rows]: number of tokens of each row.
 
-    Each sampled token gets its turn, the state and context in which the turn began, and the reward that it earned.
+    Each sampled token gets its turn, the state and context in which the turn began, and the reward of the turn.
     """
     told: list[tuple[int, int, int, float]] = []
     widths: list[int] = []
@@ -69,10 +69,10 @@ def turn_columns(
 
 
 def _earned(trajectory: Trajectory, scored: ScoredSample) -> dict[int, float]:
-    """Return the reward of each trained turn; together they sum to the sample's reward.
+    """Return the reward of each trained turn; the rewards sum to the sample's reward.
 
-    A turn without trained tokens passes its reward to the turn before it (the first, to the turn after it). The last
-    turn gets the reward that was credited to no turn.
+    A turn without trained tokens passes its reward to the last trained turn before it, else to the first trained turn.
+    The last trained turn gets the part of the sample's reward that was not given to any turn.
     """
     turns = sorted({n.turn for n in trajectory.forest if n.sampled and not n.discarded and n.tokens and n.turn >= 0})
     earned = dict.fromkeys(turns, 0.0)
@@ -91,8 +91,8 @@ def row_batch(
 ) -> tuple[RowBatch, list[Sealed]]:
     """Make the rows of these samples with the columns of the rollout, and a seal for each sample.
 
-    Unjudged samples, and the one with index `greedy` in its group, have no rows. Turn and media columns are made only
-    if `asked` names them, expert routes only with a `routing`.
+    Unjudged samples, and the sample with index `greedy` in each group, have no rows. Turn and media columns are made
+    only if `asked` names them, expert routes only with a `routing`.
     """
     ids: list[RowId] = []
     rewards: list[float] = []
@@ -130,7 +130,7 @@ def with_row_column(rows: RowBatch, column: Column, values: Sequence[float]) -> 
 
 
 def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[TeacherTable]) -> RowBatch:
-    """Add the column `teacher_index`: the first teacher that matches the row's task; `tasks` are keyed by group."""
+    """Add the column `teacher_index`: index of the first teacher that matches the row's task. `tasks`: by group."""
     of_group = {group: teachers_of(task, teachers)[0] for group, task in tasks.items()}
     return with_row_column(rows, TEACHER_INDEX, [of_group[row.group] for row in rows.ids])
 
@@ -159,7 +159,7 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
 
 
 def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (number of trained tokens, oldest weights step among them) for each sample; (0, 0) if none is trained."""
+    """Yield (number of trained tokens, oldest step of the weights that sampled them), or (0, 0), for each sample."""
     mask = columns["loss_mask"]
     before = np.concatenate(([0], np.cumsum(mask.values, dtype=np.int64)))[mask.offsets()]
     sizes = np.array(num_rows, np.int64)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample while it is played: branches on which the policy takes turns, and the forest of tokens that they grow.
+"""One sample while it is played: branches on which the policy takes turns, and the forest of their tokens.
 
-This module depends neither on engines nor on environments: a `Generate` function samples the turns. Seeds and keys of
-states are pure functions at the end of the file.
+This module depends neither on engines nor on environments: a `Generate` function samples the turns. The pure functions
+at the end of the file compute seeds, and keys of states.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENGINE_FAILS = (InfrastructureError, ValueError)
 Format = Callable[[Observation | str], tuple[Message, ...]]
 Told = Callable[[Action], None]
 TOLD_SHARE = 64
-"""Partial text of a turn is reported again once the turn has grown by more than 1/64 of its reported tokens."""
+"""The partial text of a turn is reported again once the turn has 1/TOLD_SHARE more tokens than at the last report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,21 @@ class Limits:
     """Longest turn, in tokens."""
     max_turns: int = 1
     token_budget: int = 0
-    """Tokens of the whole sample, prompt and observations included. A turn may use the budget left at its start, so
-    concurrent turns of several branches can exceed it together."""
+    """Most tokens of the whole sample, including prompt and observations. A turn may use the budget left at its start,
+    so concurrent turns of several branches can exceed the budget together."""
     max_context: int = 0
-    """Tokens of one branch, prompt and observations included."""
+    """Most tokens of one branch, including prompt and observations."""
     stop: tuple[str, ...] = ()
     """Texts that end a turn."""
 
 
 class SessionEnded(Exception):
-    """The sample is over: a limit is used up, or an engine or medium failed. Environments must let this error pass."""
+    """The end of a sample: a limit is reached, or an engine or medium failed. Environments must not catch this."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """State that all branches of a sample share.
+    """The state that all branches of a sample share.
 
         running -> finished | truncated | failed (an engine, a medium, the environment) -> trajectory
 
@@ -66,14 +66,14 @@ class Sample:
     - The forest holds sampled ids as the engine returned them, never re-tokenized text. Each message is rendered once.
     - A node's parent precedes it. Branches that start with the same tokens share their root. A node changes only to add
       expert routes or to be marked as discarded.
-    - The first unjudged outcome stays, and no turn begins after it.
+    - The first unjudged outcome is final, and no turn begins after it.
     """
 
     family: ModelFamily
     generate: Generate
     limits: Limits
     format: Format
-    """The environment's `format_observation`."""
+    """Function that turns observations into messages: the environment's `format_observation`."""
     tools: tuple[Tool, ...] = ()
     media: MediaPipeline | None = None
     """Processes media; None if all messages are text."""
@@ -91,22 +91,22 @@ class Sample:
     num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
     step_turns: list[int] = field(default_factory=list)
-    """Turn that each of `step_rewards` was given for."""
+    """Index of the turn that each of `step_rewards` was given for."""
     newest: dict[int, int] = field(default_factory=dict)
-    """Newest step of the weights that sampled its tokens, by trainer incarnation."""
+    """Newest step of the weights that sampled the sample's tokens, by trainer incarnation."""
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[Rendered, int] = field(default_factory=dict)
     """Index in `forest` of each root, by its rendered prompt."""
     is_driven: bool = False
-    """True if the environment implements `run`: it chooses prompts and roles, so a template's refusal is its error."""
+    """True if the environment implements `run`: it chooses the messages, so a refusal by the template is its error."""
     broken: Exception | None = None
-    """Error for which neither the sample nor its environment is to blame, even if it was raised through their code."""
+    """Error for which neither the sample nor its environment is to blame, even if it passed through their code."""
     waits: int = 0
     """Number of turns and sandbox waits in progress; the environment's own time stands still while it is above 0."""
     deadline: asyncio.Timeout | None = None
     """Deadline of the environment's `run`; None outside it."""
     own_time_s: float = 0.0
-    """Seconds until `deadline` from the end of each wait."""
+    """Seconds of the environment's own time from the end of each wait until `deadline`."""
     began: float = 0.0
     total_s: float = math.inf
     """Longest total of the environment's own time, in seconds."""
@@ -119,7 +119,7 @@ class Sample:
     _waits_since: float = 0.0
 
     def end(self, outcome: Outcome, error: str) -> SessionEnded:
-        """Record why the sample is over, unless an unjudged outcome was recorded before; return the error to raise."""
+        """Record the end of the sample, unless an unjudged outcome was recorded before; return the error to raise."""
         if self.outcome.judged:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
@@ -127,7 +127,7 @@ class Sample:
     async def ask(self, call: GenerateCall) -> Completion:
         """Sample one turn of the policy while the environment's own time stands still.
 
-        An engine failure ends the sample. Raises PoolFailed if no engine is left, which is not the sample's outcome.
+        An engine failure ends the sample. Raises PoolFailed if no engine is left; this is not an outcome of the sample.
         """
         with self.paused():
             try:
@@ -179,7 +179,7 @@ class Sample:
             raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 
     def engine_failed(self, error: Exception) -> SessionEnded:
-        """End the sample with an error that `generate` raised; return the error to raise."""
+        """End the sample because of an error that `generate` raised; return the SessionEnded to raise."""
         return self.end(Outcome.ENGINE_ERROR, f"{type(error).__name__}: {error}")
 
     @contextmanager
@@ -193,7 +193,7 @@ class Sample:
 
     def trajectory(self) -> Trajectory:
         """Return the trajectory of the sample, which must be over."""
-        # An unused branch was never shown to the policy: an environment's `run` may start with a prompt of its own.
+        # Unused branches were never shown to the policy: an environment's `run` may start with a prompt of its own.
         shown = [branch for branch in self.branches if branch.used] or self.branches[:1]
         messages = tuple(message for branch in shown for message in branch.messages[branch.shared :])
         self.branches.clear()  # breaks the reference cycle between sample and branches
@@ -222,7 +222,7 @@ class Branch:
         """True if the prompt is a bare string; later messages are then appended as bare text, without a template."""
         self.messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
         self.shared = 0
-        """Number of leading messages that are shared with the branch it was forked from."""
+        """Number of leading messages that this branch shares with the branch from which it was forked."""
         self.used = False
         """True once a turn has begun on this branch, or another branch was forked from it."""
         self._num_rendered = len(self.messages)
@@ -232,17 +232,17 @@ class Branch:
         self._turn = self._forks = 0
         self._tools = sample.tools
         self._context = ""
-        """Name of the context of its turns for credit assignment; empty for none."""
+        """Name of the context of this branch's turns for credit assignment; empty for none."""
         self._state = ""
         """The environment's name for the state in which the next turn begins; empty for none."""
         self._newest_turn = 0
-        """Index of the branch's newest turn in the sample; before its first turn, that of the branch it came from."""
+        """Index in the sample of this branch's newest turn; before its first turn, its parent's newest turn."""
         sample.branches.append(self)
 
     async def generate(
         self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
     ) -> Action:
-        """Let the policy take a turn. Raises SessionEnded if the sample is over, or ends here."""
+        """Let the policy take a turn. Raises SessionEnded if the sample is over, or ends during this call."""
         try:
             known = self._leaf is not None or self._rendered is not None
             await self.sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
@@ -303,7 +303,7 @@ class Branch:
         return GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
 
     def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
-        """Add the completion of the call that `begin` returned. Raises SessionEnded if the engine failed."""
+        """Add the completion of a call from `begin` as a turn. Raises SessionEnded if the engine failed."""
         sample, family = self.sample, self.sample.family
         sample.queued_s += completion.queued_s
         sample.generate_s += completion.generate_s
@@ -381,7 +381,7 @@ class Branch:
     def _telling(self, told: Told, call: GenerateCall) -> Watch:
         """Return a watch that also reports the partial text of the turn to `told`.
 
-        Each report decodes the whole turn anew, so longer turns are reported less often.
+        Each report decodes the whole turn again, so the reports of a turn become rarer as it grows.
         """
         family, known = self.sample.family, 0
 
@@ -405,7 +405,8 @@ class Branch:
     def _start(self, raw_text: str, more: bool) -> None:
         """Render the prompt with the messages before the policy's first turn, and find or create its root.
 
-        `more`: messages that `_rendered` lacks follow the prompt; `raw_text`: their text after a bare string prompt.
+        `more`: True if messages follow the prompt, which `_rendered` lacks. `raw_text`: their text if the prompt is a
+        bare string.
         """
         sample, family, rendered = self.sample, self.sample.family, self._rendered
         if rendered is None or (more and not self._raw):
@@ -428,7 +429,7 @@ class Branch:
         return self._leaf
 
     def _visit(self, routes: Routes) -> None:
-        """Add expert routes to the nodes of this branch whose routes are unknown."""
+        """Add expert routes to those nodes of this branch that lack routes."""
         forest, at, stop = self.sample.forest, self._leaf, len(self._tokens)
         while at is not None:
             node = forest[at]
@@ -439,7 +440,7 @@ class Branch:
 
 
 def state_of(observation: Observation | str | None) -> str:
-    """Return the environment's name for the state that it shows; empty for none."""
+    """Return the environment's name for the state that an observation shows; empty for none."""
     return observation.state if isinstance(observation, Observation) else ""
 
 
@@ -453,8 +454,8 @@ def _text(messages: Sequence[Message]) -> str:
 def state_key(name: str, shown: Sequence[Message], tokens: Sequence[int]) -> int:
     """Return the key of a state, a signed 64-bit hash.
 
-    It hashes the environment's `name` for the state, else the messages `shown` since the policy's last turn, else all
-    `tokens`. Equal messages are the same state even after different tokens.
+    The hash is of the environment's `name` for the state, else of the messages `shown` since the policy's last turn,
+    else of all `tokens`. Equal messages are the same state even after different tokens.
     """
     if name:
         return _digest("name", name)
@@ -497,7 +498,7 @@ def turn_seed(sample_seed: int, turn: int) -> int:
 
 
 def branch_seed(seed: int, turn: int, branch: int) -> int:
-    """Return the seed of a branch's turns; it does not depend on the order in which branches run."""
+    """Return the seed of a branch's turns. The seed does not depend on the order in which branches run."""
     return _mix(_mix(_mix(2, seed), turn), branch) >> 1
 
 

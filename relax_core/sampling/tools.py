@@ -26,7 +26,7 @@ KEPT = "tools"
 
 
 async def found_tools(run: RunConfig, build: Callable[[Chosen], Any], workers: Workers) -> dict[str, tuple[Tool, ...]]:
-    """Find the tools of each environment whose class implements `find_tools`; return them by the environment's name."""
+    """Return the tools of each environment whose class implements `find_tools`, by the environment's name."""
     found: dict[str, tuple[Tool, ...]] = {}
     for choice in (run.environment, *run.environments):
         environment: Environment = build(choice.chosen)

@@ -48,7 +48,7 @@ class AlgorithmSuite(Suite):
 
     @pytest.fixture
     def each(self, made: Any) -> list[tuple[str, RowBatch]]:
-        """Return (fit, rows) for every loss: fit "" is the policy's loss, the names in `fits` are further models'."""
+        """Return (fit, rows) for every loss: fit "" is the policy's loss, a name in `fits` a further model's."""
         return [(fit, self.rows(made)) for fit in ("", *made.fits)]
 
     def test_columns_and_outputs_are_typed(self, made: Any) -> None:
@@ -106,7 +106,7 @@ class AlgorithmSuite(Suite):
             np.zeros_like(rows.columns["advantages"].values), rows.columns["advantages"].lengths)})  # fmt: skip
         for name, gradient in learn(made, silent, "").gradients.items():
             assert not gradient.any(), (
-                f"{name}: rows whose advantages are 0 have a gradient; zero_advantage_skips must be False, since their "
+                f"{name}: rows whose advantages are 0 have a gradient; zero_advantage_skips must be False, since such "
                 "rows would be left out"
             )
 
@@ -190,7 +190,7 @@ def _grouping(algorithm: Any, rows: RowBatch) -> Any:
 
 
 def _credited(algorithm: Any, rows: RowBatch) -> np.ndarray:
-    """Return the advantages as the rows get them, [tokens]."""
+    """Return the advantages that the rows get, [tokens]."""
     grouping = _grouping(algorithm, rows)
     return np.asarray(grouping.columns(_advantages(algorithm, grouping.groups))["advantages"].values)
 

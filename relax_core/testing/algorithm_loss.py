@@ -23,7 +23,7 @@ class Learnt(NamedTuple):
 
 
 def learn(algorithm: Any, rows: RowBatch, fit: str, counted: RowBatch | None = None, nudge: Any = None) -> Learnt:
-    """Return one chunk's share of the update, in float64; denominators are counted over `counted` (default: `rows`)."""
+    """Compute one chunk's share of the loss in float64. Denominators are counted over `counted` (default: `rows`)."""
     from relax_core import learn as parts
 
     batch, outputs = prepared(algorithm, rows, fit, nudge)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaf tensors in place of a model's forward, so that tests can inspect the gradient of an algorithm's loss."""
+"""Leaf tensors in place of a model's outputs, so that tests can inspect the gradient of an algorithm's loss."""
 
 from __future__ import annotations
 

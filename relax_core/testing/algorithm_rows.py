@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random rows for an algorithm under test: whole groups, different lengths, and every column that it names."""
+"""Random rows for an algorithm under test: whole groups, different lengths, and all columns of the algorithm."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def sealed(rows: RowBatch) -> dict[AttemptId, Sealed]:
 
 
 def greedy(rows: RowBatch) -> dict[AttemptId, Sealed]:
-    """Return one greedy baseline sample per group, which has no rows."""
+    """Return one greedy baseline sample per group. These samples have no rows."""
     last = {row.group: row for row in rows.ids}
     attempts = [AttemptId(group, row.sample + 1, row.attempt) for group, row in last.items()]
     return {attempt: Sealed(attempt, 0, Outcome.FINISHED, 0.5, baseline=True) for attempt in attempts}

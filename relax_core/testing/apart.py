@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of a suite's exercise in a separate process, so that a blocking or crashing component fails only its suite.
 
-The suite is sent there with cloudpickle over a pipe; classes from modules that the process cannot import are sent by
-value. Processes are forked from servers, one per hash seed, which have imported slow modules and never run a plugin's
-code. If forking fails, a new interpreter is started. `child.py` is the code of these processes.
+The suite is sent to the process with cloudpickle over a pipe; classes from modules that the process cannot import are
+sent by value. Processes are forked from servers, one per hash seed. A server has imported slow modules and never runs a
+plugin's code. If forking fails, a new interpreter is started. These processes run `child.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Apart:
     value: Any = None
     error: str = ""
     raised: bool = False
-    """True if the component raised; the suite's samples may not suit it."""
+    """True if the component raised an exception; the suite's samples may not suit the component."""
     blocked: bool = False
     """True if the exercise, or its imports, missed the deadline."""
 
@@ -61,14 +61,14 @@ def run_apart(suite: type[Any], hash_seed: int, deadline_s: float) -> Apart:
 
 @dataclass
 class ExerciseProcess:
-    """A process that runs an exercise, in its own process group, and its pipes."""
+    """A process that runs an exercise, in a process group of its own, and the process's pipes."""
 
     pid: int
     stdin: int
     stdout: int
     stderr: int
     wait: Callable[[], int]
-    """Wait for the end; return the exit code, or the negative number of the signal."""
+    """Wait for the end of the process; return its exit code, or the negative number of the signal that ended it."""
 
     def end(self) -> None:
         """Kill the process and all processes that it started, and close the pipes."""

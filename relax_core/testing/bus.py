@@ -205,7 +205,7 @@ class BusSuite(TrainingSuite):
         await lab.fail(issues[0].attempts[1])
         account = await lab.bus.account()
         assert account.dropped == {DropReason.FAILED: 1, DropReason.TOO_FEW_VALID: 1}
-        assert [issue.group for issue in await lab.admit(4)] == [4], "a dropped group must free its place"
+        assert [issue.group for issue in await lab.admit(4)] == [4], "a dropped group must make room for a new group"
         assert await lab.problem() == ""
 
     @scenario()
@@ -337,7 +337,7 @@ class BusSuite(TrainingSuite):
         last = await lab.claim_step()
         assert last.groups == (2, 3)
         assert last.versions == {"old_log_probs": {2: version, 3: version}}, (
-            "claim.versions must name who wrote a column"
+            "claim.versions must name the version that computed each column"
         )
 
 

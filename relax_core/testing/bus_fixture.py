@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated run around a bus, for its conformance suite: a producer, a role that writes advantages, and a trainer."""
+"""A simulated run for the conformance suite of buses: a producer, a role that writes advantages, and a trainer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BusFixture:
     async def put(
         self, attempts: Sequence[AttemptId], rows: int = 1, wait_s: float = WAIT_S, step: int | None = None
     ) -> bool:
-        """Put samples on the bus, each with `rows` rows, sampled by the newest weights or by those of `step`."""
+        """Put samples on the bus, each with `rows` rows, sampled by the newest weights or by the weights of `step`."""
         tokens, version = 4, await self.bus.version()
         step, newest = (version.step, {version.incarnation: version.step}) if step is None else (step, {0: step})
         ids = tuple(RowId(*attempt, row) for attempt in attempts for row in range(rows))
@@ -123,7 +123,7 @@ class BusFixture:
 
 
 def run_on(opens: Open, directory: str, scenario: Scenario, version: Version, settings: dict[str, Any]) -> Any:
-    """Open a bus over a directory, run a scenario on it, and close it."""
+    """Open a bus that keeps its ledger in a directory, run a scenario on the bus, and close it."""
 
     async def main() -> Any:
         bus = await opens(dataclasses.replace(SETTINGS, **settings), directory, version)

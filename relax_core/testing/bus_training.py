@@ -39,7 +39,7 @@ class TrainingSuite(Suite):
 
     @pytest.fixture
     def on_bus(self, made: BusComponent, tmp_path: Path) -> Callable[..., Any]:
-        """Return a function that runs a scenario on a bus over one directory, which all its calls share."""
+        """Return a function that runs a scenario on a bus. All calls of the function use the same directory."""
 
         def run(scenario: Scenario, version: Version = START, **settings: Any) -> Any:
             return run_on(self.opens(made), str(tmp_path), scenario, version, settings)

@@ -42,9 +42,9 @@ class EngineSuite(WeightChecks):
     """The suite of an engine; a subclass sets `component`."""
 
     samples: ClassVar[int] = 2000
-    """One-token samples to compare with the model's distribution; lower it for an engine of small batches."""
+    """Number of one-token samples to compare with the model's distribution; lower it for engines with small batches."""
     prompts_at_once: ClassVar[int] = 100
-    """Prompts of 100 tokens sent in one call; more than one iteration of the engine can take."""
+    """Number of prompts of 100 tokens to send in one call; more than one iteration of the engine can take."""
 
     # Results of requests.
 

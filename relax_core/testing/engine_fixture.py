@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixture of engine tests: tiny real models, a started engine, and versions to publish to it.
+"""The fixture of engine tests: tiny real models, a started engine, and versions to publish to the engine.
 
-The reference for its results is a plain forward without cache, padding or batching. No engine's code is imported here.
+The reference for the engine's results is a plain forward without cache, padding or batching. This module imports no
+engine's code.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class EngineFixture:
-    """An engine with an event loop, two model folders of one architecture, and a place to publish their weights."""
+    """An engine with an event loop, two model folders of one architecture, and a folder for published weights."""
 
     def __init__(self, engine: Engine, model: str, other: str, transport: Disk | None = None) -> None:
         self.engine, self.model, self.other = engine, model, other
@@ -87,7 +88,7 @@ class EngineFixture:
         return self._send(None, "delta", str(Version("actor", self.version.incarnation, self._step)), tensors)
 
     def publish_adapter(self, tensors: Tensors, base: str = "") -> Manifest:
-        """Publish an adapter for the weights with the fingerprint `base` (default: those of the engine's folder)."""
+        """Publish an adapter for the weights with fingerprint `base` (default: the engine's starting weights)."""
         return self._send(None, "lora", base or str(self.facts["fingerprint"]), tensors)
 
     def _send(self, version: Version | None, payload: Payload, base: str, tensors: Tensors) -> Manifest:
@@ -104,7 +105,7 @@ class EngineFixture:
 
 
 async def gather(engine: Engine, requests: Sequence[GenerateRequest]) -> list[Delta]:
-    """Run requests to their end; join the deltas of each."""
+    """Run requests to their end; return one joined delta per request, in their order."""
     parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
     async for deltas in engine.generate(requests):
         for delta in deltas:
@@ -166,7 +167,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def agrees(
     model: str, prompt: tuple[int, ...], got: Delta, how: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> np.ndarray:
-    """Assert that log-probs equal those of a plain forward, changed by `how`; return the forward's log-probs."""
+    """Assert that the log-probs of `got` equal plain ones converted by `how`; return the plain log-probs."""
     plain = plain_log_probs(model, (*prompt, *got.tokens))
     rows = plain[len(prompt) - 1 : -1]
     rows = rows if how is None else how(rows)

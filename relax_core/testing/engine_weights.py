@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of `EngineSuite` that checks weight updates: full versions, deltas, adapters and number formats.
 
-Updates come between requests and during one. An engine must load a version exactly as published or refuse the whole
-version. For each token, it must report the version that sampled the token.
+Updates come between requests and during a request. An engine must load a version exactly as published or refuse the
+whole version. For each token, the engine must report the version that sampled the token.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TRIES = 5
 
 
 def while_generating(lands: Callable[[], bool]) -> None:
-    """Publish while an engine generates; try again if the engine finished before it was paused."""
+    """Call `lands`, which updates an engine during a request, until the update was in time; fail after TRIES calls."""
     assert any(lands() for _ in range(TRIES)), f"none of {TRIES} updates took effect during a request"
 
 
@@ -72,7 +72,7 @@ class WeightChecks(Suite):
 
     @classmethod
     def make_engine(cls) -> Engine:
-        """Make an engine that can build the suite's weight transport, as its host would let it."""
+        """Make an engine. Its `build`, which a host would set, returns the suite's weight transport."""
         engine = cls.make()
         assert isinstance(engine, Engine)
         engine.build = lambda chosen: Disk()  # type: ignore[attr-defined]
@@ -280,7 +280,7 @@ class WeightChecks(Suite):
             assert got.version == manifest.version.step
         whole = based.update(based.publish(tensors))
         assert (whole.resident, whole.layout) == (receipt.resident, receipt.layout), (
-            "a delta gives other weights than the full version"
+            "a delta gives different weights than the full version"
         )
 
     @pytest.mark.parametrize("fault", ["base", "damaged", "other model"])

@@ -25,7 +25,7 @@ class EnvironmentSuite(Suite):
     kind = "environment"
     tasks: ClassVar[Sequence[Task]] = (Task("one", "Say a number.", "4"), Task("two", "Say a number.", "5"))
     turns: ClassVar[Sequence[str | Action]] = ("4", "5", "")
-    """Turns of the policy, played until the environment is done; use an Action for a turn with tool calls."""
+    """Turns of the policy, taken in order until the environment is done; use an Action for a turn with tool calls."""
     sandbox: ClassVar[str] = DEFAULT_SANDBOX
     """Name of the sandbox for an environment that needs one."""
 
@@ -35,7 +35,7 @@ class EnvironmentSuite(Suite):
 
     @classmethod
     def played(cls, component: Any) -> list[Any]:
-        """Play every task's episode, one after another; return the observations of each."""
+        """Play every task's episode, one after another; return the observations of each episode."""
 
         async def all_alone() -> list[Any]:
             opened = await _opened(component)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of filters: each group gets a reason or an empty string, the same on each call."""
+"""The conformance suite of filters: a filter returns a reason or an empty string, the same for a group on each call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FilterSuite(Suite):
     rewards: ClassVar[Sequence[Sequence[float]]] = (
         (1.0, 0.0, 0.5, 0.0), (0.0,) * 4, (1.0,) * 4, (nan, 1.0, 0.0, nan), (nan,) * 4,
     )  # fmt: skip
-    """Groups: one reward per response; NaN marks a sample without a verdict."""
+    """Rewards of each group, one per response; NaN marks a sample without a verdict."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:

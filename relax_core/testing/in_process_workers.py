@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers without processes: their hosts run on this event loop, with their threads.
+"""Workers without processes: their hosts run on this event loop and in threads of this process.
 
-For tests and benchmarks of small models, in which starting a process takes longer than its work. They cannot be killed.
+For tests and benchmarks of small models, in which starting a process takes longer than its work. These workers cannot
+be killed.
 """
 
 from __future__ import annotations

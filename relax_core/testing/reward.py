@@ -38,7 +38,7 @@ class RewardSuite(Suite):
 
     @classmethod
     def engine_says(cls, prompt: str) -> str:
-        """Return the scripted answer of the engines in `needs_engines`; override it for another answer."""
+        """Return the scripted answer of the engines in `needs_engines`; override this for a different answer."""
         return "1"
 
     @classmethod
@@ -48,7 +48,7 @@ class RewardSuite(Suite):
 
     @classmethod
     def handed(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Score these samples themselves instead of copies, as `judged` does."""
+        """Score samples like `judged`, but without copying them first."""
         reward.engines = {name: ScriptedClient(name, cls.engine_says) for name in reward.needs_engines}
         if reward.needs_sandbox is not None:
             reward.sandbox = DirectSandbox.of(cls.sandbox, reward.needs_sandbox, cls.files)
@@ -125,7 +125,7 @@ async def _settled(result: Any) -> Any:
 
 
 def _with_columns(task: Task, needed: Sequence[str]) -> Task:
-    """Return the task with a text in each column that the reward reads and the task lacks."""
+    """Return the task with a text added in each column that the reward reads but the task lacks."""
     missing = {name: "4" for name in needed if task.column(name) is None}
     return replace(task, metadata={**task.metadata, **missing}) if missing else task
 

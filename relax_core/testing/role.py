@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of roles, which does not run them: the class declares operations named after the role."""
+"""The conformance suite of roles. It checks the operations that the class declares, and does not run the role."""
 
 from __future__ import annotations
 

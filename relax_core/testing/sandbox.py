@@ -284,7 +284,7 @@ async def _python(
 
 
 async def _told_of_loopback(box: Box, port: int, socket: bool = False) -> bytes:
-    """Run a program that connects to a port of this machine; return the last word of its error."""
+    """Run a program that connects to a port of this machine; return the last word of the program's error text."""
     result = await _python(box, f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", socket=socket)
     return result.stderr.split()[-1]
 

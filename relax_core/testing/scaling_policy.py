@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of scaling policies: a valid number of engines, which depends on the load snapshots only."""
+"""The conformance suite of scaling policies: a valid number of engines that depends only on the load snapshots."""
 
 from __future__ import annotations
 

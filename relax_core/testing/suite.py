@@ -37,7 +37,7 @@ class Suite:
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of the tested instances."""
     files: ClassVar[tuple[str, ...]] = ()
-    """Single-file plugins in which the name is defined."""
+    """Paths of single-file plugins that define the component."""
     deadline_s: ClassVar[float] = 30.0
     """Seconds within which the exercise must end, after the imports."""
     generic: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class Suite:
 
     @classmethod
     def judge(cls, apart: Apart) -> None:
-        """Fail for a blocked or failed exercise; skip a generic one that raised, since its samples may not suit."""
+        """Fail for a blocked or failed exercise. Skip a generic suite that raised: its samples may be unfit."""
         if apart.blocked:
             pytest.fail(f"the component did not return within {cls.deadline_s:g} s; it blocks for ever", pytrace=False)
         if apart.error and cls.generic and apart.raised:

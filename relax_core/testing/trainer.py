@@ -140,7 +140,7 @@ class TrainerSuite(Suite):
     def step(
         trainer: Trainer, step: int, rows: RowBatch, *, budget: int = 0, nominal: Mapping[str, float] | None = None
     ) -> UpdateResult:
-        """Train a step of one update; the loss is first divided by the `nominal` counts (default: the true ones)."""
+        """Train a step of one update. `nominal`: counts that divide the loss at first (default: the true counts)."""
         trainer.begin_step(Version("actor", 0, step))
         return update(trainer, [chunk(trainer, rows, budget)], nominal or count(rows), count(rows))
 
@@ -345,7 +345,7 @@ class FurtherConfiguration(TrainerSuite):
     """A `TrainerSuite` for a further configuration (options, number format, ranks) of a component tested elsewhere.
 
     It omits checks that do not depend on the configuration: discovery, the order of versions, names in error texts, and
-    the agreement of processes, which would start six more.
+    equal results in different processes, for which six more processes would be started.
     """
 
     test_is_of_its_kind: Any = None
@@ -379,7 +379,7 @@ def chunk(trainer: Trainer, rows: RowBatch, budget: int = 0) -> Chunk:
 
 
 def forward(trainer: Trainer, rows: RowBatch, budget: int, columns: Sequence[str] = ("log_probs",)) -> Ragged:
-    """Run a forward pass; return the first of the columns, after asserting that its rows are those given."""
+    """Run a forward pass, assert that it returns the same rows in the same order, and return the first column."""
     filled = trainer.forward(chunk(trainer, rows, budget), columns)
     assert filled.ids == rows.ids
     return filled.columns[columns[0]]

@@ -2,8 +2,8 @@
 """A trainer on several rank processes with the interface of one trainer, so that the same tests apply.
 
 Loading torch takes longer than any test. So rank processes are reused by later trainers, and are forked from a server
-that has loaded torch once. All end with this process, whose connection they read. Each rank builds the algorithm and
-transport of the trainer suite.
+that has loaded torch once. All of these processes end when this process ends and its connections close. Each rank
+builds the algorithm and transport of the trainer suite.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REQUEST_BYTES = 2**16
 
 
 class RankProcess:
-    """The process of a rank, forked by the server or started by this process."""
+    """The process of one rank, forked by the server or started by this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -61,7 +61,7 @@ class RankProcess:
 
 
 class TrainerRanks:
-    """The rank processes of one trainer, which execute calls."""
+    """The rank processes of one trainer; each executes the calls that it is sent."""
 
     def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
         started = [_start_rank(preload) for _ in range(size)]
@@ -184,7 +184,7 @@ class RankedTrainer(Trainer[Any]):
 
 
 def spread(chunk: Chunk, size: int, tensor_parallel: int = 1) -> Chunk:
-    """Distribute a plan for one rank over several ranks; some get fewer rows or none.
+    """Distribute a plan for one rank over several ranks; some ranks get fewer rows or no rows.
 
     Ranks of one tensor-parallel group get the same rows.
     """

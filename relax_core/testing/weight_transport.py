@@ -4,8 +4,8 @@
     class TestMine(WeightTransportSuite):
         component = "my-transport"       # or the class
 
-Corruptions are in `weight_transport_corruptions`. Each is tested with each payload, through the real chain from sender
-to receipt.
+Corruptions are in `weight_transport_corruptions`. Each corruption is tested with each payload, through the real chain
+from sender to receipt.
 """
 
 from __future__ import annotations

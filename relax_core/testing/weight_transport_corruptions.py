@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corruptions of a publish, one function each; all must be refused within that publish.
+"""Corruptions of a publish, one function each. A corrupted publish must be refused before it ends.
 
-A corruption gets a chain whose last version is proved, and publishes once. If the function returns, neither the
-transport nor the weight service has detected the corruption.
+A function gets a chain whose last version is proved, and makes one corrupted publish. If the function returns, neither
+the transport nor the weight service has detected the corruption.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def abandoned_incarnation(chain: PublishedChain) -> None:
 
 @_corruption
 def receipt_of_an_abandoned_incarnation(chain: PublishedChain) -> None:
-    """Hand in the receipt of an abandoned version after the successor has published."""
+    """Submit the receipt of an abandoned version after its trainer's successor has published."""
     after = moved(chain.now)
     manifest = chain.send(after)
     announce, chain.registry.announce = chain.registry.announce, lambda *_: None

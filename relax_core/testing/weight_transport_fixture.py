@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fixture of weight transport tests: a sender, a plain receiver, and the real chain between them.
 
-The receiver performs no checks: it copies the tensors that arrive and hands in the fingerprints of its copy. So every
+The receiver performs no checks: it copies the tensors that arrive and submits the fingerprints of its copy. So a
 detected corruption was detected by the transport or by the proofs of the weight service.
 """
 
@@ -32,7 +32,7 @@ from relax_core.weights.registry import WeightRegistry, prove_successor
 Tensors = Sequence[tuple[str, np.ndarray, str]]
 REFUSED = (ValueError, RelaxError)
 WAIT_S = 5.0
-"""Seconds that a live sender waits for its receiver, in vain if the receiver refused the manifest at once."""
+"""Seconds that a live sender waits for its receiver; the wait is in vain if the receiver has refused the manifest."""
 
 
 def infos_of(tensors: Tensors) -> tuple[TensorInfo, ...]:
@@ -42,7 +42,7 @@ def infos_of(tensors: Tensors) -> tuple[TensorInfo, ...]:
 
 
 class Transfer:
-    """A thread in which a live sender transfers a version while a receiver takes it; nothing for a stored version."""
+    """A thread in which a live sender transfers a version during the `with` block; a stored version needs no thread."""
 
     def __init__(self, sender: WeightTransport, manifest: Manifest, tensors: Tensors, receivers: int = 1) -> None:
         self.took, self.error = 0, ""
@@ -73,7 +73,7 @@ class Receiver:
     name: str
     tensors: dict[str, tuple[np.ndarray, str]]
     honest: bool = True
-    """False if its receipts repeat the manifest's fingerprints instead of computing them from its tensors."""
+    """False if receipts repeat the manifest's fingerprints; True if they have fingerprints of the loaded tensors."""
 
     def load(self, transport: WeightTransport, manifest: Manifest) -> Receipt:
         arrived = []
@@ -91,7 +91,7 @@ class Receiver:
 
 
 class ImmediateRegistry:
-    """A `WeightRegistry` with synchronous calls, none of which may wait, and a clock that the test sets by `time`."""
+    """A `WeightRegistry` with synchronous calls that must not wait, and a clock that the test sets through `time`."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -150,7 +150,7 @@ class PublishedChain:
 
     @property
     def version(self) -> Version:
-        """Version published last, or actor@0.0."""
+        """The version published last; actor@0.0 before the first."""
         return self.newest.version if self.newest else Version("actor", 0, 0)
 
     def publish(
@@ -158,7 +158,7 @@ class PublishedChain:
     ) -> Receipt:
         """Publish the trainer's `tensors` and receive them.
 
-        `wire`: tensors sent instead; `false_fields`: manifest fields to falsify.
+        `wire`: tensors to send in their place. `false_fields`: false values for fields of the manifest.
         """
         manifest, sent = self.send(tensors, wire, payload, **false_fields), tensors if wire is None else wire
         return self.arrive(manifest, sent, tensors)
@@ -185,7 +185,7 @@ class PublishedChain:
         )  # fmt: skip
 
     def arrive(self, manifest: Manifest, sent: Tensors, tensors: Tensors) -> Receipt:
-        """Announce a manifest, receive its version and prove the receipt; raise an error if one of these is refused."""
+        """Announce a manifest, receive its version and prove the receipt; raise an error if a step is refused."""
         prove_successor(self.newest, manifest, applied=self.newest is not None)
         self.registry.announce(manifest, Chosen("weight-transport", "tested"))
         with Transfer(self.sender, manifest, sent):

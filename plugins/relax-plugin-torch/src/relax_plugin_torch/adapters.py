@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters that peft adds to a model: the modules that get them, their names, and folding into the base.
+"""Low-rank adapters (LoRA): choose the modules that peft adapts, name their tensors, fold adapters into the base.
 
-The base is frozen. Folding takes whole tensors by name, so it is the same for copies and for gathered shards. Engines
-that add an adapter to their own base compute the same: base + scale * B A in float32, rounded once.
+The base model is frozen. Folding reads whole tensors by name, so it works for a copy of the model and for gathered
+shards. An engine that adds an adapter to its own base computes the same: base + scale * B A in float32, rounded once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 FOLDER = "adapter"
 SCALAR_HEAD = "score"
-"""Name of the scalar head. It may start at zero, so it is always trained whole, without an adapter."""
+"""Name of the scalar head. The head may start at zero, so all of its weights are trained, without an adapter."""
 _PEFT, _NAME, _BASE = "base_model.model.", "default", "base_layer."
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTable:
-    """`[model.lora]` as plain data."""
+    """The settings of the table `[model.lora]` as plain data."""
 
     rank: int
     alpha: float
@@ -60,7 +60,7 @@ class LoraTable:
 
     @property
     def plain(self) -> bool:
-        """True if the adapter consists of pairs A and B only, so that it can be published without the base."""
+        """True if the adapter consists only of matrix pairs A and B, so that it can be published without the base."""
         return not self.dora and not self.modules_to_save
 
 
@@ -68,9 +68,10 @@ class Adapters:
     """The adapters of one rank's model."""
 
     def __init__(self, model: PreTrainedModel, table: LoraTable, seed: int) -> None:
-        """Add adapters to the model, with initial values that are the same on every rank.
+        """Add adapters to the model; their initial values depend only on `seed`, so they are equal on every rank.
 
-        Without `targets`, frozen layers get no adapters. Raises ConfigError for modules that can't have an adapter.
+        If the table names no `targets`, the decoder's trained linear layers get adapters. Raises ConfigError for
+        modules that can't have an adapter.
         """
         self.table = table
         self._task = "SEQ_CLS" if model.get_output_embeddings() is None else "CAUSAL_LM"
@@ -107,7 +108,7 @@ class Adapters:
     # -- folding --------------------------------------------------------------------------------------------------
 
     def folded(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of one model without adapters; folded tensors are in host memory, to spare the device."""
+        """Return the base's weights with the adapters folded in; folded tensors are in host memory."""
         state, modules = self.below(own), frozenset(self.modules)
         for name, weight in state.items():
             module = name.removesuffix(".weight")
@@ -126,7 +127,7 @@ class Adapters:
 
     @torch.no_grad()
     def clear(self, model: nn.Module) -> None:
-        """Set every B to 0, so that the model computes as its base."""
+        """Set every matrix B to 0, so that the model computes the same as its base."""
         for name, parameter in model.named_parameters():
             if name in self._names and ".lora_B." in name:
                 parameter.zero_()
@@ -134,7 +135,7 @@ class Adapters:
     # -- export ---------------------------------------------------------------------------------------------------
 
     def write(self, own: Mapping[str, Tensor], base_path: str, directory: Path) -> None:
-        """Write a peft folder, which `PeftModel.from_pretrained` adds to the base model."""
+        """Write the adapters to a folder that `PeftModel.from_pretrained` loads on top of the base model."""
         from safetensors.torch import save_file
 
         directory.mkdir()
@@ -146,7 +147,7 @@ class Adapters:
         config.save_pretrained(str(directory))
 
     def _short_names(self, own: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Return the last parts of the adapted modules' names if they match no more modules, else the whole names."""
+        """Return the last parts of the adapted modules' names; the whole names if last parts match more modules."""
         ends = {module.rpartition(".")[2] for module in self.modules}
         weights = (name.removesuffix(".weight") for name in self.below(own) if name.endswith(".weight"))
         meant = {module for module in weights if module.rpartition(".")[2] in ends}
@@ -154,10 +155,10 @@ class Adapters:
 
 
 def choose_trained(model: PreTrainedModel, spec: TrainerSpec) -> Adapters | None:
-    """Freeze the parts that `[model]` names, and add its adapters; return None if the model gets no adapters.
+    """Freeze the parts that `[model]` names and add adapters; return the adapters, or None if the model gets none.
 
-    Of the roles that are not trained, only actor_fwd gets adapters, and only if they can be published without the base.
-    A critic has the policy's body with another head, so patterns that match no part of its model are skipped.
+    `actor_fwd` is the only untrained role with adapters, and only with adapters that can be published without the base.
+    A critic has the policy's body with a different head, so patterns that match no part of its model are skipped.
     """
     table, frozen = spec.model.get("lora"), tuple(spec.model.get("freeze") or ())
     if spec.role == "actor_fwd" and table and LoraTable.of(table).plain:
@@ -181,9 +182,10 @@ def _there(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]
 
 
 def settle(model: PreTrainedModel, spec: TrainerSpec, publishes: torch.dtype, frozen: torch.dtype) -> Adapters | None:
-    """Run `choose_trained` on a loaded model, then record the base's fingerprint and store frozen layers in `frozen`.
+    """Freeze parts of a loaded model and add its adapters; return the adapters, or None if the model gets none.
 
-    The fingerprint is that of the base published in the format `publishes`.
+    Also record the fingerprint of the base as published in the dtype `publishes`, and store frozen layers in the dtype
+    `frozen`.
     """
     adapters = choose_trained(model, spec)
     if adapters is not None:
@@ -216,9 +218,9 @@ FIELD = "model.lora"
 
 
 def targets(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the linear layers that `patterns` match; without patterns, the decoder's trained ones.
+    """Return the names of linear layers that `patterns` match; without patterns, of all trained layers of the decoder.
 
-    The head is not part of the decoder. Raises ConfigError for a pattern without a linear layer, or with frozen layers.
+    The decoder excludes the head. Raises ConfigError for a pattern that matches no linear layer, or a frozen layer.
     """
     linear = {module: name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if not patterns:
@@ -232,14 +234,14 @@ def targets(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...
         parts = [part for _, part in found(model, pattern, f"{FIELD}.targets") if isinstance(part, nn.Module)]
         layers = [(linear[m], m) for part in parts for m in part.modules() if m in linear]
         if not layers:
-            raise ConfigError(f"{FIELD}.targets", repr(pattern), "no linear layer is in it; name a module with one")
+            raise ConfigError(f"{FIELD}.targets", repr(pattern), "it matches no linear layer; name a module with one")
         _refuse_frozen(frozen_in(layers), f"{FIELD}.targets", pattern)
         meant |= dict.fromkeys(name for name, _ in layers)
     return tuple(meant)
 
 
 def modules_to_save(model: PreTrainedModel, patterns: tuple[str, ...], adapted: tuple[str, ...]) -> list[nn.Module]:
-    """Return the modules that are trained whole, in addition to the adapters."""
+    """Return the modules whose own weights are all trained, in addition to the adapters."""
     field, modules = f"{FIELD}.modules_to_save", []
     layers = {id(model.get_submodule(name)): name for name in adapted}
     for pattern in patterns:
@@ -257,13 +259,13 @@ def modules_to_save(model: PreTrainedModel, patterns: tuple[str, ...], adapted: 
 
 def _refuse_frozen(frozen: list[str], field: str, got: str) -> None:
     if frozen:
-        raise ConfigError(field, repr(got), f"model.freeze keeps {frozen[0]} as it is; name it in only one of the two")
+        raise ConfigError(field, repr(got), f"model.freeze freezes {frozen[0]}; name it in only one of the two")
 
 
 def refuse_tied(model: PreTrainedModel, modules: tuple[str, ...], whole: list[nn.Module]) -> None:
     """Raise ConfigError if a weight that head and embedding share would get an adapter or be trained whole.
 
-    The weight can't have an adapter in one of its two places only, and peft would save it under one name only.
+    An adapter of the head would not change the embedding, and peft would save the shared weight under one name only.
     """
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     if head is None or head.weight is not embedding:
@@ -271,7 +273,7 @@ def refuse_tied(model: PreTrainedModel, modules: tuple[str, ...], whole: list[nn
     saved = any(parameter is embedding for part in whole for parameter in part.parameters())
     field = "modules_to_save" if saved else "targets"
     if saved or any(model.get_submodule(name) is head for name in modules):
-        fix = "the head's weight is the input embedding's too, and the two would come apart; leave it out"
+        fix = "head and input embedding share one weight, and the two would come apart; leave it out"
         raise ConfigError(f"{FIELD}.{field}", "the head or the embedding", fix)
 
 
@@ -279,10 +281,11 @@ _PRIME = 1_000_003
 
 
 class Dropout:
-    """The dropout of the adapters in one rank's model, on only while an update accumulates gradients.
+    """Dropout in the adapters of one rank's model, active only while an update accumulates gradients.
 
-    Scores of forward passes are therefore those of the published policy. The draw depends only on the update, the rank
-    and the chunk: ranks with different micro-batches keep equal global random states, and a resumed run draws the same.
+    Forward passes therefore score with the policy as it is published. Dropout masks depend only on the update, the rank
+    and the chunk. So ranks with different micro-batches keep equal global random states, and a resumed run draws the
+    same masks.
     """
 
     def __init__(self, model: nn.Module, rank: int, device: torch.device, adapters: Adapters | None) -> None:
@@ -292,7 +295,7 @@ class Dropout:
         self._draw = self._chunk = 0
 
     def begin(self) -> None:
-        """Draw an update's seed, the same on every rank."""
+        """Draw the seed of an update's dropout masks; every rank draws the same seed."""
         if self._layers:
             self._draw, self._chunk = int(torch.randint(2**31, ())), 0
 

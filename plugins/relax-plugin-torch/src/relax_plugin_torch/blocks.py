@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repeated blocks of a model, as the model names them: they are compiled, sharded and recomputed one at a time."""
+"""The repeated blocks of a model (its decoder layers), which are compiled, sharded and recomputed one at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def known_blocks(model: PreTrainedModel, field: str) -> list[nn.Module]:
-    """Return the blocks for the option `field`, which needs them. Raises ConfigError if the model names none."""
+    """Return the model's blocks. Raises ConfigError for the option `field` if the model does not name its blocks."""
     if not (blocks := blocks_of(model)):
         raise ConfigError(field, "true", f"{type(model).__name__} does not name its blocks; leave it out")
     return blocks
@@ -33,8 +33,8 @@ def recompute_blocks(model: PreTrainedModel, draws: bool = False) -> None:
     """Keep only the inputs of each block, and let the backward pass recompute the rest.
 
     The same operations on the same numbers give the same loss and gradients, bit for bit. Only `forward` of a block is
-    wrapped, so parameter names stay, and sharded weights are whole during the recomputation. `draws`: blocks use random
-    numbers (dropout), which the recomputation must draw again alike. Raises ConfigError if the model names no blocks.
+    wrapped, so parameter names stay, and sharded weights are whole during the recomputation. `draws`: True if blocks
+    use random numbers (dropout) that the recomputation must repeat. Raises ConfigError if the model names no blocks.
     """
     for block in known_blocks(model, "trainer.activation_checkpointing"):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=draws)

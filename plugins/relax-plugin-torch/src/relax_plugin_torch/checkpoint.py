@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints from which ranks continue bit for bit: a file of weights and moments for each rank, and `state.json`.
+"""Checkpoints that resume training bit for bit: a file of weights and moments from each rank, and `state.json`.
 
-Every rank writes its own shards, so no rank holds the whole, and any number of ranks can read the files (`shards.py`).
-`state.json` holds the number of files and the rest of the state. Its random state is the first rank's, and all ranks
-continue with it.
+Every rank writes its own shards, so no rank gathers the whole model, and any number of ranks can read the files
+(`shards.py`). `state.json` holds the number of files, the progress, and the first rank's random state, which all ranks
+restore.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 _STATE = "state.json"
 _WEIGHTS, _MOMENTS = "model.", "optimizer."
-"""Prefixes of tensor names."""
+"""Prefixes of the names of weights and of optimizer moments in the files."""
 _FIELD = "checkpoint"
 
 
@@ -59,7 +59,7 @@ class Snapshot:
         cls, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any], ranks: Ranks,
         adapters: Adapters | None = None,
     ) -> Snapshot:  # fmt: skip
-        """Copy the rank's state. With adapters, only the fingerprint of the frozen base is kept."""
+        """Copy the rank's state. With adapters, the frozen base is not copied; only its fingerprint is kept."""
         base = adapters.base if adapters is not None else ""
         more = {"schema": SCHEMA, "ranks": ranks.size, "random": random_state(), "base": base}
         tensors = _named(_WEIGHTS, _kept(model, adapters)) | _named(_MOMENTS, _moments(model, optimizer))
@@ -77,9 +77,9 @@ class Snapshot:
 
 
 def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
-    """Write a checkpoint, and put it in place of `directory` once all ranks have written their part.
+    """Write a checkpoint; it replaces `directory` only after all ranks have written their files.
 
-    All ranks must call. If a rank fails, all ranks raise InfrastructureError, or DiskFull if its disk is full.
+    All ranks must call. If a rank fails, all ranks raise InfrastructureError, or DiskFull if that rank's disk is full.
     """
     final = Path(directory)
     unfinished = final.with_name(f".{final.name}.saving")
@@ -98,7 +98,7 @@ def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
 
 
 def _tried(directory: str, work: Callable[[], None]) -> list[Any]:
-    """Do the work; return an empty list, or after an OSError [disk is full, message] to send to all ranks."""
+    """Call `work`; return [] for success, or after an OSError [True if the disk is full, message] for all ranks."""
     try:
         work()
     except OSError as error:
@@ -139,7 +139,7 @@ def load_checkpoint(
         )
     moments = {name.removeprefix(_MOMENTS): one for name, one in found.items() if name.startswith(_MOMENTS)}
     parameters, room = dict(model.named_parameters()), {}
-    for name, one in moments.items():  # moments with the shape of their parameter are sharded as it is
+    for name, one in moments.items():  # a moment with its parameter's shape is sharded like the parameter
         parameter = parameters[name.rpartition("/")[0]]
         if tuple(parameter.shape) == one.shape:
             room[name] = torch.zeros_like(parameter, dtype=one.dtype, requires_grad=False)
@@ -179,7 +179,7 @@ def _check_base(directory: str, saved: str, adapters: Adapters | None) -> None:
         raise ConfigError(
             _FIELD, directory, f"saved with {has}, but this run has {needs}; set [model.lora] as when it was saved"
         )
-    fix = f"its adapters belong to model {saved}, but model.path holds {base}; set model.path to the former"
+    fix = f"its adapters belong to model {saved}, but model.path holds {base}; set model.path to model {saved}"
     raise ConfigError(_FIELD, directory, fix)
 
 
@@ -200,7 +200,7 @@ def _look(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
 
 
 def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return moments as `<parameter>/<moment>`: names do not depend on the optimizer's order of parameters."""
+    """Return optimizer moments by `<parameter>/<moment>`, names that do not depend on the order of parameters."""
     named = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{named[parameter]}/{moment}{'.' if part else ''}{part}": plain
@@ -211,7 +211,7 @@ def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 class Writing:
-    """A thread that writes one rank's checkpoints, one at a time, while the rank works; `over` raises its errors."""
+    """A thread that writes one rank's checkpoints one at a time while the rank trains; `over` raises its errors."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -219,7 +219,7 @@ class Writing:
         self._directory = ""
 
     def write(self, snapshot: Snapshot, directory: str) -> None:
-        """Start writing a snapshot. The write before it must be over."""
+        """Start writing a snapshot. The previous write must have ended."""
         self._last, self._directory = self._thread.submit(snapshot.write, Path(directory)), directory
 
     async def over(self) -> None:
@@ -232,7 +232,7 @@ class Writing:
             raise unwritten(self._directory, error) from error
 
     def stop(self) -> None:
-        """Stop without waiting. A write in progress ends by itself; its checkpoint is not used."""
+        """Stop without waiting. A write in progress still runs to its end, but its checkpoint is not used."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -272,7 +272,7 @@ def _bytes(text: str) -> torch.Tensor:
 
 @contextmanager
 def new_directory(directory: str) -> Iterator[Path]:
-    """Yield a directory to write in, which replaces `directory` only if the block succeeds.
+    """Yield a temporary directory to write to; it replaces `directory` only if the `with` block succeeds.
 
     Raises InfrastructureError if writing fails.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates of a rank's memory and work from the model's configuration alone.
+"""Estimates of a rank's memory and work from the model's configuration, without its weights.
 
-An update runs on fake tensors, which have shapes but no memory, and the bytes that would be alive are counted. So the
-estimate follows the trainer's own layouts and optimizers. Deep models run with few layers, and the result is
-extrapolated linearly. Shards and buffers of several ranks are calculated. Models with media or experts are refused.
+An update runs on fake tensors, which have shapes but no memory, and `LiveBytes` counts the bytes that real tensors
+would take. So the estimate follows the trainer's own layouts and optimizers. A deep model runs with few layers, and the
+result is extrapolated. Shards and buffers of several ranks are calculated. Models with media or experts are refused.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from relax_plugin_torch.trainer import TorchOptions
 
 UNMASKED = "relax-unmasked-sdpa"
-"""Name under which estimates register an attention without masks in transformers."""
+"""Name of the attention without masks that estimates register in transformers."""
 SHALLOW = (2, 4)
-"""Numbers of layers of the two models from which deeper ones are extrapolated."""
+"""Layers of the two shallow models from which a deeper model's trace is extrapolated."""
 OF_ADAMW = {"adamw": 1.0, "sgd": 1.0, "adamw-8bit": 0.26, "adafactor": 0.02}
-"""Factors for the size of optimizer state. AdamW runs for optimizers that fake tensors can't run, and is scaled."""
+"""Size of an optimizer's state, divided by that of the optimizer that runs on fake tensors: SGD for sgd, else AdamW."""
 COMES_AND_GOES = ("gradients", "activations", "logits")
 ALLOCATOR, BUFFERS = 0.5, 20 << 20
-"""Memory beyond tensors on a CPU: glibc's malloc loses this share of short-lived tensors to fragmentation, and matrix
-products take these bytes for buffers. Measured (docs/benchmarks.md): shares of 0.36 to 0.58 over five sizes."""
+"""Memory on a CPU in addition to tensors: the share of short-lived tensors that glibc's malloc loses to fragmentation,
+and the bytes of buffers of matrix products. Measured shares (docs/benchmarks.md): 0.36 to 0.58 over five sizes."""
 SCALAR = 1
 """Value of `num_labels` in the configuration of a model with a scalar head."""
 BLOCKS_AT_ONCE = 2
-"""Blocks of sharded weights that are whole at once: the next block is gathered while one computes."""
+"""Number of sharded blocks whose weights are whole at once: the next block is gathered while one computes."""
 
 Parts = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a micro-batch: lines and width of its rectangle, trained tokens, and whether it needs a mask."""
+    """The size of a micro-batch: lines, tokens in a line, trained tokens, and whether attention needs a mask."""
 
     lines: int
     width: int
@@ -66,7 +66,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The memory in bytes of an update or a forward pass, and the work of its largest micro-batch."""
+    """The cost of an update or a forward pass: memory in bytes, and operations of its largest micro-batch."""
 
     peak: Parts
     parameters: float
@@ -78,7 +78,7 @@ class Trace:
     """Numbers of trained parameters and of all parameters."""
 
     def to(self, deeper: Trace, times: float) -> Trace:
-        """Extrapolate linearly from this trace through `deeper`, to `times` their distance."""
+        """Extrapolate linearly from this trace, by `times` the difference between this and a deeper model's trace."""
 
         def along(name: str) -> float:
             start: float = getattr(self, name)
@@ -98,7 +98,7 @@ def estimate(
 ) -> Estimate:  # fmt: skip
     """Estimate the memory by phase and the floating-point operations of one step.
 
-    `micro_batches`: row indices of each micro-batch of this rank. `scalar`: outputs of a scalar head, if there is one.
+    `micro_batches`: row indices of each micro-batch of this rank. `scalar`: outputs of a scalar head; empty without.
     Raises NotImplementedError for models with media inputs or experts.
     """
     check_offload(options.offload_optimizer, torch.device("cpu" if _on_cpu(options) else "cuda"))
@@ -138,12 +138,12 @@ def _config(spec: TrainerSpec, scalar: frozenset[str]) -> PretrainedConfig:
 
 
 def _passes(sizes: Sequence[int]) -> list[int]:
-    """Return the rows of the first micro-batch and of the largest later one, which runs while gradients are alive."""
+    """Return row counts: of the first micro-batch, and of the largest later one, which runs while gradients exist."""
     return [*sizes[:1], *([max(sizes[1:])] if sizes[1:] else [])]
 
 
 def _shape(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, work: Workload, rows: int) -> Shape:
-    """Return the layout that the policy would choose: a row per line, or a group per line with a shared prompt."""
+    """Return the size of the layout that `Policy` would choose: one row per line, or one group per line."""
     plain = Shape(rows, max(1, work.row_tokens - 1), rows * work.new_tokens)
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
     alone = work.group_size == 1 or rows == 1
@@ -172,7 +172,7 @@ def _traced(
 
 
 def _layers_alike(spec: TrainerSpec) -> bool:
-    """Return False if a pattern names layers by number, to freeze them or to give them adapters."""
+    """Return True unless a pattern of `freeze` or `lora` names layers by number."""
     lora = spec.model.get("lora") or {}
     patterns = (spec.model.get("freeze"), lora.get("targets"), lora.get("modules_to_save"))
     return not any(character.isdigit() for names in patterns for name in names or () for character in name)
@@ -208,7 +208,7 @@ def _trace(
         if optimizer is not None:
             optimizer.step()
         peak = dict(live.peak)
-        with FlopCounterMode(display=False) as counter:  # after the peak: its hooks keep tensors alive
+        with FlopCounterMode(display=False) as counter:  # after the peak is read: the counter's hooks keep tensors
             _pass(model, spec, options, largest)
     held, peak["optimizer"] = (size * OF_ADAMW[options.optimizer] for size in (held, peak.get("optimizer", 0)))
     attention_passes = 3 + options.activation_checkpointing if trains else 1
@@ -230,7 +230,7 @@ def _unmasked() -> str:
 
 
 def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions) -> PreTrainedModel:
-    """Return the model on the meta device, with frozen parts and adapters, which peft can't add to fake tensors."""
+    """Return the model on the meta device with frozen parts and adapters; peft can't add adapters to fake tensors."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification if config.num_labels == SCALAR else AutoModelForCausalLM
@@ -293,7 +293,7 @@ def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shap
 
 
 def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, features: Tensor) -> Tensor:
-    """Return the head's output for features."""
+    """Return the head's output for the body's features: a scalar or a log-prob for each trained token."""
     if model.config.num_labels == SCALAR:
         with torch.autocast("cpu", enabled=False):
             return torch.nn.functional.linear(features.float(), model.score.weight.float()).squeeze(-1)
@@ -306,7 +306,7 @@ def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, fe
 
 
 def _attention(config: PretrainedConfig, shape: Shape) -> float:
-    """Return the operations of attention in one forward pass, which torch's counter misses on a CPU."""
+    """Return the operations of attention in one forward pass; torch's counter does not count them on a CPU."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     width = heads * int(getattr(text, "head_dim", None) or text.hidden_size // heads)

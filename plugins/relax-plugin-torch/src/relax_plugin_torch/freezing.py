@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a model by name: patterns that match parts, freezing of parts, and a smaller format for frozen layers.
+"""Selection of a model's parts by name patterns, freezing of parts, and a smaller format for frozen layers.
 
 A frozen parameter has no gradient and no optimizer moments. It never changes, so a weight delta does not contain it.
 """
@@ -35,14 +35,14 @@ def found(model: nn.Module, pattern: str, field: str) -> list[tuple[str, nn.Modu
 
 
 def _suggested(model: nn.Module, pattern: str) -> str:
-    """Return names similar to the unknown one; without any, the last parts of the modules' names."""
+    """Return last parts of module names: those similar to the pattern, or the first few if none is similar."""
     ends = dict.fromkeys(name.rpartition(".")[2] for name, _ in model.named_modules())
     names = [end for end in ends if end and not end.isdigit()]
     return ", ".join(get_close_matches(pattern.rpartition(".")[2], names) or names[:_SHOWN])
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze all parameters in the parts that match. Raises ConfigError if nothing is left to train."""
+    """Freeze all parameters in the parts that match. Raises ConfigError if this freezes the whole model."""
     for pattern in patterns:
         for _, part in found(model, pattern, FIELD):
             part.requires_grad_(False)
@@ -60,9 +60,9 @@ def _parameters(part: nn.Module | nn.Parameter) -> Iterator[nn.Parameter]:
 
 
 def hold_frozen_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store frozen linear layers in the dtype that autocast rounds them to: the same results from half the memory.
+    """Store frozen linear layers in `dtype`, to which autocast rounds them: the same results from half the memory.
 
-    All else that is frozen (norms, embeddings, heads tied to embeddings) is computed in float32, and stays float32.
+    Frozen norms, embeddings and heads tied to embeddings are computed in float32, and stay float32.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():

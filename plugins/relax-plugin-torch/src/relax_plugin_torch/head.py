@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model with a scalar head: a critic's `values` [tokens], or a reward model's `rewards` [rows].
 
-The model is transformers' sequence classifier with one label, and exports load as such. If the folder holds such a head
-(a reward model), training starts from that head, else from a head of zeros. `Policy` lays out rows and computes the
-body. The head computes in float32, independently of the body's format.
+The model is transformers' sequence classifier with one label; an export loads as one too. Training starts from the
+folder's scalar head if it has one (a reward model), else from a head of zeros. `Policy` lays out rows and computes the
+body. The head always computes in float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def scalars(spec: TrainerSpec, build: Callable[..., Algorithm]) -> frozenset[str
 
 
 def load_scalar_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
-    """Load a causal language model, or a sequence classifier with one label, with a scalar head.
+    """Load the folder of a causal language model, or of a sequence classifier with one label, with a scalar head.
 
     Raises ConfigError naming the fault of the folder.
     """
@@ -50,7 +50,7 @@ def load_scalar_model(path: str, attention: str, device: torch.device) -> PreTra
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
-            num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
+            num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True,  # check_complete refuses them
         )  # fmt: skip
     except Exception as error:  # transformers raises errors of many types for a faulty folder
         raise ConfigError(
@@ -75,7 +75,7 @@ class ScalarPolicy(Policy):
         super().__init__(model, temperature=1.0, autocast=autocast, max_logits=1, share_prefixes=share_prefixes)
 
     def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
-        """Return `values` read before each trained token, 0 elsewhere, and `rewards` read at each row's last token."""
+        """Return `values` before each trained token, 0 elsewhere, [tokens], and `rewards` at last tokens, [rows]."""
         scored = {}
         if "values" in self._outputs:
             trained = batch.loss_mask.nonzero().squeeze(1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of packed rows in the rectangle [lines, width] that a model reads, and the place that predicts each token.
+"""Layouts of packed rows as the model's input [lines, width], with the index of the output that predicts each token.
 
 `by_row`: one row per line, padded on the right. Attention is causal, so no token sees padding and no mask is needed.
-`PrefixTree`: one group per line; a prefix that several rows share (their prompt) stands there once. A mask lets every
-token see its own row only, so that scores equal those of the row alone. Both leave out a row's last token, which
+`PrefixTree`: one group per line, in which a prefix that several rows share (their prompt) is stored once. A mask lets
+each token see only its own row, so scores equal those of separate rows. Both layouts omit a row's last token, which
 predicts nothing.
 """
 
@@ -20,12 +20,12 @@ from relax_core.learn import PackedBatch
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The model's inputs for a batch, and where to read its outputs."""
+    """The model's inputs for a batch, and the indices at which to read its outputs."""
 
     ids: Tensor
     """Token ids, [lines, width]."""
     before: Tensor
-    """Flat place in the rectangle of each token's predecessor, [tokens]; undefined for a row's first token."""
+    """Index of each token's predecessor in the flattened `ids`, [tokens]; undefined for a row's first token."""
     positions: Tensor | None = None
     """Position ids, [lines, width]; None if they are 0, 1, 2, ..."""
     mask: Tensor | None = None
@@ -51,7 +51,7 @@ def by_row(batch: PackedBatch) -> Layout:
 
 
 def one_line(batch: PackedBatch) -> Layout:
-    """Lay all rows on one line, one after another. Attention starts anew where positions restart at 0."""
+    """Put all rows on one line, one after another. Attention starts anew where positions restart at 0."""
     offset = _offsets(batch)
     inputs = offset < batch.lengths[batch.row_of_token] - 1
     place = inputs.cumsum(0) - inputs.long()
@@ -62,7 +62,7 @@ def one_line(batch: PackedBatch) -> Layout:
 
 
 def whole_rows(batch: PackedBatch) -> Layout:
-    """Lay out rows as `by_row` does, but with each row's last token, for outputs of whole rows."""
+    """Lay out rows as `by_row` does, but keep each row's last token, for outputs that belong to a row."""
     offset = _offsets(batch)
     width = max(1, int(batch.lengths.max()))
     place = batch.row_of_token * width + offset
@@ -72,13 +72,13 @@ def whole_rows(batch: PackedBatch) -> Layout:
 
 
 class PrefixTree:
-    """The rows of each group as a tree: a node for every distinct prefix, numbered along the line of the group.
+    """The rows of each group as a tree: each distinct prefix is one node, and a group's nodes fill one line.
 
-    Building the tree is cheap and gives the size of its layout; `layout` makes the mask.
+    Building the tree is cheap and gives the size of its layout; only `layout` makes the costly mask.
     """
 
     def __init__(self, batch: PackedBatch, beside: np.ndarray | None = None) -> None:
-        """Build the tree. Tokens are shared only if their rows of `beside` [tokens, bytes] are equal too."""
+        """Build the tree. Rows share a token only if its bytes in `beside` [tokens, bytes] are equal too."""
         self._batch = batch
         self._rows, self._order, self._line = _sorted_inputs(batch)
         self._fresh = _fresh(self._rows, self._line, self._sorted(beside))
@@ -116,7 +116,7 @@ class PrefixTree:
         return before
 
     def _mask(self, owner: np.ndarray, column: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """Let every node see itself and its predecessors in its row, and padding itself, so that softmax is defined."""
+        """Return the mask: a node sees itself and its ancestors; padding sees itself, so that softmax is defined."""
         mask = np.broadcast_to(np.eye(self.width, dtype=bool), (self.lines, self.width, self.width)).copy()
         query, ancestor = np.nonzero(np.arange(self._rows.shape[1]) <= column[:, None])
         mask.reshape(-1, self.width)[place[query], self._node[owner[query], ancestor]] = True
@@ -130,9 +130,10 @@ def _offsets(batch: PackedBatch) -> Tensor:
 
 
 def _sorted_inputs(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows without their last token, sorted so that equal prefixes are neighbours, with their order and lines.
+    """Return sorted rows without their last token, their order and their lines; equal prefixes become neighbours.
 
-    Rows: [rows, longest], -1 after their end. Order: index in the batch of each sorted row. Line: number of its group.
+    Rows: [rows, longest], -1 after a row's end. Order: each sorted row's index in the batch, [rows]. Lines: the number
+    of each sorted row's group, [rows].
     """
     column = batch.rows.columns["tokens"]
     lengths = np.asarray(column.lengths)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting of the bytes of live tensors, operation by operation, and of their kinds at the peak.
+"""A count of the bytes of live tensors by kind, now and at the peak, kept operation by operation.
 
-A storage counts once, however many views it has. The count covers tensors that torch's dispatcher returns. It leaves
-out buffers inside a kernel and memory that an allocator keeps in reserve. Real and fake tensors count alike.
+A storage counts once, however many views it has. The count covers tensors that torch's dispatcher returns. It excludes
+buffers inside a kernel and memory that an allocator keeps in reserve. Fake tensors count like real tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LiveBytes(TorchDispatchMode):
         self._most = 0
 
     def belongs(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Count tensors as this kind from now on."""
+        """Count these tensors under `kind` from now on, instead of the kind that `kind_of` gave them."""
         for tensor in tensors:
             if tensor is not None:
                 self._note(tensor)
@@ -40,7 +40,7 @@ class LiveBytes(TorchDispatchMode):
                 self.now[kind] += size
 
     def restart(self) -> None:
-        """Measure the peak anew, from the tensors that are alive now."""
+        """Reset the peak to the bytes that are alive now."""
         self._most = 0
         self._look()
 

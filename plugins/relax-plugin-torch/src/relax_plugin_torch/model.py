@@ -30,7 +30,7 @@ SAFETENSORS = {
 
 
 def load_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
-    """Load a model in float32 and in eval mode: without dropout, trained log-probs equal those of sampling.
+    """Load a model in float32 and in eval mode: without dropout, its log-probs equal those of the engines.
 
     Raises ConfigError naming the fault of the folder.
     """
@@ -41,7 +41,7 @@ def load_model(path: str, attention: str, device: torch.device) -> PreTrainedMod
     try:
         model, report = loader(folder).from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
-            output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
+            output_loading_info=True, ignore_mismatched_sizes=True,  # check_complete refuses them
         )  # fmt: skip
     except Exception as error:  # transformers raises errors of many types for a faulty folder
         raise ConfigError(FIELD, path, f"transformers can't load it ({first_line(error)}); check the folder") from error
@@ -50,7 +50,7 @@ def load_model(path: str, attention: str, device: torch.device) -> PreTrainedMod
 
 
 def loader(folder: Path) -> Any:
-    """Return the auto class of transformers that loads the folder's model; models with media inputs have another."""
+    """Return the auto class of transformers that loads the folder: multimodal for media inputs, else causal."""
     import transformers
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ def first_line(error: Exception) -> str:
 
 
 def check_complete(path: str, report: Mapping[str, Any]) -> None:
-    """Raise ConfigError for missing or misshapen weights, which transformers fills with random numbers."""
+    """Raise ConfigError if weights are missing or misshapen; transformers would fill them with random numbers."""
     missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
@@ -81,7 +81,7 @@ def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def named_tensors(model: PreTrainedModel, adapters: Adapters | None = None) -> dict[str, Tensor]:
-    """Return the weights below any adapters, under the names of a Hugging Face folder, as views to write to.
+    """Return the model's weights without adapters, under the names of a Hugging Face folder, as writable views.
 
     Raises ConfigError if a sharded tensor fuses several tensors of the folder.
     """
@@ -91,7 +91,7 @@ def named_tensors(model: PreTrainedModel, adapters: Adapters | None = None) -> d
     parts = parts_of(own, lambda tensors: revert_weight_conversion(model, tensors))
     fused = {part.source for part in parts.values()}
     if shared := sorted(name for name in fused if local(own[name]) is not own[name]):
-        fix = "this tensor fuses several of the folder, which can't be loaded into shards: choose none for this role"
+        fix = "it fuses several tensors of the folder, which can't be loaded into shards: choose none for this role"
         raise ConfigError("trainer.sharding", f"fsdp with {shared[0]}", fix)
     kept = {name: tensor for name, tensor in own.items() if name not in fused}
     return {**kept, **{name: part.of(own) for name, part in parts.items()}}
@@ -100,7 +100,7 @@ def named_tensors(model: PreTrainedModel, adapters: Adapters | None = None) -> d
 def whole_tensors(model: PreTrainedModel, keep: bool = True, adapters: Adapters | None = None) -> dict[str, Tensor]:
     """Return whole weights under the names of a Hugging Face folder, with adapters folded in.
 
-    All ranks must call: shards are gathered from each. A rank without `keep` only contributes and gets nothing.
+    All ranks must call: shards are gathered from each. `keep`: False returns an empty dict on this rank.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -119,7 +119,7 @@ def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> str:
 
 
 def published_arrays(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield (name, array, dtype name) as transports take them."""
+    """Yield (name, array, dtype name) of each tensor, as weight transports expect."""
     for name, tensor in tensors.items():
         yield name, *published_array(tensor, dtype)
 
@@ -160,7 +160,7 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def check_folder(path: str) -> Path:
-    """Return the folder of a model; raise ConfigError naming the file or setting that it lacks."""
+    """Return the folder of a model; raise ConfigError naming the file or setting that the folder lacks."""
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(FIELD, path, "the folder does not exist; name a local Hugging Face model folder")

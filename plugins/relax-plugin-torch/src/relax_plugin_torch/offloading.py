@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Offloading of a rank's memory: weights and optimizer state move to pinned host memory, and gradients are dropped.
 
-Optionally the optimizer's state is on the GPU only while it is stepped, saved or loaded. A CPU has no second memory to
-move to: only gradients are freed, and free pages that malloc keeps after a step.
+Optionally the optimizer's state is on the GPU only for steps, saves and loads. A CPU has no second memory: offloading
+drops gradients, and returns the free pages that malloc keeps after a step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FIELD = "trainer.offload_optimizer"
 class Offloader:
     """The parts of a rank that can be offloaded: weights, optimizer state and gradients.
 
-    Invariants: an offloaded part can't be used, and `need` raises ValueError for it; weights and optimizer
-    state come back with the same bytes.
+    Invariants: `need` raises ValueError for an offloaded part, which can't be used; weights and optimizer state
+    return with the same bytes.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Offloader:
     ) -> None:  # fmt: skip
         """Start with all parts loaded.
 
-        `lower_tier`: whether host memory is separate from the device's; None: yes for a GPU.
-        `apart`: keep the optimizer's state in host memory outside of `with_optimizer`.
+        `lower_tier`: True if host memory is separate from the device's memory; None: True for a GPU.
+        `apart`: keep the optimizer's state in host memory except within `with_optimizer`.
         """
         self._model, self._optimizer, self._device, self._apart = model, optimizer, device, apart
         self._lower_tier = device.type == "cuda" if lower_tier is None else lower_tier
@@ -47,7 +47,7 @@ class Offloader:
 
     @property
     def able(self) -> tuple[str, ...]:
-        """Names of the parts that give memory back when offloaded."""
+        """Names of the parts whose memory offloading frees."""
         return tuple(sorted(PARTS)) if self._lower_tier else ("gradients",)
 
     def need(self, *parts: str) -> None:
@@ -57,7 +57,7 @@ class Offloader:
                 raise ValueError(f"{part}: offloaded; onload them first")
 
     def offload(self, parts: Sequence[str]) -> int:
-        """Offload parts; return the bytes that were really freed. Parts that are offloaded already are skipped."""
+        """Offload parts; return the measured bytes that this freed. Parts that are already offloaded are skipped."""
         wanted = _known(parts) - self.offloaded
         self.offloaded |= wanted
         before = self._reserved()
@@ -100,7 +100,7 @@ class Offloader:
         return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
 
     def _drop_gradients(self) -> int:
-        """Drop gradients; return the bytes that this frees, as a gradient may have more holders."""
+        """Drop gradients; return the freed bytes, which exclude gradients that are still referenced elsewhere."""
         held = []
         for parameter in self._model.parameters():
             if parameter.grad is not None:
@@ -128,10 +128,10 @@ Storage = torch.UntypedStorage
 
 
 class Offload:
-    """Tensors of one device that move to host memory and back: their values are copied and their storages emptied.
+    """Tensors that move from a device to host memory and back: values are copied, and device storages are emptied.
 
-    It moves storages, not tensors. So views and FSDP shards of a storage stay valid, tied weights move once, and an
-    optimizer keeps its state.
+    Storages move, and tensor objects stay. So views and FSDP shards of a storage stay valid, tied weights move once,
+    and an optimizer keeps its state.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -144,7 +144,7 @@ class Offload:
     def away(self, tensors: Iterable[Tensor]) -> int:
         """Move tensors to host memory; return their bytes.
 
-        Tensors on another device stay: some optimizers count their steps in a tensor on the CPU.
+        Tensors on a different device are skipped, such as an optimizer's step count on the CPU.
         """
         self._host = {key: buffer for key, buffer in self._host.items() if not key.expired()}
         own = (one.untyped_storage() for one in tensors if one.device.type == self._device.type)
@@ -185,6 +185,6 @@ def _bytes(storage: Storage) -> Tensor:
 
 
 def trim() -> None:
-    """Give free pages that malloc keeps back to the system. Does nothing without glibc."""
+    """Return malloc's free pages to the system. Does nothing without glibc."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

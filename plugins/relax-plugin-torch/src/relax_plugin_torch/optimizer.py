@@ -84,7 +84,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def parts(value: Any) -> dict[str, Tensor]:
-    """Return the plain tensors of a state value by name: codes and scales of an 8-bit tensor, else "" and the value."""
+    """Return a state value as plain tensors by name: the parts of an 8-bit tensor, or the value under ""."""
     if isinstance(value, Tensor) and type(value).__module__.startswith("torchao."):
         return {name: getattr(value, name) for name in value.tensor_attrs}
     return {"": torch.as_tensor(value)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scoring of packed rows by a causal language model. The scores are exact: a token sees only its own row's past.
 
-Only trained tokens go through the head, so neither prompts nor padding cost logits.
+Only trained tokens go through the head, so no logits are computed for prompts and padding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_MASK = 2**24
 
 
 class Rectangle(Protocol):
-    """The size of a layout."""
+    """The size of a layout: its number of lines, and the tokens in a line."""
 
     @property
     def lines(self) -> int: ...
@@ -45,7 +45,7 @@ class Rectangle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Floating-point operations of one token: in the weights, and in attention for each token that it sees."""
+    """Floating-point operations per token: in the weights, and in attention for each token that the token sees."""
 
     weights: float
     attention: float
@@ -62,12 +62,12 @@ class Flops:
     def mostly_attention(self, width: int) -> bool:
         """Return True if attention dominates at this row length: then sharing prompts costs more than it saves.
 
-        The mask of a prefix tree makes attention pay for the whole square of a line.
+        Under the mask of a prefix tree, attention computes every pair of tokens in a line.
         """
         return self.attention * width > self.weights
 
     def favour_tree(self, plain: Rectangle, tree: Rectangle) -> bool:
-        """Return True if rows laid out as a prefix tree cost less than each row on its own line."""
+        """Return True if the prefix tree layout costs less than the plain layout with one row per line."""
         if self.mostly_attention(plain.width) or tree.lines * tree.width**2 > _MAX_MASK:
             return False
         return self._cost(plain, plain.width // 2) > self._cost(tree, tree.width)
@@ -109,11 +109,11 @@ class Policy:
         self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once
 
     def score(self, batch: learn.PackedBatch, outputs: Collection[Output] = (LOG_PROBS,)) -> dict[str, Tensor]:
-        """Return `log_probs` and each of `outputs` by name, [tokens, ...]; constant 0 where `loss_mask` is 0."""
+        """Return `log_probs` and each of `outputs` by name, [tokens, ...]; 0 without gradient where `loss_mask` is 0."""
         return self._enter(lambda: self._score(batch, self._layout(batch), outputs))
 
     def through(self, enter: Callable[[Callable[[], Scores]], Scores]) -> None:
-        """Compute scores within `enter` from now on, which makes sharded weights whole."""
+        """From now on compute scores inside `enter`, a function that makes sharded weights whole meanwhile."""
         self._enter = enter
 
     def attend(self) -> Tensor:
@@ -144,7 +144,7 @@ class Policy:
         }
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
-        """Return the cheaper layout. A prefix tree saves tokens, but attention covers the whole square of a group."""
+        """Return the cheaper layout. A prefix tree saves tokens, but attention computes every token pair of a group."""
         if self._lines_up and not self._row_media.shows(batch):
             return one_line(batch)
         plain = by_row(batch)
@@ -157,7 +157,7 @@ class Policy:
         return tree.layout() if self._flops.favour_tree(plain, tree) else plain
 
     def _features(self, layout: Layout, shown: Mapping[str, Tensor] = _NOTHING) -> Tensor:
-        """Return the inputs of the head, or logits if the head is inside the model: [lines * width, features].
+        """Return the head's inputs, [lines * width, features]; logits if body and head can't run separately.
 
         `shown`: inputs of the model for the rows' media.
         """
@@ -185,7 +185,7 @@ class Policy:
     def _head_stands_apart(self) -> bool:
         """Return True if body and head, run separately, give the model's logits.
 
-        They do not if the model scales or caps its logits after the head.
+        The logits differ if the model scales or caps logits after the head.
         """
         ids = torch.arange(4, device=self.device).remainder(self._vocab_size)[None]
         whole = self.model(input_ids=ids, use_cache=False).logits
@@ -199,7 +199,7 @@ class Policy:
     def _sees_by_mask(self) -> bool:
         """Return True if an attention mask alone decides which tokens a token sees, as prefix trees need.
 
-        This takes full attention in every layer, and a trial in which two layouts give the same scores.
+        Every layer must have full attention, and a trial of two layouts of the same rows must give the same scores.
         """
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publication of a rank's weights under Hugging Face names, and loading of weights that another trainer published.
 
-A stored version is checked whole before its first tensor is copied. If a live version breaks off half-way, the rank
-refuses to compute until it has loaded a full version.
+A version from storage is read and checked completely before its first tensor is copied. If a live transfer breaks off,
+the rank refuses to compute until it has loaded a full version.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Publication:
         return self._transport(transport).send(version, payload, base, arrays, location)
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        """Send a live version; return how many receivers took it whole, 0 on ranks that do not send."""
+        """Send a live version; return the number of receivers that got all of it, 0 on ranks that do not send."""
         arrays = self._arrays(manifest.payload, manifest.base)
         if arrays is None:
             return 0
@@ -53,7 +53,7 @@ class Publication:
     def _arrays(self, payload: Payload, base: str) -> Iterator[tuple[str, np.ndarray, str]] | None:
         """Return the gathered arrays to send; None on ranks that do not send.
 
-        Payload `lora` is the adapters alone, in float32.
+        Payload `lora` contains only the adapters, in float32.
         """
         if payload == "lora":
             adapters = self._own_adapters(base)
@@ -63,7 +63,7 @@ class Publication:
         return published_arrays(tensors, self._dtype) if self._first else None
 
     def _own_adapters(self, base: str) -> Adapters:
-        """Return the adapters; raise ValueError if they can't be sent without the base, or belong to another base."""
+        """Return the adapters; raise ValueError if they need the base to be sent, or belong to a different base."""
         adapters = self._adapters
         if adapters is None or not adapters.table.plain:
             raise ValueError("payload lora: this trainer has no adapters of pairs A and B only; send full weights")
@@ -78,7 +78,7 @@ class Publication:
 
     @torch.no_grad()
     def load(self, manifest: Manifest, chosen: Chosen) -> None:
-        """Load a version of another trainer. Raises ValueError if it does not fit, or if tensors do not arrive."""
+        """Load a version that another trainer published. Raises ValueError if it does not fit or lacks tensors."""
         own, transport = self._own(manifest), self._transport(chosen)
         self._refuse(manifest, own)
 
@@ -104,7 +104,7 @@ class Publication:
             missing.discard(info.name)
         if missing:
             raise ValueError(f"{manifest.version}: {sorted(missing)[:3]} did not arrive; publish again")
-        if self._adapters is not None and manifest.payload != "lora":  # the new base, to which adapters add nothing
+        if self._adapters is not None and manifest.payload != "lora":  # a new base; its adapters start at 0
             self._adapters.clear(self._model)
             self._adapters.base = manifest.fingerprint
         self._torn, self._loaded = "", manifest.version
@@ -132,7 +132,7 @@ class Publication:
             raise ValueError(f"{manifest.version}: {names} differ from this model; publish from the same architecture")
 
     def _transport(self, chosen: Chosen) -> WeightTransport:
-        """Return the transport, made once: it compares each version with the last one that it sent."""
+        """Return the transport. It is made once, because it compares each version with the version it sent before."""
         key = f"{chosen.name} {sorted(chosen.options.items())}"
         if key not in self._transports:
             self._transports[key] = self._build(chosen)

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """Model, optimizer and position of one rank."""
+    """The model, optimizer and training progress of one rank."""
 
     def __init__(self, spec: TrainerSpec, options: TorchOptions, build: Callable[[Chosen], Any]) -> None:
         check_spec(spec)
@@ -264,7 +264,7 @@ class Rank:
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
         """Yield this rank's micro-batches that have a `needed` row, each reduced to its `wanted` rows.
 
-        Yield None for a micro-batch without rows of this rank: with sharded weights every rank must take part.
+        With sharded weights every rank takes part, so yield None for a micro-batch in which only other ranks have rows.
         """
         rows, config, plan = chunk.rows, self._model.config.get_text_config(), chunk.plan.micro_batches
         check_rows(rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication between the ranks of one trainer: the process group, sums of tensors, and exchange of small facts.
 
-Ranks send tensors and JSON, never pickle. Losing a rank ends every collective call with InfrastructureError. A trainer
-with a single rank sends nothing. Sharding of weights is in `sharding.py`.
+Ranks send tensors and JSON, never pickle. When a rank is lost, every collective call raises InfrastructureError. A
+trainer with a single rank sends nothing. Sharding of weights is in `sharding.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Ranks:
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(said, lengths, strict=True)]
 
     def add_up(self, tensors: Sequence[Tensor], among: DeviceMesh | None = None) -> None:
-        """Replace each tensor by its sum over all ranks, or over the ranks of `among`; all get the same bits.
+        """Replace each tensor by its sum over all ranks, or over the ranks of `among`; sums are equal bit for bit.
 
         Tensors are sent in flat buckets of about `BUCKET` elements.
         """
@@ -76,7 +76,7 @@ class Ranks:
 
     @contextmanager
     def meeting(self, call: str) -> Iterator[None]:
-        """Turn a communication error, which means that another rank is gone, into InfrastructureError."""
+        """Raise InfrastructureError for a communication error in the block, which means that another rank is gone."""
         try:
             yield
         except RuntimeError as error:

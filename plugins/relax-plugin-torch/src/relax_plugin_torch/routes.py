@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay of recorded expert routes in a trainer's forward pass, and routes and metrics of that pass.
 
-Routes come from columns of the packed rows; the layout says where in the model's rectangle each token lies. Where no
-route is recorded (padding, gaps in a row, rows without routes), the model chooses the experts itself.
+A route is the experts that each layer chooses for a token. Routes come from columns of the packed rows, and the layout
+gives each token's index in the model's input. The model chooses experts for tokens without a recorded route.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXPERTS, VALID = ROUTES
 OUTPUT = "routed_experts"
-"""Column name by which a forward pass is asked for the model's own routes."""
+"""Name of the output column of a forward pass that holds the model's own routes."""
 _ROLES = frozenset({"actor", "actor_fwd"})
 """Roles with the policy's weights, which replay recorded routes. Models of all other roles choose experts freely."""
 Sums = dict[str, tuple[Tensor, Tensor]]
@@ -95,7 +95,7 @@ class Routes:
 
     @torch.no_grad()
     def metrics(self) -> Sums:
-        """Return (sum, count) of replayed tokens, and of replayed tokens whose experts the model would change now."""
+        """Return (sum, count) of replayed tokens, and of those for which the model would now choose different experts."""
         if not self._planned:
             return {}
         known = self._known[self._places]
@@ -106,9 +106,9 @@ class Routes:
 
 
 def beside(batch: learn.PackedBatch) -> np.ndarray | None:
-    """Return each token's routes as bytes, [tokens, bytes]; rows share a prefix only if these are equal too.
+    """Return each token's routes as bytes, [tokens, bytes]; None if the rows have no routes.
 
-    Return None if the rows have no routes.
+    Rows share a prefix only if the routes of its tokens are equal too.
     """
     if EXPERTS not in batch.rows.columns:
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Media of rows: read from the run's media store by the keys in the rows, checked, and turned into model inputs.
 
-A row is refused by name if its placeholders do not match its media features, or if a placeholder is trained. The model
-itself would fail with an obscure error, or compute nonsense.
+An error names the row whose placeholders do not match its media features, or that trains a placeholder. Without this
+check the model would fail with an obscure error, or compute nonsense.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RowMedia:
 def towers(model: Any) -> list[nn.Module]:
     """Return the vision and audio modules of the model.
 
-    Sharding keeps them whole on every rank: ranks without media skip them, and ranks with media would wait.
+    Sharding keeps these modules whole on every rank: a rank without media skips them, so gathering would never end.
     """
     base = model.base_model
     if not hasattr(base, "language_model"):
@@ -94,7 +94,7 @@ def check_media(spec: TrainerSpec, group_size: int) -> None:
     """Raise ConfigError for media with tensor parallelism: no model's plan splits its vision and audio modules."""
     if spec.media and group_size > 1:
         raise ConfigError(
-            "trainer.tensor_parallel", f"{group_size} with media", 'set it to 1; sharding = "fsdp" takes media'
+            "trainer.tensor_parallel", f"{group_size} with media", 'set it to 1; sharding = "fsdp" supports media'
         )
 
 

@@ -34,7 +34,7 @@ def check_outputs(algorithm: Algorithm, role: str = "actor") -> None:
     """Raise ConfigError for an algorithm that this trainer can't run in a role.
 
     The actor's algorithm may need outputs of the language model's head (`HEAD_OUTPUTS`), or `rewards` alone, which a
-    scalar head computes. A critic needs an algorithm that has a loss for it.
+    scalar head computes. A critic needs an algorithm that has a critic's loss.
     """
     name, wanted = type(algorithm).__name__, {output.name for output in algorithm.outputs()}
     if role != "actor":
@@ -107,7 +107,7 @@ def frozen_format(publishes: torch.dtype, computes: torch.dtype) -> torch.dtype:
 
 
 def bfloat16_lacks(device: torch.device) -> str:
-    """Return the name of a GPU that only emulates bfloat16, which is slow; empty for the rest and for a CPU."""
+    """Return the GPU's name if it only emulates bfloat16, which is slow; empty for any other device."""
     if device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
         return ""
     return torch.cuda.get_device_name(device)
@@ -126,7 +126,7 @@ def choose_attention(wanted: Attention, device: torch.device, dtype: torch.dtype
     """Return the attention implementation by its name in transformers. Raises ConfigError if flash-attn can't run.
 
     flash-attn reads rows of any length, packed into one sequence without padding. It needs a GPU and a 16-bit format.
-    The alternatives read padded batches: one row per batch entry, or a group's rows in one entry under an exact mask.
+    `sdpa` and `eager` read padded batches: each batch entry is one row, or all rows of a group under an exact mask.
     """
     if wanted not in ("auto", FLASH):
         return wanted

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded weights (FSDP2): every rank holds a shard of each tensor; a block's tensors are whole only while it computes.
 
-This module also converts between shards and whole tensors, for publishing, saving and loading. `Root` runs any function
-that reads the model.
+This module also converts between shards and whole tensors, for publishing, saving and loading.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def suits(model: nn.Module, device: torch.device) -> bool:
 
 
 class Root(nn.Module):
-    """The root module of FSDP, in whose forward embedding and head are whole for any function that reads the model."""
+    """The root module of FSDP: its forward pass runs any function of the model while embedding and head are whole."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ def shared_out(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of the tensor."""
+    """Return this rank's shard of the tensor, or the tensor itself if it is not sharded."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -93,7 +92,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def share_like(own: Tensor, value: Tensor) -> Tensor:
-    """Return this rank's shard of a whole `value`, sharded as `own` is; every rank has the value, so none is sent."""
+    """Return this rank's shard of `value`, sharded like `own`. Every rank passes the whole value; nothing is sent."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(own, DTensor) or value.shape != own.shape:
@@ -104,7 +103,7 @@ def share_like(own: Tensor, value: Tensor) -> Tensor:
 def gathered(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tensor]:
     """Return whole tensors by name. Sharded tensors are gathered one at a time on the device and moved to host memory.
 
-    All ranks must call with the same tensors in the same order. A rank without `keep` contributes and gets nothing.
+    All ranks must call with the same tensors in the same order. `keep`: False returns an empty dict on this rank.
     """
     kept = {}
     for name, tensor in tensors.items():

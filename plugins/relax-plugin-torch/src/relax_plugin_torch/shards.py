@@ -33,7 +33,7 @@ class Piece:
 
 
 def copied(tensors: Mapping[str, Tensor], first: bool) -> dict[str, Piece]:
-    """Return this rank's pieces, copied to host memory. The first rank takes tensors that every rank has whole."""
+    """Return this rank's pieces, copied to host memory. Only the first rank copies tensors that every rank has whole."""
     pieces = {}
     for name, tensor in tensors.items():
         piece = _piece(tensor, first)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor parallelism: consecutive ranks compute the same rows together, each some heads and some columns of the MLP.
+"""Tensor parallelism: consecutive ranks compute the same rows; each rank has some heads and some columns of the MLP.
 
 The model's own plan (transformers' `tp_plan`) says how each matrix is split; torch's DTensor carries it out. Embedding
 and head stay whole, so every rank of a group has all logits of its tokens, and log-probs need no communication.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FIELD = "trainer.tensor_parallel"
 WHOLE = frozenset({"embedding_rowwise", "embedding_colwise", "colwise_gather_output", "colwise_rep"})
-"""Styles of embeddings and heads, which stay whole here."""
+"""Styles in a plan for embeddings and heads, which this trainer keeps whole."""
 PARTIAL = "replicated_with_grad_allreduce"
 
 
@@ -40,7 +40,7 @@ class TensorParallelGroup:
     mesh: DeviceMesh | None = None
     """Mesh of all ranks, [data, tensor]; None for a group of one rank."""
     partial: list[nn.Module] = field(default_factory=list)
-    """Modules with partial gradients. They are kept instead of parameters, which sharding replaces."""
+    """Modules with partial gradients; modules rather than parameters, because sharding replaces parameters."""
 
     @classmethod
     def of(cls, rank: int, ranks: int, size: int, device: torch.device) -> TensorParallelGroup:
@@ -58,7 +58,7 @@ class TensorParallelGroup:
 
     @property
     def data(self) -> DeviceMesh | None:
-        """Mesh of the ranks that hold the same part as this one, one rank of each group; None for groups of one."""
+        """Mesh of the ranks that hold the same part as this rank, one from each group; None for groups of one rank."""
         return None if self.mesh is None else self.mesh["data"]
 
     def cut(self, model: PreTrainedModel) -> None:
@@ -89,7 +89,7 @@ def check_tensor_parallel(model: PreTrainedModel, ranks: int, size: int, adapter
         return
     check_divides(ranks, size)
     if adapters:
-        raise ConfigError(FIELD, str(size), "adapters need whole matrices; leave it or model.lora out")
+        raise ConfigError(FIELD, str(size), "adapters need whole matrices; remove this option or model.lora")
     check_heads(model, size)
     list(planned(model))
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from relax_plugin_torch.rank import Rank
 
 TOKENS_PER_MICRO_BATCH = 2048
-"""Padded tokens, before prompts are shared. Measured on a CPU: fewer cost Python overhead, more overflow the caches."""
+"""Default size in padded tokens, before prompts are shared. On a CPU, fewer cost overhead, more overflow the caches."""
 
 
 class TorchOptions(Options):
@@ -42,8 +42,8 @@ class TorchOptions(Options):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. `auto` is a GPU (a different one for each rank) if torch sees any, else the CPU."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention implementation, by its name in transformers. `auto` is flash-attn, which needs no padding, if a GPU, a
-    16-bit `model.dtype`, the package and `deterministic = false` allow it, else `sdpa`."""
+    """Attention implementation, by its name in transformers. `auto` is flash-attn, which needs no padding, on a GPU with
+    the package, a 16-bit `model.dtype` and `deterministic = false`; else `sdpa`."""
     compile: bool = False
     """Compile the model's blocks with torch.compile. This pays in long runs of small models or short rows. It delays
     the first step by a minute or more, on a CPU by several minutes, and needs a C++ compiler there."""
@@ -51,7 +51,7 @@ class TorchOptions(Options):
     """Keep only the inputs of each block, and compute the rest again in the backward pass. Results are the same bit
     for bit; memory shrinks, and computation grows by about a third."""
     share_prefixes: bool = True
-    """Compute a prompt that several rows of a group share only once, if that is cheaper than once for each row."""
+    """Compute a prompt once for all rows of a group that share it, if this is cheaper than once for each row."""
     sharding: Literal["auto", "none", "fsdp"] = "auto"
     """Weights on several ranks. `none`: each rank has a copy. `fsdp`: each rank holds a shard of weights, gradients and
     optimizer state. `auto`: `fsdp` if copies would take more than half of a GPU's memory, else `none`."""
@@ -66,11 +66,11 @@ class TorchOptions(Options):
     momentum of `sgd`."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in pinned host memory, and copy it to the GPU only for updates and checkpoints. This
-    leaves its memory to activations, and costs a copy in each direction."""
+    frees GPU memory for activations, and costs a copy in each direction."""
     loss_scale: float = Field(65536.0, ge=1.0)
-    """Initial factor of losses in float16, so that small gradients are not rounded to 0; each overflow halves it."""
+    """Initial factor on losses in float16, which keeps small gradients from rounding to 0; each overflow halves it."""
     loss_scale_window: int = Field(200, ge=1)
-    """Updates without an overflow in float16 until the loss scale is doubled."""
+    """Number of float16 updates without an overflow after which the loss scale is doubled."""
     logits_mb: int = Field(128, gt=0)
     """Upper limit in MiB of float32 logits in memory at once. Larger logits are computed in slices, and once more in
     the backward pass."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sums of an open update, the trainer's position in steps, and the loss scale of float16.
+"""The sums of an open update, the trainer's progress in steps and versions, and the loss scale of float16.
 
 The gradient of an open update is in the parameters. At the end each rank returns its `share`, and every rank calls
 `join` with the shares of all ranks, so that all ranks hold the same sums.
@@ -40,7 +40,7 @@ class Update:
     def add(self, batch: learn.PackedBatch, step_start: int | None) -> None:
         """Run one micro-batch forward and backward.
 
-        `step_start`: version step that the policy still has; None once an update of this step was applied.
+        `step_start`: step number of the policy's version; None after an update of this training step was applied.
         """
         outputs = self._policy.score(batch, self._algorithm.outputs())
         if "log_probs" in outputs and not batch.has("old_log_probs") and step_start is not None:
@@ -69,8 +69,8 @@ class Update:
     def share(self, speaks: bool = True) -> dict[str, Any]:
         """Return this rank's counts, loss terms and metrics as plain data.
 
-        They are empty unless `speaks`: the ranks of a tensor-parallel group compute the same rows, so the first one
-        speaks for all.
+        The data are empty unless `speaks`: the ranks of a tensor-parallel group compute the same rows, so only the
+        group's first rank speaks.
         """
         if not speaks:
             return {"counts": learn.Denominators({}).share(), "terms": {}, "metrics": {}}
@@ -82,7 +82,7 @@ class Update:
         return {"counts": self.denominators.share(), "terms": terms, "metrics": metrics}
 
     def join(self, shares: Sequence[Mapping[str, Any]]) -> None:
-        """Replace this rank's sums by the sums of the shares of all ranks, its own included."""
+        """Replace this rank's sums by the sums of all ranks' shares, this rank's included."""
         self.denominators.join([share["counts"] for share in shares])
         for share in shares:
             for name, value in share["terms"].items():
@@ -142,7 +142,7 @@ LEAST, MOST = 1.0, 2.0**24
 
 @dataclass(slots=True)
 class LossScale:
-    """The dynamic scale of losses in float16, which keeps small gradients from being rounded to 0; else constant 1.
+    """The factor on losses: in float16 a dynamic one that keeps small gradients from rounding to 0, else constant 1.
 
     Losses are multiplied by the scale before the backward pass, and gradients divided by it afterwards. An overflow
     halves the scale, and the rank group computes the update again. After `window` updates without an overflow the scale

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that decode in lockstep: one forward pass, one draw and one host synchronisation per iteration.
 
-Rows join by `merge` and leave when they finish; the last rows move into their places. The host's state of a row is one
-record of a numpy array, so that an iteration runs no Python code per row.
+A row is one running request. Rows join by `merge` and leave when they finish; the batch's last rows then move into the
+gaps. A row's state on the host is one record of a numpy array, so an iteration runs no Python code per row.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _ROW = np.dtype(
     ]
 )  # fmt: skip
 _OF_NOW = np.iinfo(np.int64).max
-"""Value of `oldest` for a cache that the current weights computed entirely."""
+"""Value of the field `oldest` if the current weights computed the row's whole cache."""
 _AHEAD = 64
-"""Columns that a new cache reserves for tokens to come."""
+"""Columns that a new cache reserves for tokens that are not yet sampled."""
 _TRIM = 64
-"""Least number of unused leading columns for which the cache is copied without them."""
+"""Minimum number of leading columns that no row uses before the cache is copied without these columns."""
 
 
 class Running(api.OpenRequest):
-    """A running request and the stream that waits for its deltas."""
+    """A running request and the stream that receives its deltas."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class Batch:
         self._routes: np.ndarray | None = None
         """Routes of the position before each unsent token, [rows, window, layers, top_k]; None if not requested."""
         self._prompt_routes: dict[str, np.ndarray] = {}
-        """Routes of the rest of the prompt by request id, until the first delta takes them."""
+        """Routes of all prompt tokens but the last, by request id, until the request's first delta takes them."""
         self._history = torch.zeros(0, 0, dtype=torch.long)
         self._last = torch.zeros(0, dtype=torch.long)
         self._cache: RowsCache | None = None
@@ -108,7 +108,7 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Columns of history, whether cached or not."""
+        """Number of columns of prompts and sampled tokens, whether cached or not."""
         return self._history.shape[1]
 
     @property
@@ -117,7 +117,7 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """True if a row has no room for another token until `flush`."""
+        """True if a row's buffer of unsent tokens is full; `flush` empties the buffer."""
         return bool((self._rows["fresh"] >= self._window).any())
 
     def step(self, model: CausalModel) -> None:
@@ -145,7 +145,7 @@ class Batch:
         self._draw(logits[:, -1], model)
 
     def _begin_routes(self, seen: np.ndarray) -> None:
-        """Start recording routes, from those of the right-aligned prompts, [rows, columns, layers, top_k]."""
+        """Start recording routes. `seen`: routes of the right-aligned prompts, [rows, columns, layers, top_k]."""
         self._routes = np.zeros((len(self), self._window, *seen.shape[2:]), seen.dtype)
         self._routes[:, 0] = seen[:, -1]
         for row, member in enumerate(self.members):
@@ -186,7 +186,7 @@ class Batch:
                 self._top.setdefault(member.request.id, []).append(pairs)
 
     def take_finished(self, version: int) -> Finished:
-        """Remove the rows that their last token ends; return their requests with the last deltas."""
+        """Remove the rows that end with their newest token; return their requests with the last deltas."""
         last = (np.arange(len(self)), self._rows["fresh"] - 1)
         broken = ~np.isfinite(self._log_probs[last])
         stopped = (self._tokens[last][:, None] == self._stops).any(1)
@@ -258,7 +258,7 @@ class Batch:
         self._history, self._last = self._history[:left], self._last[:left]
 
     def cheap_to_merge(self, other: Batch) -> bool:
-        """Return True if a common rectangle of both batches has little padding."""
+        """Return True if merging with `other`, which pads the shorter batch, wastes few cells on padding."""
         mine, theirs = len(self) * self.length, len(other) * other.length
         around = (len(self) + len(other)) * max(self.length, other.length)
         return around <= 1.5 * (mine + theirs) + 4096
@@ -300,14 +300,14 @@ class Batch:
             self._routes = np.concatenate([mine, theirs])
 
     def drop_cache(self) -> int:
-        """Drop the cache, which the next step recomputes; return the bytes freed."""
+        """Drop the cache; return the bytes freed. The next step recomputes the cache."""
         freed = self._cache.size_bytes if self._cache is not None else 0
         self._cache = None
         self._rows["oldest"] = _OF_NOW
         return freed
 
     def outlive(self, step: int) -> None:
-        """Keep the cache, which weights up to `step` computed, under newer weights."""
+        """Keep the cache under newer weights, and record that weights of version `step` or older computed it."""
         if self._cache is not None:
             self._rows["oldest"] = np.minimum(self._rows["oldest"], step)
 

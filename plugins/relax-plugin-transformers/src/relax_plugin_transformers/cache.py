@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A KV cache of right-aligned rows, which transformers writes and a batch rearranges.
+"""A KV cache of right-aligned rows: transformers writes to the cache, and `Batch` adds, moves and drops rows.
 
-All rows end at the same column, so a decode step writes one column for all rows. Memory is reserved ahead and grows by
-half. Rows from the end replace finished rows, which keeps copies few. Sliding-window layers keep their whole history,
-since the mask limits attention, not the cache. Layers of linear attention have a state instead, whose size does not
+All rows end at the same column, so a decode step writes one column for all rows. Memory is reserved in advance and
+grows by half. Only rows from the end move, into the gaps of finished rows. Sliding-window layers keep all keys and
+values, since the mask limits attention, not the cache. A layer of linear attention keeps a state, whose size does not
 depend on the number of columns.
 """
 
@@ -16,11 +16,11 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 _ROUND = 16
-"""Columns are reserved in multiples of this."""
+"""Number of columns of which each reservation is a multiple."""
 
 
 class Extent:
-    """The used part of the reserved memory, common to all layers."""
+    """The used part of a cache's reserved memory; all layers share one object."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -28,7 +28,7 @@ class Extent:
         self.rows = 0
         """Number of rows in the current forward pass."""
         self.length = 0
-        """Number of columns written."""
+        """Number of columns written so far."""
 
 
 class RowsLayer(CacheLayerMixin):
@@ -69,7 +69,7 @@ class RowsLayer(CacheLayerMixin):
         return -1
 
     def rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
-        """Allocate new memory with the rows of `index`, and the columns from `drop` on moved right by `shift`."""
+        """Allocate new memory and copy the rows of `index`: drop `drop` columns, move the rest right by `shift`."""
         kept = self._extent.length - drop
         self._rows, self._columns = rows, columns
         if not self.is_initialized:
@@ -85,7 +85,7 @@ class RowsLayer(CacheLayerMixin):
         return [self.keys, self.values] if self.is_initialized else []
 
     def append(self, other: RowsLayer, rows: slice, gap: int) -> None:
-        """Copy the first rows of another layer into `rows`, right of the first `gap` columns, which are zeroed."""
+        """Copy the first rows of another layer into `rows`, from column `gap` on; zero the columns before `gap`."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine[rows, :, :gap] = 0
             length = self._extent.length
@@ -108,7 +108,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         """Do nothing: memory is allocated with the first states."""
 
     def state(self, name: str) -> torch.Tensor | None:
-        """Return the state of the current pass's rows as a view, since some models write to it; None before any."""
+        """Return the states of the current pass's rows as a view, which some models write to; None if none exist."""
         if not self._extent.length:
             return None
         return self._states[name][self._extent.first : self._extent.first + self._extent.rows]
@@ -116,7 +116,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """Keep the last columns as the state; return the convolution's input: the former state and the new columns."""
+        """Store the last columns as the new state; return the old state and the new columns, to convolve."""
         before = self.state(f"conv {state_idx}")
         missing = max(0, conv_kernel_size - conv_states.shape[-1])
         seen = torch.nn.functional.pad(conv_states, (missing, 0))
@@ -137,7 +137,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         self._states[name][self._extent.first : self._extent.first + len(state)] = state
 
     def rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
-        """Allocate new memory with the rows of `index`."""
+        """Allocate new memory for `rows` rows and copy the rows of `index`; states have no columns to move."""
         self._rows = rows
         for name, old in self._states.items():
             picked = old[index]
@@ -157,10 +157,10 @@ class StateLayer(LinearAttentionCacheLayerMixin):
 
 
 class RowsCache(Cache):
-    """The cache of all layers of a batch, with a common length."""
+    """The caches of all layers for one batch; all layers have the same number of columns."""
 
     def __init__(self, kinds: Sequence[str], rows: int, columns: int) -> None:
-        """Reserve rows and columns. `kinds`: kind of each layer, by its name in model configurations."""
+        """Reserve rows and columns. `kinds`: the kind of each layer, as in `layer_types` of `config.json`."""
         self.extent = Extent()
         self.capacity = (rows, _rounded(columns))
         made = (StateLayer if kind == "linear_attention" else RowsLayer for kind in kinds)
@@ -187,7 +187,7 @@ class RowsCache(Cache):
         return sum(t.nbytes for t in self.tensors())
 
     def reserve(self, rows: int, columns: int, used_rows: int) -> None:
-        """Make room for this many rows and columns, keeping the used rows; capacity grows by half at least."""
+        """Make room for `rows` and `columns`, keeping the first `used_rows`; a growth is at least by half."""
         if rows <= self.capacity[0] and columns <= self.capacity[1]:
             return
         if rows > self.capacity[0]:
@@ -197,7 +197,7 @@ class RowsCache(Cache):
         self._rebuild(max(rows, self.capacity[0]), max(columns, self.capacity[1]), slice(0, used_rows), 0, 0)
 
     def pick(self, index: torch.Tensor, columns: int) -> None:
-        """Replace the rows by those of `index`, which may repeat, so that samples share their prompt's prefill."""
+        """Replace the rows by the rows of `index`. Indices may repeat: samples of a prompt share its prefill."""
         self._rebuild(len(index), max(columns, self.length), index, 0, 0)
 
     def shift(self, by: int, used_rows: int) -> None:
@@ -212,14 +212,14 @@ class RowsCache(Cache):
             layer.rebuild(*self.capacity, index, shift, drop)
 
     def append(self, other: RowsCache, used_rows: int, new_rows: int) -> None:
-        """Append the first rows of a cache that is not longer, right-aligned; columns to their left are zeroed."""
+        """Append the first `new_rows` of a cache that is not longer, right-aligned, with zeros on their left."""
         self.reserve(used_rows + new_rows, self.length, used_rows)
         rows, gap = slice(used_rows, used_rows + new_rows), self.length - other.length
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.append(theirs, rows, gap)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy `source` rows to the places of `target` rows, which have left."""
+        """Copy the rows `source` over the rows `target`, which have finished."""
         for layer in self.layers:
             layer.move(source, target)
 

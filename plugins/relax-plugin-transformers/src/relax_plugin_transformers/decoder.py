@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoding thread, on which all work with the model runs: iterations, and commands between two iterations.
+"""The decoding thread. All work with the model runs on it: iterations, and commands between two iterations.
 
-The thread admits waiting calls while there is room, and merges batches if that wastes little padding.
+The thread admits waiting calls while there is room, and merges batches if this needs little padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relax_plugin_transformers.options import TransformersOptions
 
 
 class Decoder(EngineThread[Running]):
-    """The thread that decodes, with its waiting calls and its running batches.
+    """The decoding thread with its waiting calls and its running batches.
 
     Life of a request: `waiting -> running in a batch -> finished | aborted`.
     """
@@ -77,7 +77,7 @@ class Decoder(EngineThread[Running]):
             self._tell(batch.flush(self.version.step))
 
     def renew(self, version: Version) -> None:
-        """Sample with this version from the next token on. Caches are kept only within the same incarnation."""
+        """Sample with this version from the next token on. Keep caches only if the trainer's incarnation is the same."""
         keeps = self._keeps_caches and version.incarnation == self.version.incarnation
         for batch in self._batches:
             if keeps:
@@ -123,7 +123,7 @@ class Decoder(EngineThread[Running]):
                     self._batches.append(batch)
 
     def _take_fitting(self) -> list[Running]:
-        """Return the requests that waited longest, as many as fit; an empty engine always takes one."""
+        """Return the requests that waited longest, as many as fit; an empty engine always takes a request."""
         rows = self._max_rows - self.running
         slots = self._options.max_batch_tokens - sum(batch.slots for batch in self._batches)
         taken: list[Running] = []
@@ -147,7 +147,7 @@ class Decoder(EngineThread[Running]):
 
 
 def by_prompt_length(members: Sequence[Running], budget: int) -> list[list[Running]]:
-    """Group requests into prefill passes: samples of one prompt together, with prompts of similar length."""
+    """Group requests into prefill passes: samples of a prompt share a pass, with prompts of similar length."""
     by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Running]] = {}
     for member in members:
         by_prompt.setdefault(member.prompt, []).append(member)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transformers engine: batched generation on one decoding thread.
 
-`Decoder` samples, forms batches and holds KV caches. New weights replace the old ones in place. Caches of running
-requests are then recomputed, or kept with `kv_across_versions`. The engine holds exactly the published tensors, so its
-receipt proves a version by the manifest's fingerprint.
+`Decoder` samples, forms batches and holds KV caches. New weights overwrite the old weights in memory. Caches of running
+requests are then recomputed, or kept if `kv_across_versions` is set. The engine holds exactly the published tensors, so
+their fingerprint equals the manifest's and proves the version in the engine's receipt.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
         return self._weights.value
 
     def _layout(self, payload: str) -> str:
-        # The products of adapters differ in their bits between types of device.
+        # The matrix products of adapters differ in a few bits between types of device.
         return PLAIN if payload != "lora" else f"{PLAIN}+adapter on {self._running().model.device.type}"
 
     def _load(self, thread: Decoder, manifest: Manifest, staged: Arriving | StagedAdapter) -> None:

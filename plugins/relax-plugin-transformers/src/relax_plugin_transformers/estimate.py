@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates of an engine's memory and work, by arithmetic on `config.json` and the headers of the weight files.
 
-The estimate follows a generation of rows of maximum length through the phases of `Batch` and `RowsCache`: prompts run
-pass by pass, their caches are copied to their samples, and the cache grows. The phase with the most memory counts.
+The estimate follows the generation of rows of maximum length through the phases of `Batch` and `RowsCache`: prompts run
+pass by pass, their caches are copied to their samples, and the cache grows. The result is the phase with most memory.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from relax_plugin_transformers.options import TransformersOptions
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ROUND, _AHEAD = 16, 64
-"""Multiple in which the cache reserves columns, and number of columns reserved ahead."""
+"""Copies of `cache._ROUND` and `batch._AHEAD`: reserved columns are a multiple of the first, and exceed the prompt by
+the second."""
 _CDF_ELEMENTS = 1 << 24
-"""Float64 numbers that a draw sums at a time."""
+"""Maximum number of float64 values that sampling sums at once."""
 
 _ALLOCATOR, _BUFFERS = 0.2, 20 << 20
-"""Memory beyond tensors on a CPU: malloc's overhead as a share of a generation's tensors, and bytes of buffers in
-matrix products. Measured (docs/benchmarks.md)."""
+"""Memory on a CPU in addition to tensors: malloc's overhead as a share of the tensors of a generation, and bytes of
+buffers of matrix products. Measured (docs/benchmarks.md)."""
 
 Parts = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Sizes of a model that determine memory."""
+    """Sizes of a model that determine its memory."""
 
     layers: int
     hidden: int
@@ -66,7 +67,7 @@ class _Model:
         return self.layers * 2 * self.cell
 
     def computed(self, tokens: int, width: int, eager: bool) -> int:
-        """Return the bytes alive at once in one layer's pass over `tokens` that see `width` columns each."""
+        """Return the bytes alive at once while a layer computes `tokens` tokens that see `width` columns each."""
         around = 2 * self.head + 2 * 8 // self.bytes  # rotary embeddings, positions and token ids
         block = 4 * self.hidden + 3 * self.inner + around  # embeddings, input, output and normed hidden states
         attention = 3 * self.hidden + (3 * self.heads + 2 * self.kv_heads) * self.head + around
@@ -151,12 +152,12 @@ def _decoding(model: _Model, work: Workload, rows: int, reserved: int, columns: 
 
 
 def _grown(reserved: int, rows: int) -> int:
-    """Return the rows that a cache reserves after it grew to `rows`."""
+    """Return the number of rows that a cache with `reserved` rows reserves after it grows to `rows`."""
     return max(rows, reserved * 3 // 2) if reserved and rows > reserved else max(rows, reserved)
 
 
 def _drawn(rows: int, vocab: int) -> int:
-    """Return the bytes of a draw: logits, log-probs, and their cumulative sums in float64."""
+    """Return the bytes that sampling takes: logits, log-probs, and their cumulative sums in float64."""
     return rows * vocab * 4 * 2 + min(rows * vocab, _CDF_ELEMENTS) * 8 * 2
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading of model folders for decoding. Faults of a folder raise ConfigError.
+"""Loading of model folders for decoding. A faulty folder raises ConfigError.
 
-transformers fills missing tensors with random numbers and only warns; this module refuses such folders.
+For missing tensors, transformers only warns and fills in random numbers; this module refuses such folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOWERS = ("vision_config", "audio_config")
 """Keys of `config.json` that only models with vision or audio inputs have."""
 _LAYERS = {"full_attention", "sliding_attention"}
 _WITH_STATES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-"""Model types whose linear attention this engine supports, with states in its cache."""
+"""Model types whose linear attention this engine supports; their states are kept in its cache."""
 
 
 def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,9 +94,9 @@ def _device(wanted: str) -> str:
 
 
 def context_limit(module: torch.nn.Module, asked: int) -> int:
-    """Return the maximum tokens of prompt and completion together: `asked`, or the model's own limit if that is 0.
+    """Return the maximum number of tokens of prompt and completion: `asked`, or the model's limit if `asked` is 0.
 
-    Raises ConfigError for more than the model's limit.
+    Raises ConfigError if `asked` exceeds the model's limit.
     """
     limit = int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
     if limit and asked > limit:

@@ -21,13 +21,13 @@ from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache
 
 Shown = tuple[ProcessedMedia, ...]
-"""The media of one row."""
+"""The processed media of one row."""
 _LOGIT_ELEMENTS = 1 << 25
 """Maximum number of float32 logits in one scoring pass: 128 MiB."""
 
 
 class CausalModel:
-    """Forward passes of a model with a `RowsCache`."""
+    """A causal model whose forward passes read and extend a `RowsCache`."""
 
     def __init__(self, module: torch.nn.Module, max_prefill_tokens: int, media: MediaStore | None = None) -> None:
         config = module.config.get_text_config()
@@ -39,7 +39,7 @@ class CausalModel:
         self._media, self._inputs = media, MediaInputs(module)
         self._holds = self._inputs.holds
         self._cuts = "logits_to_keep" in inspect.signature(module.forward).parameters
-        """True if the model can compute the logits of its last columns only."""
+        """True if the model can compute logits for the last columns alone."""
         windowed = any(kind != "full_attention" for kind in self._kinds)
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
         self.routes = RouteWatch(module)
@@ -62,10 +62,10 @@ class CausalModel:
         self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int,
         jumps: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Run `tokens` [rows, columns], which extend the cache; return logits of the last `keep` columns (0: of all).
+        """Run `tokens` [rows, columns] and append them to the cache; return logits of the last `keep` columns (0: all).
 
-        `start` [rows]: the column where each row begins; None: all rows begin at 0. `jumps` [rows]: how far positions
-        run ahead of columns after a row's media; fractional for models that time videos so; None: no row has media.
+        `start` [rows]: the column where each row begins; None: all rows begin at 0. `jumps` [rows]: position minus
+        column after a row's media, fractional for models with fractional video times; None: no row has media.
         """
         positions = self._columns(tokens, start, cache)
         if jumps is not None:
@@ -75,7 +75,7 @@ class CausalModel:
     def _look(
         self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int, shown: Sequence[Shown]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run whole rows with media; return logits, and the `jumps` for `forward` that follow these rows [rows]."""
+        """Run whole rows with media; return logits, and the `jumps` [rows] for later calls of `forward`."""
         columns = torch.arange(tokens.shape[1], device=self.device)
         valid = columns >= (0 if start is None else start[:, None])
         inputs, jumps = self._inputs.of(tokens, valid.expand(tokens.shape), shown)
@@ -126,7 +126,7 @@ class CausalModel:
     ) -> tuple[RowsCache, torch.Tensor, np.ndarray]:
         """Run right-aligned rows [rows, length]; return their cache, the logits after each row, and their `jumps`.
 
-        The cache has room for `columns`. `jumps` are as `forward` takes them. `keys`: media keys of each row.
+        The cache has room for `columns`. `jumps` [rows] are for `forward`. `keys`: media keys of each row.
         """
         cache = self.new_cache(len(tokens), columns)
         if any(keys):
@@ -141,7 +141,7 @@ class CausalModel:
     def _prefill_shown(
         self, tokens: torch.Tensor, start: np.ndarray, cache: RowsCache, shown: Sequence[Shown]
     ) -> tuple[RowsCache, torch.Tensor, np.ndarray]:
-        """Run rows with media; rows are never split between passes, since a model takes the media of a row whole."""
+        """Run rows with media. A row is never split between passes, since a model needs all of its media at once."""
         logits, jumps = [], []
         each = max(1, self._budget // tokens.shape[1])
         for first in range(0, len(tokens), each):
@@ -155,7 +155,7 @@ class CausalModel:
         return cache, torch.cat(logits), np.concatenate(jumps)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Return each token's log-prob given its predecessors, of logits / temperature; 0 for a first token."""
+        """Return each token's log-prob given its predecessors, from logits / temperature; 0 for a first token."""
         self.routes.watch(False)
         out: list[list[float]] = [[] for _ in sequences]
         order = sorted((i for i in range(len(sequences)) if sequences[i]), key=lambda i: len(sequences[i]))
@@ -182,9 +182,9 @@ class CausalModel:
     def _passes(
         self, tokens: torch.Tensor, start: np.ndarray, cache: RowsCache, per_pass: int, keep: int
     ) -> Iterator[tuple[slice, bool, torch.Tensor]]:
-        """Yield (rows, is the last pass of these rows, logits) of forward passes over at most `per_pass` tokens each.
+        """Run forward passes over at most `per_pass` tokens; yield (rows, True if their last pass, logits) of each.
 
-        Passes cover some rows at a time, column by column.
+        A pass covers several whole rows, or a part of one long row.
         """
         rows, length = tokens.shape
         rows_each = max(1, per_pass // length)
@@ -217,7 +217,7 @@ def aligned(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[t
 
 
 def by_length(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield chunks of at most `budget` padded tokens; at most half of a chunk is padding, small chunks excepted."""
+    """Split `order` into chunks of at most `budget` padded tokens, of which at most half plus 128 are padding."""
     chunk: list[int] = []
     real = 0
     for i, length in zip(order, lengths, strict=True):
@@ -232,7 +232,7 @@ def by_length(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iter
 
 
 class RouteWatch:
-    """A recorder of the experts that each row and column visits, while `on`; `take` returns and drops the records."""
+    """A recorder of the experts that each token visits, by row and column. It records while `on` is True."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.routing: Routing | None = routing_of(module)

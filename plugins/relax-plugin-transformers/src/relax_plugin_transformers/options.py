@@ -20,7 +20,7 @@ class TransformersOptions(Options):
     max_batch_rows: int = Field(default=256, ge=1)
     """Maximum number of requests that decode together."""
     max_batch_tokens: int = Field(default=65536, ge=1)
-    """Maximum sum of prompt tokens + `max_new_tokens` of running requests. A request always runs if none is running."""
+    """Maximum sum of prompt tokens + `max_new_tokens` of running requests. An idle engine accepts any request."""
     max_prefill_tokens: int = Field(default=8192, ge=1)
     """Maximum number of tokens in one prefill pass, which bounds its activation memory."""
     deltas_every: int = Field(default=16, ge=1)

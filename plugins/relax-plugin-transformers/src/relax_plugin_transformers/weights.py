@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights in an engine's memory: access by name, replacing, fingerprints, offloading, and adapters.
+"""The weights in an engine's memory: access by name, replacement, fingerprints, offloading, and adapters.
 
-Names are those of the model folder. Tied weights appear once. Tensors that the model fuses (experts) appear as their
-parts, which are views. This module knows no versions.
+Tensors have the names of the model folder. Tied weights appear once. A tensor that fuses several tensors of the folder
+(experts) appears as these tensors, which are views. This module does not track versions.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Resident:
         self.tensors |= {name: part.of(self._own) for name, part in self._parts.items()}
 
     def value(self, name: str) -> np.ndarray:
-        """Return the current value of a tensor; its bits if numpy does not have the dtype."""
+        """Return the current value of a tensor, as its bits if numpy does not have the dtype."""
         return as_array(self.tensors[name])
 
     def load(self, manifest: Manifest, staged: Arriving) -> None:
-        """Replace tensors as they arrive; called between two iterations. After an error, memory mixes two versions."""
+        """Overwrite tensors as they arrive; call between two iterations. After an error, memory mixes two versions."""
         for info, array in staged:
             bits = as_bits(self.tensors[info.name])
             want = torch.empty(0, dtype=bits.dtype).numpy().dtype
@@ -75,7 +75,7 @@ class Resident:
                 np.copyto(bits.numpy(), array, casting="no")
 
     def infos(self) -> dict[str, TensorInfo]:
-        """Return descriptions of the tensors in memory, by name."""
+        """Return names, shapes, dtypes, fingerprints and sizes of the tensors in memory, by name."""
         return {
             name: TensorInfo(
                 name, tuple(tensor.shape), _DTYPES[tensor.dtype], tensor_fingerprint(as_array(tensor)), tensor.nbytes
@@ -84,7 +84,7 @@ class Resident:
         }
 
     def release(self) -> int:
-        """Move the weights out of device memory; return the bytes that were really freed."""
+        """Move the weights out of device memory; return the bytes that this freed."""
         for name in self._parts:
             self.tensors.pop(name, None)
         return self._aside.release(self._own)
@@ -100,7 +100,7 @@ class Resident:
 
 
 class Adapters:
-    """The adapter merged into a model's weights; the base weights are kept, so that adapters do not add up."""
+    """The adapter merged into a model's weights. Base weights are kept, so each adapter is merged into them alone."""
 
     def __init__(self, resident: Resident) -> None:
         self._resident = resident
@@ -108,7 +108,7 @@ class Adapters:
         self._aside = OffloadedTensors()
 
     def load(self, staged: StagedAdapter) -> None:
-        """Merge an adapter into the kept base weights; called between two iterations."""
+        """Set the weights to the kept base plus this adapter; call between two iterations."""
         for weight in staged.pairs:
             tensor = self._resident.tensors[weight]
             base = self._base.setdefault(weight, tensor.detach().clone())
@@ -120,7 +120,7 @@ class Adapters:
         self._aside.close()
 
     def release(self) -> int:
-        """Move the kept base weights out of device memory; return the bytes that were really freed."""
+        """Move the kept base weights out of device memory; return the bytes that this freed."""
         return self._aside.release(self._base)
 
     def restore(self) -> None:
@@ -129,10 +129,10 @@ class Adapters:
 
 
 class OffloadedTensors:
-    """Offloaded values of tensors: in host memory for a GPU, in a temporary file for a CPU.
+    """Offloaded values of tensors: in host memory for tensors on a GPU, in a temporary file for tensors on a CPU.
 
-    The tensors stay the same objects, so that the model finds them filled again. Callers must pass the same tensors to
-    `release` and `restore`.
+    Tensor objects stay in the model, empty until `restore` fills them. Callers must pass the same tensors to `release`
+    and `restore`.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class OffloadedTensors:
         self._shapes: dict[str, torch.Size] = {}
 
     def release(self, tensors: Tensors) -> int:
-        """Keep the values and free the tensors' memory; return the bytes that were really freed."""
+        """Store the values elsewhere and free the tensors' memory; return the bytes that this freed."""
         if self._kept is not None or not tensors:
             return 0
         self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -176,7 +176,7 @@ class OffloadedTensors:
 
 
 def _to_disk(tensors: Tensors) -> IO[bytes]:
-    """Write to a file without a name, which the system deletes when the process ends or is killed."""
+    """Write tensors to a file without a name, which the system deletes when the process ends or is killed."""
     file = tempfile.TemporaryFile(prefix="relax-offloaded-")  # noqa: SIM115  # open until the weights are back
     try:
         for tensor in tensors.values():
@@ -189,17 +189,17 @@ def _to_disk(tensors: Tensors) -> IO[bytes]:
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor viewed as its bits if numpy does not have its dtype (bf16 and fp8), else the tensor."""
+    """Return a tensor's bits as integers if numpy does not have its dtype (bf16 and fp8), else the tensor."""
     return tensor.view(_BITS[tensor.dtype]) if tensor.dtype in _BITS else tensor
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return an array over a tensor's memory, or over a copy of a GPU's tensor."""
+    """Return a numpy array that shares a CPU tensor's memory; for a GPU tensor, a copy."""
     return as_bits(tensor.detach().cpu()).numpy()
 
 
 def _once(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and saved buffers, moved into memory of their own; tied tensors under their first name."""
+    """Yield parameters and saved buffers, each copied to its own memory; tied tensors under their first name."""
     saved = module.state_dict(keep_vars=True)
     seen: set[int] = set()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

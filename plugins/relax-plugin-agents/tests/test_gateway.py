@@ -509,7 +509,7 @@ async def test_requests_of_one_sample_are_bounded_together_where_that_is_asked()
     async def agent(inside: Inside) -> None:
         assert (await inside.chat("a" * 1000)).choices[0].message.content == "one"
         for _ in range(2):
-            with pytest.raises(openai.BadRequestError, match="longer together than a sandbox may send"):
+            with pytest.raises(openai.BadRequestError, match="exceed the total size that a sandbox may send"):
                 await inside.chat("b" * 2000)
 
     class Bounded(Played):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's program in a box of the run's sandbox, and the judge that runs in the box after all agent processes ended.
+"""Runs of an agent's program in a box of the run's sandbox, and of a judge in the same box after the agent has ended.
 
-The agent can reach only the policy, through the box's socket. The judge's files are written after the agent's end, to a
-folder with a random name, and its verdict must contain a random key. So files that the agent left cannot imitate the
-judge.
+The agent can reach only the policy, through the box's socket. The judge starts after all agent processes have ended.
+Its files are written then, to a folder with a random name, and its verdict must contain a random key. So files that the
+agent left cannot forge a verdict.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from relax_plugin_agents.environment import ModelAccess
 
 AGENT_S = 7 * 86400.0
-"""Longest time of an agent's program in seconds; in practice the environment's deadline ends the program earlier."""
+"""Time limit of an agent's program in seconds; in practice the environment's deadline ends the program earlier."""
 FORWARD = Path(__file__).with_name("forward.py")
 TASK = ".relax/task.json"
 FILES, JUDGE_FILES = "files", "judge_files"
-"""Columns of a task that map paths to the text of files."""
+"""Columns of a task that map paths of files to their text."""
 ENTER = 'export RELAX_WORK="$PWD"; cd -- "$0" || exit; export HOME="$PWD" TMPDIR="$PWD" RELAX_TASK="$PWD/task.json"; exec "$@"'
-"""Shell script that starts the judge in its own folder, where it finds no modules or settings that an agent left."""
+"""Shell script that starts the judge in its own folder, away from modules and settings that an agent left."""
 
 
 def read_copies(copies: Mapping[str, Path], option: str) -> dict[str, bytes]:
-    """Read the files that are copied into boxes; keys are paths in the box. Raises FileNotFoundError."""
+    """Read the files to copy into boxes; return their bytes by path in the box. Raises FileNotFoundError."""
     found: dict[str, bytes] = {}
     for name, path in copies.items():
         if path.is_dir():
@@ -62,7 +62,7 @@ async def run_judge(
     box: Box, command: Sequence[str], files: Mapping[str, bytes], wall_s: float, bounds: tuple[float, float],
     task: Task, ended: ProgramResult,
 ) -> float:  # fmt: skip
-    """Run the judge in a box whose agent has ended; return its reward. Raises RuntimeError without a valid verdict."""
+    """Run the judge in a box after the agent; return the judge's reward. Raises RuntimeError if it gives none."""
     folder, key = f".judge-{secrets.token_hex(16)}", secrets.token_hex(16)
     await _write(box, folder + "/", {**files, **_column(task, JUDGE_FILES), "task.json": _described(task, answer=True)})
     words = ["/bin/sh", "-c", ENTER, folder, *_program(box, command)]
@@ -73,7 +73,7 @@ async def run_judge(
 
 
 def told_end(result: ProgramResult) -> str:
-    """Describe how a program ended, with the end of its output."""
+    """Describe in words how a program ended, and quote the end of its output."""
     said = (result.stderr or result.stdout)[-QUOTED_BYTES:].decode(errors="replace").strip()
     how = f"exited with {result.code}" if result.end is ProgramEnd.EXIT else f"was ended by its limit ({result.end})"
     if result.end is ProgramEnd.SIGNAL:
@@ -109,7 +109,7 @@ async def _write(box: Box, folder: str, files: Mapping[str, bytes]) -> None:
 
 
 def _program(box: Box, command: Sequence[str]) -> list[str]:
-    """Return the command with the box's own interpreter in the place of `python`."""
+    """Return the command; the box's own interpreter replaces `python`."""
     return [box.python if command[0] == "python" else command[0], *command[1:]]
 
 

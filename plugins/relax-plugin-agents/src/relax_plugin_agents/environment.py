@@ -22,12 +22,12 @@ from relax_plugin_agents.history import Call
 from relax_plugin_agents.program import run_program
 
 MAX_BOXED_BYTES = 1 << 30
-"""Most bytes of all requests of one sample from a box, so that a program in the box cannot fill the run's memory."""
+"""Maximum bytes of all requests of a sample from its box, so that a program in the box cannot fill the run's memory."""
 BOX_LIMITS = ("box_memory_mb", "box_pids", "box_disk_mb", "box_output_kb")
 
 
 class AgentOptions(Options):
-    """Options of `agent`. The environment's `timeout_s` limits the agent's own time, in which no turn is sampled."""
+    """Options of the environment `agent`. Its `timeout_s` limits the agent's own time, without waits for the policy."""
 
     command: tuple[str, ...] = ()
     """The agent's program with its arguments, started for each sample. Its environment variables include
@@ -35,47 +35,47 @@ class AgentOptions(Options):
     the task as JSON), `RELAX_SEED` and, if the agent may report its reward, `RELAX_REPORT_URL` and
     `RELAX_REPORT_KEY`."""
     function: str | Path = ""
-    """A Python function instead of a program: `module:name` or `file.py:name`. It is called with the task and a
-    `ModelAccess`, and returns the reward, or a dictionary of rewards by context. An `async` function shares the event
-    loop of its process with more samples, so it must not block; a synchronous function runs in a thread."""
+    """A Python function instead of a program: `module:name` or `file.py:name`. The function is called with the task and
+    a `ModelAccess`, and returns the reward, or a dictionary of rewards by context. An `async` function shares the event
+    loop of its process with many samples, so it must not block; a synchronous function runs in a thread."""
     reward: Literal["", "reported", "rewards"] = ""
     """Source of the reward. `reported`: the agent returns or reports a number. `rewards`: the run's `[[rewards]]` judge
-    the last answer. Empty: `judge` if set, else the agent. In a sandbox without a judge the option is required, because
-    every program in the box can report a reward."""
+    the last answer. Empty: `judge` if set, else `reported`. A sandbox without a judge needs an explicit value, because
+    every program in the box could report a reward."""
     sandbox: bool = False
-    """Run the program in a box of the run's sandbox, from which only the policy can be reached. Use a box for an agent
-    that runs code of the policy, or that you have not read. `python` is the box's own interpreter, without packages."""
+    """Run the program in a box of the run's sandbox, from which only the policy can be reached. Use a sandbox for an
+    agent that runs the policy's code, or that you have not read. `python` is the box's interpreter, without packages."""
     copies: dict[str, Path] = {}
-    """Files and folders that are copied into each box: path in the box = path on this machine. A task's column `files`,
-    which maps paths to text, adds further files."""
+    """Files and folders that are copied into each box: path in the box = path on this machine. A task's column `files`
+    (path to text) adds files to its boxes."""
     judge: tuple[str, ...] = ()
     """Program that judges the files which the agent left in its box (`$RELAX_WORK`), after the agent ended or failed.
-    The judge starts in a new folder, reads a key from standard input and prints `{"reward": NUMBER, "key": KEY}` as its
-    last line."""
+    The judge starts in a new folder, reads the first line of standard input as KEY, and prints
+    `{"reward": NUMBER, "key": KEY}` as its last line."""
     judge_copies: dict[str, Path] = {}
-    """Like `copies`, but copied into the judge's folder after the agent has ended; the task's column is
-    `judge_files`."""
+    """Files and folders that are copied into the judge's folder after the agent has ended: path in the folder = path on
+    this machine. A task's column `judge_files` (path to text) adds files."""
     judge_s: PositiveFloat = 30.0
-    """Longest time of the judge in seconds; the environment's `timeout_s` limits it as well."""
+    """Time limit of the judge in seconds; the environment's `timeout_s` limits the judge too."""
     judge_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest reward that the judge may give; a reward outside is an error of the sample."""
+    """Lowest and highest reward that the judge may give; a reward outside this range fails the sample."""
     box_memory_mb: PositiveInt = 1024
-    """Memory of the program and all its processes in a box, in MB; the same limit holds for the judge."""
+    """Memory limit in MB of all processes in a box, of the agent and then of the judge."""
     box_pids: PositiveInt = 128
-    """Most processes and threads at once in a box."""
+    """Maximum number of processes and threads in a box at once."""
     box_disk_mb: PositiveInt = 256
-    """Most MB of files in a box."""
+    """Maximum size in MB of all files in a box."""
     box_output_kb: PositiveInt = 1024
-    """Most KB that the program may print before it is killed; the judge has the same limit."""
+    """Maximum output in KB of the program, which is killed beyond; the judge has the same limit."""
     directory: Path | None = None
     """Directory in which the program starts; None: the directory in which the run was started."""
     env: dict[str, str] = {}
-    """Further environment variables of the program. Without a sandbox it also sees the run's `PATH`, `HOME`, `LANG`,
-    `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV` and `PYTHONPATH`, and no more of the run's variables."""
+    """Further environment variables of the program. Outside of a sandbox, the program also inherits the run's `PATH`,
+    `HOME`, `LANG`, `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV` and `PYTHONPATH`, but no further variable."""
     model: str = "policy"
-    """Model name that agents are given for the policy. Every name that is not in `models` reaches the policy."""
+    """Model name of the policy that the agent receives. A request with any name outside of `models` reaches the policy."""
     models: tuple[str, ...] = ()
-    """Pools of `[[engines]]` that agents may call by model name. Their answers are counted and never trained."""
+    """Pools of `[[engines]]` that agents may call by model name. The pools' answers are counted and never trained."""
 
     @field_validator("directory", mode="before")
     @classmethod
@@ -115,7 +115,7 @@ class AgentOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
-    """The address and the key with which a function calls the policy for one sample."""
+    """The address, key and model name with which an agent calls the policy for one sample."""
 
     url: str
     """Base URL for Anthropic's clients."""
@@ -130,7 +130,7 @@ class ModelAccess:
 
 
 class Agent(Environment[AgentOptions]):
-    """An environment in which an agent plays the sample; agent, judge or `[[rewards]]` give the reward."""
+    """An environment in which an agent plays the sample; the agent, a judge or `[[rewards]]` give the reward."""
 
     gives_reward: ClassVar[bool] = True
 
@@ -174,7 +174,7 @@ class Agent(Environment[AgentOptions]):
         self._judge(agent, result)
 
     async def _boxed(self, shared: _Shared, agent: AgentSession, task: Task, model: ModelAccess) -> Any:
-        """Run the program in a box, then the judge if there is one; return the reward, or rewards by context."""
+        """Run the program in a box, then the judge if one is set; return the reward, or rewards by context."""
         options, env, reports = self.options, dict(self.options.env), self.options.reward == "reported"
         if reports:
             env |= {"RELAX_REPORT_URL": f"{GATEWAY}/report", "RELAX_REPORT_KEY": agent.reporter_key}
@@ -222,7 +222,7 @@ async def noted(session: Session, agent: AgentSession) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _unhidden(agent: AgentSession) -> AsyncIterator[None]:
-    """Raise the first failure of an auxiliary pool, even if the agent caught it.
+    """Raise the first failure of an auxiliary pool when the context ends, even if the agent caught the failure.
 
     Without the pool's answer, the agent's result does not measure the policy.
     """
@@ -247,7 +247,7 @@ class _Shared:
 
 
 def read_calls(agent: AgentSession) -> list[Call]:
-    """Return the calls whose answer the agent has read: it was delivered, or a later call continues from it."""
+    """Return the calls whose answer the agent has read: a delivered answer, or one that a later call continues."""
     return [call for call in agent.history.calls if call.delivered or call.calls_after]
 
 

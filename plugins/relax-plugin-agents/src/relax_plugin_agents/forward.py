@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first program in an agent's box, which forwards an address on the box's loopback to the policy's socket.
+"""The first program in an agent's box: forwards an address on the box's loopback to the policy's socket.
 
-Its source is run as `python -c SOURCE command ...`, so it uses only the standard library. It forwards bytes to the
-socket `$RELAX_SOCKET` without parsing them. It exits with the command's status; the box then ends all processes left in
-it.
+The box runs this source as `python -c SOURCE COMMAND ...`, so it uses only the standard library. The program starts
+COMMAND, and forwards bytes to the socket `$RELAX_SOCKET` without parsing them. It exits with COMMAND's status; the box
+then ends all remaining processes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import signal
 import sys
 
 CHUNK = 1 << 16
-"""Approximate bytes that a connection buffers in each direction."""
+"""Approximate number of bytes that a connection buffers in each direction."""
 GATEWAY = "http://gateway.invalid"
-"""Placeholder in the command's environment variables, replaced by the loopback address once it is known."""
+"""Placeholder for the loopback address in the command's environment variables; `main` replaces it."""
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

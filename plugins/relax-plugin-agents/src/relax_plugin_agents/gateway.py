@@ -36,15 +36,15 @@ from relax_plugin_agents.model_request import Dialect, Finish, ModelRequest, Mod
 from relax_plugin_agents.side_calls import SideCalls
 
 HEARTBEAT_S = 10.0
-"""Seconds between two keep-alive events on a stream that waits for more of its answer."""
+"""Seconds between two keep-alive events on a stream while no new part of the answer arrives."""
 MAX_BODY_BYTES = 64 << 20
-"""Largest body of a request, in bytes. Histories with images are long; the limit protects the server's memory."""
+"""Maximum size of a request's body in bytes. The limit protects memory, and leaves room for histories with images."""
 OVER = "This session is over: its limit of turns or tokens is reached, or the model can't answer any more."
-"""Answer to calls after the sample's end. Agents stop at a text answer, but retry after an error or an empty answer."""
+"""Answer to calls after the sample's end: text, because agents would retry after an error or an empty answer."""
 CONTEXT, MAX_CONTEXT = "x-relax-context", 64
 """Header that names the context of a call, and the maximum length of a context's name in characters."""
 AGAIN = ("x-stainless-retry-count", "x-relax-retry")
-"""Headers that hold how many times the client has sent this request before; any value but empty or 0 marks a retry."""
+"""Headers with the number of times that a client has sent this request before; any value but empty or 0 is a retry."""
 
 
 class SessionOver(Exception):
@@ -55,7 +55,7 @@ class AgentSession:
     """The state of one sample's agent: `open -> calls ... -> close`; later calls raise SessionOver.
 
     Invariants:
-    - a retried request gets the answer of its first attempt, also if the answer is still being sampled or was never
+    - a retried request gets the answer of its first attempt, even if that answer is still being sampled or was never
       delivered;
     - `close` cancels all pending calls, even if clients still wait for their answers.
     """
@@ -65,23 +65,22 @@ class AgentSession:
     ) -> None:
         self.side_calls = SideCalls(clients)
         self.bytes_left = max_bytes
-        """Bytes left for the bodies of all later requests of the sample; None disables the limit."""
+        """Number of bytes that the bodies of later requests may still have in total; None disables the limit."""
         self.agent_key, self.reporter_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.history = History(session)
         self.reported: dict[str, float] = {}
         """Reported rewards by context; the sample's own reward is under the empty name."""
         self._answers: dict[Call, asyncio.Task[Action]] = {}
         self._more: dict[Call, asyncio.Event] = {}
-        """For each call, an event that is set, and replaced by a new event, when more of the call's answer is
-        sampled."""
+        """One event per call. When more of the answer is sampled, the event is set and a new event replaces it."""
         self._closed = False
 
     @contextlib.asynccontextmanager
     async def asked(self, request: ModelRequest, again: bool) -> AsyncIterator[Call]:
-        """Begin the call of a request, or find the call that the request repeats; yield the call.
+        """Start a call for a request, or find the call that the request repeats; yield the call.
 
         The client counts as waiting until the context ends; `answer` returns the call's answer. Raises Refused for a
-        request that is not served, and SessionOver after the end.
+        request that can't be served, and SessionOver after the sample's end.
         """
         if self._closed:
             raise SessionOver
@@ -113,7 +112,7 @@ class AgentSession:
         return answer.result()
 
     async def more(self, call: Call, known: str, timeout_s: float) -> bool:
-        """Wait until an answer is longer than the text `known`, or ended; return False after `timeout_s` seconds."""
+        """Wait until the answer is longer than the text `known`, or has ended; return False after `timeout_s` seconds."""
         answer = self._answers[call]
         if answer.done() or (call.partial is not None and len(call.partial.text) > len(known)):
             return True
@@ -145,10 +144,10 @@ class AgentSession:
 
 
 class Gateway:
-    """The server and its open samples by key.
+    """The server with its open samples, identified by keys.
 
-    Invariant: an agent key opens only the routes of the model, a reporter key only `/report`; both end with their
-    sample.
+    Invariant: an agent key opens only the model routes, a reporter key only `/report`; both keys become invalid when
+    their sample ends.
     """
 
     def __init__(self, model: str) -> None:
@@ -160,7 +159,7 @@ class Gateway:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, local: bool = False) -> None:
-        """Listen on a free port of the loopback; with `local`, also on a Unix socket that only this user can open."""
+        """Listen on a free loopback port; if `local`, also on a Unix socket that only this user can open."""
         # With protocol 0, asyncio would leave Nagle's algorithm on, which would delay each answer by 40 ms.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
@@ -206,9 +205,10 @@ class Gateway:
     async def session(
         self, session: Session, max_bytes: int | None = None, clients: Mapping[str, ModelClient] = NO_ENGINES
     ) -> AsyncIterator[AgentSession]:
-        """Open the server to the agent of one sample, until the context ends.
+        """Accept requests of one sample's agent until the context ends.
 
-        `max_bytes` limits the bodies of all its requests together; `clients` are the auxiliary pools that it may call.
+        `max_bytes` limits the total size of the agent's request bodies. `clients`: auxiliary pools that the agent may
+        call, by model name.
         """
         opened = AgentSession(session, max_bytes, clients)
         self._agents[opened.agent_key] = self._reporters[opened.reporter_key] = opened
@@ -232,7 +232,7 @@ class Gateway:
                 return await self._beside(http, dialect, session, name, request, body, again)
             if not request.stream:
                 return await self._whole(http, dialect, session, request, again)
-            # The call begins before the response's head is sent, so that a refused request gets status 400.
+            # The call starts before the response's headers are sent, so that a refused request gets status 400.
             asked = contextlib.AsyncExitStack()
             call = await asked.enter_async_context(session.asked(request, again))
             return StreamingResponse(
@@ -289,7 +289,7 @@ class Gateway:
         self, http: Request, dialect: Dialect, session: AgentSession, name: str, request: ModelRequest,
         body: Mapping[str, Any], again: bool,
     ) -> Response:  # fmt: skip
-        """Answer a call to an auxiliary pool. Raises Refused, and SessionOver after the end."""
+        """Answer a call to an auxiliary pool. Raises Refused, and SessionOver after the sample's end."""
         if session.closed:
             raise SessionOver
         answer = session.side_calls.ask(name, request, body, again)
@@ -315,7 +315,7 @@ class Gateway:
         return StreamingResponse(_beside_events(dialect, name, answer, body), 200, headers, "text/event-stream")
 
     async def _so_far(self, session: AgentSession, call: Call, created: int) -> ModelTurn:
-        """Return the answer of a call: the complete turn once it is sampled, until then the part that is sampled."""
+        """Return a call's answer as a turn: complete if sampling has ended, else the part that is sampled so far."""
         partial = call.partial
         if partial is not None and not session.answered(call):
             return replace(self._turn(call, partial), created=created, tool_calls=(), finish="")
@@ -325,7 +325,7 @@ class Gateway:
             over = replace(self._over(), created=created)
             if partial is None:
                 return over
-            # A part of the answer was sent, so the text that explains the end is appended to that part.
+            # A part of the answer was already sent, so append the text that explains the end.
             turn = self._turn(call, partial)
             return replace(turn, created=created, tool_calls=(), finish="stop", text=f"{partial.text}\n{over.text}")
 
@@ -340,7 +340,7 @@ class Gateway:
         return JSONResponse({"object": "list", "data": listed, "has_more": False})
 
     async def _report(self, http: Request) -> Response:
-        """Store the reward that a client posts for a sample or one of its contexts; the last post counts."""
+        """Store the reward that a client posts for a sample, or for a context in the sample; the last post counts."""
         session = self._reporters.get(_key(http))
         if session is None:
             return JSONResponse({"error": "no open sample has this reporter key"}, 401)
@@ -371,7 +371,7 @@ class Gateway:
 
 
 def _answered(name: str, answer: Generated) -> ModelTurn:
-    """Return the answer of a pool as a turn with `prompt_tokens` 0, because pools do not report the prompt's length."""
+    """Return a pool's answer as a turn; its `prompt_tokens` is 0, because pools do not report the prompt's length."""
     number, finish = f"side_{secrets.token_hex(6)}", answer.finish
     return ModelTurn(number, name, int(time.time()), answer.text, (), finish, 0, len(answer.tokens))
 
@@ -418,7 +418,7 @@ async def _body(http: Request, session: AgentSession) -> Mapping[str, Any]:
         if session.bytes_left is not None:
             session.bytes_left -= len(chunk)
             if session.bytes_left < 0:
-                raise Refused("body", "the requests of this sample are longer together than a sandbox may send")
+                raise Refused("body", "this sample's requests exceed the total size that a sandbox may send")
     try:
         body = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:

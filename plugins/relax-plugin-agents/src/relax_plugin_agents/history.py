@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tree of one sample's calls, which maps each client's message history to a branch of the sample.
 
-A client sends its whole history with each call. The answers that the policy wrote in it are found in the tree, and the
-call continues after the sampled tokens; only later messages are rendered. This module does no input or output.
+A client sends its whole message history with each call. The tree finds the policy's last answer in this history. The
+call continues from that answer's sampled tokens; only later messages are rendered. This module does no input or output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relax_plugin_agents.model_request import ModelRequest, Refused
 
 THOUGHT_END = "</think>"
 NONCES = re.compile(r"^x-[a-z-]*billing-header:.*$", re.MULTILINE)
-"""Lines of a system prompt that differ in each call of a conversation; they are ignored when histories are compared."""
+"""Lines of a system prompt that differ in each call of a conversation, and that history comparisons ignore."""
 
 FORKS = {
     "new": "its first messages match no earlier call: a sub-agent, or a restarted history",
@@ -30,7 +30,7 @@ FORKS = {
     "rewritten": "an answer in its history differs from the policy's answer; it becomes plain text and is not trained",
     "branched": "an earlier call already continued from the same answer",
 }
-"""Reasons why a call began a new branch, each with its explanation."""
+"""Reasons for which a call starts a new branch, each with an explanation."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,23 +38,23 @@ class Call:
     """One call to the policy: a branch that takes one turn."""
 
     key: str
-    """Digest of the call's history, tools, context and limits; equal if a client sends the same call again."""
+    """Digest of the call's history, tools, context and limits; equal for a call that a client sends again."""
     branch: Session
     reason: str
     """Reason for the choice of the call's branch: `first`, `continued`, `extended`, or a key of `FORKS`."""
     history: str
     """Digest of the tools, the context and all messages before the call's answer."""
     context: str = ""
-    """Name under which the call's turn is credited; empty: the sample as a whole."""
+    """The agent's name for the conversation, which gets its own reward; empty: the sample as a whole."""
     said: str = ""
-    """Text of the answer. A call that extends a truncated answer has that answer's text here from the start."""
+    """Text of the answer. For a call that extends a truncated answer, it begins with that answer's text."""
     action: Action | None = None
     partial: Action | None = None
-    """The part of the answer that is sampled so far; set only if the first client of the call asked for a stream."""
+    """The part of the answer that is sampled so far; None unless the call's first client asked for a stream."""
     delivered: bool = False
     """True once the answer was sent to a client."""
     clients: int = 0
-    """Number of clients that wait for the answer now."""
+    """Number of clients that are waiting for the answer."""
     calls_after: int = 0
     """Number of calls that continue from the answer."""
 
@@ -65,12 +65,12 @@ class History:
 
     Invariants:
     - a call continues from the longest prefix of its history that ends with an answer of the policy and has the same
-      text, calls and tools; ids, key order, white space around an answer and thoughts that a client left out are not
-      compared;
+      text, tool calls and tools; the comparison ignores ids, key order, white space around an answer, and thoughts that
+      a client left out;
     - sampled tokens are never rendered again; an answer that the client changed is rendered as given text, which is not
       trained, on a branch from the messages before it;
     - histories of different contexts never match;
-    - a branch's seed depends on its history and on the number of earlier calls with that history, not on the time.
+    - a branch's seed depends only on its history and on the number of earlier calls with that history.
     """
 
     root: Session
@@ -82,13 +82,13 @@ class History:
     _asked: Counter[str] = field(default_factory=Counter)
     """Number of calls by the digest of their history."""
     _overridden: set[str] = field(default_factory=set)
-    """Settings that clients sent and that were replaced by the run's own."""
+    """Settings that clients sent and that the run's configuration overrides."""
 
     def same(self, request: ModelRequest, again: bool) -> Call | None:
         """Return the newest call that a request repeats; None for a new request.
 
-        A call is repeated if no call continues from it, and its client disconnected before the answer or sent the
-        request `again`, as its headers say.
+        A request repeats a call with the same key if no call continues from that call, and either its client
+        disconnected before the answer, or `again`: the request's headers mark it as a retry.
         """
         key = call_key(request)
         for call in reversed(self.calls):
@@ -98,7 +98,7 @@ class History:
         return None
 
     def begin(self, request: ModelRequest) -> Call:
-        """Create the branch that a request's history leads to. Raises Refused if the policy can't take a turn there."""
+        """Start a call on a new branch after the request's history. Raises Refused if the policy can't take a turn."""
         messages = request.messages
         digests = list(_digests(messages, request.tools, request.context))
         at, state = self._longest(digests, messages)
@@ -140,11 +140,11 @@ class History:
                 call.branch.discard("undelivered")
 
     def reasons(self) -> dict[str, int]:
-        """Count the calls by the reason of their branch."""
+        """Return the number of calls by reason: `first`, `continued`, `extended`, or a key of `FORKS`."""
         return dict(Counter(call.reason for call in self.calls))
 
     def summary(self) -> dict[str, Any]:
-        """Describe the calls as JSON: counts by reason, each call that began a new branch, and overridden settings."""
+        """Describe the calls as JSON data: counts by reason, calls that began a new branch, overridden settings."""
         forks = [
             {"call": number, "reason": call.reason, "why": FORKS[call.reason]}
             for number, call in enumerate(self.calls)
@@ -155,8 +155,7 @@ class History:
     def _longest(self, digests: Sequence[str], messages: Sequence[Message]) -> tuple[int, Call | None]:
         """Return the length of the longest prefix of a history that ends with an answer, and the answer's call.
 
-        Returns (0, None) if no prefix matches. Of several calls with the same text, the call with the fewest calls
-        after it is returned.
+        Returns (0, None) if no prefix matches. If several calls match, the call with the fewest later calls wins.
         """
         for number in range(len(messages), 0, -1):
             text = _said(messages[number - 1])
@@ -186,7 +185,7 @@ def call_key(request: ModelRequest) -> str:
 
 
 def _digests(messages: Sequence[Message], tools: Sequence[Tool], context: str) -> Iterator[str]:
-    """Yield the digest of tools and context, then the digest after each message: 1 + number of messages in all."""
+    """Yield a digest of tools and context, then a digest after each message, in all 1 + the number of messages."""
     told = _canonical([(tool.name, tool.description, tool.parameters) for tool in tools])
     digest = _digest("tools", told, context) if context else _digest("tools", told)
     yield digest
@@ -199,7 +198,7 @@ def _chained(digest: str, message: Message) -> str:
     """Return the digest of a history from the digest of its earlier messages and its last message."""
     if message.role == "assistant":
         calls = [(call.name, call.arguments) for call in message.tool_calls]
-        # Clients drop the text next to a call, so only the calls are digested; `_longest` compares the text if present.
+        # Clients may drop the text next to a call, so digest only the calls; `_longest` compares the text if present.
         said = _canonical(calls) if calls else _said(message)
         return _digest(digest, "assistant", said)
     if message.role == "system":

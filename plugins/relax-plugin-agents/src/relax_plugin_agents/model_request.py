@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the policy and answers, independent of any dialect. `Dialect` translates both ways and holds no state."""
+"""Requests to the policy and its answers, independent of any dialect; `Dialect` translates between both forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Finish = Literal["", "stop", "length", "tool_calls"]
 
 
 class Refused(Exception):
-    """Error for a request that is malformed, or that asks for a setting that would change the trained distribution."""
+    """Error for a malformed request, or for one with a setting that would change the trained distribution."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One request, translated from its dialect."""
+    """One request to the policy, translated from its dialect."""
 
     messages: tuple[Message, ...]
     """The whole history, system message first. Tool results are messages of role `tool` with the tool's name."""
@@ -34,9 +34,9 @@ class ModelRequest:
     stop: tuple[str, ...] = ()
     stream: bool = False
     context: str = ""
-    """The agent's name for the conversation, under which its turns are credited; empty for none."""
+    """The agent's name for the conversation, which gets its own reward; empty: the sample as a whole."""
     overridden: tuple[str, ...] = ()
-    """Settings in the request that are replaced by the run's own, such as `temperature`."""
+    """Settings in the request that the run's configuration overrides, such as `temperature`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ModelTurn:
     """
 
     id: str
-    """Unique in a session; letters, digits and `_`. Each dialect adds its own prefix."""
+    """Id of the turn, unique in a session: letters, digits and `_`. Each dialect adds its own prefix."""
     model: str
     created: int
     """Unix time in seconds."""
@@ -61,12 +61,12 @@ class ModelTurn:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The part of a stream that was sent already."""
+    """The part of a turn that a stream has already sent to its client."""
 
     events: int = 0
-    """Number of events."""
+    """Number of events that were sent."""
     text: str = ""
-    """Text of the answer."""
+    """Text of the answer that was sent."""
 
 
 class Dialect(ABC):
@@ -77,17 +77,18 @@ class Dialect(ABC):
 
     @abstractmethod
     def ask(self, body: Mapping[str, Any]) -> ModelRequest:
-        """Translate the body of a request. Raises Refused, which names the field."""
+        """Translate the body of a request. Raises Refused naming the field that can't be served."""
 
     @abstractmethod
     def reply(self, turn: ModelTurn) -> dict[str, Any]:
-        """Return the body of a whole answer, for a request without a stream."""
+        """Return the response body of a complete answer, for a request without a stream."""
 
     @abstractmethod
     def events(self, turn: ModelTurn, body: Mapping[str, Any], sent: Sent) -> Iterator[str]:
         """Yield the server-sent events that a client still needs for this turn, after the part that was `sent`.
 
-        Each event ends with its empty line. The closing events follow only if the turn has ended. `body` as in `ask`.
+        Each event ends with an empty line. The closing events follow only if the turn has ended. `body` is the body of
+        the request.
         """
 
     @abstractmethod
@@ -100,9 +101,9 @@ class Dialect(ABC):
 
     @abstractmethod
     def failed_event(self, message: str) -> str:
-        """Return the event that ends a stream with an error, which clients raise."""
+        """Return the event that ends a stream with an error; clients raise the error."""
 
     @property
     @abstractmethod
     def heartbeat(self) -> str:
-        """Return the keep-alive event of a stream, which clients ignore."""
+        """The keep-alive event of a stream, which clients ignore."""

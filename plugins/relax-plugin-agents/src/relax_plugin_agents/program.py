@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's program outside of a sandbox: its variables, its start and end, and its output for error texts."""
+"""Runs of an agent's program outside of a sandbox: its variables, start, end, and output for error texts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from relax_plugin_agents.environment import ModelAccess
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
-"""Environment variables of the run that a program sees."""
+"""Environment variables that a program inherits from the run."""
 MARK = "RELAX_SAMPLE"
-"""Environment variable with a random value that all processes of a sample inherit, even if they leave its session."""
+"""Environment variable with a random value that all processes of a sample inherit, in any process session."""
 QUOTED_BYTES = 2000
-"""Bytes of the end of a failed program's output that an error quotes."""
+"""Number of bytes at the end of a failed program's output that an error quotes."""
 
 
 async def run_program(
     command: Sequence[str], directory: Path | None, env: Mapping[str, str], task: Task, model: ModelAccess
 ) -> None:
-    """Run a program until it ends, then kill all processes that it started, also on cancellation.
+    """Run a program until it ends or the call is cancelled, then kill all processes that the program started.
 
     Raises RuntimeError if the program cannot be started or exits with an error.
     """
@@ -78,7 +78,7 @@ def variables(model: ModelAccess, url: str, described: str) -> dict[str, str]:
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process with this mark in its environment, also processes that left their session or parent."""
+    """Kill every process with this mark in its environment, even if the process left its session or parent."""
     wanted = f"{MARK}={mark}".encode()
     while True:
         found = False
@@ -94,7 +94,7 @@ def end_marked(mark: str) -> None:
 
 
 def describe(task: Task) -> dict[str, Any]:
-    """Return the task as a program reads it: `id`, `prompt` (a string or messages), `answer` and further columns."""
+    """Return the task as data for a program: `id`, `prompt` (a string or messages), `answer` and further columns."""
     prompt = task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
     return {**task.metadata, "id": task.id, "prompt": prompt, "answer": task.answer}
 

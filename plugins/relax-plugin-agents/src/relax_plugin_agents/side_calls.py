@@ -15,7 +15,7 @@ from relax_plugin_agents.history import call_key
 from relax_plugin_agents.model_request import ModelRequest, Refused
 
 MAX_NEW_TOKENS = 1024
-"""Most tokens of an answer if the request sets no limit."""
+"""Maximum number of tokens of an answer if the request sets no limit."""
 MAX_TEMPERATURE = 2.0
 
 
@@ -36,7 +36,7 @@ class SideCalls:
         self._tokens: Counter[str] = Counter()
 
     def ask(self, name: str, request: ModelRequest, body: Mapping[str, Any], again: bool) -> asyncio.Task[Generated]:
-        """Begin a call, or return the newest equal call if the request is a retry. Raises Refused."""
+        """Start a call to the pool `name`, or return the newest equal call if `again` marks a retry. Raises Refused."""
         if request.tools:
             raise Refused("tools", f"{name} is an auxiliary pool, which answers in text; leave tools out")
         temperature = _number(body, "temperature", 1.0, 0.0, MAX_TEMPERATURE)
@@ -66,7 +66,7 @@ class SideCalls:
         return answer
 
     def summary(self) -> dict[str, Any]:
-        """Return the number of calls and of answered tokens by pool; empty if there were no calls."""
+        """Return the number of calls and of sampled tokens by pool; empty if no pool was called."""
         return {name: {"calls": count, "tokens": self._tokens[name]} for name, count in sorted(self._counts.items())}
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment `verifiers`: runs environments of PrimeIntellect's `verifiers` in a separate interpreter.
 
-The interpreter calls the policy over HTTP like an agent. The policy's answers are trained with the sampled tokens, and
-the taskset's rewards are those of the sample.
+The interpreter calls the policy over HTTP like an agent. Training uses the policy's sampled tokens, and the sum of the
+taskset's rewards is the sample's reward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from relax_plugin_agents.program import INHERITED, MARK, QUOTED_BYTES
 COLUMN = "verifiers"
 """Column of the task file that holds the data of a verifiers task."""
 MAX_LINE = 1 << 24
-"""Most bytes of one line of the interpreter's standard output."""
+"""Maximum number of bytes of a line of the interpreter's standard output."""
 
 
 class VerifiersOptions(Options):
@@ -42,21 +42,21 @@ class VerifiersOptions(Options):
     taskset: str = Field(min_length=1)
     """Id of the taskset, which is the name of its package."""
     settings: dict[str, Any] = {}
-    """Further settings of the table `env` of verifiers: `agent`, `taskset`, `timeout`, `retries`. The default `agent`
-    is the harness `null` in a subprocess on this machine."""
+    """Further settings of verifiers' table `env`: `agent`, `taskset`, `timeout`, `retries`. The default `agent` is the
+    harness `null` in a subprocess on this machine."""
     env: dict[str, str] = {}
-    """Further environment variables of the interpreter. Of the run's variables it sees only `PATH`, `HOME`, `LANG`,
-    `LC_ALL`, `TMPDIR` and `VIRTUAL_ENV`."""
+    """Further environment variables of the interpreter, which inherits only `PATH`, `HOME`, `LANG`, `LC_ALL`, `TMPDIR`
+    and `VIRTUAL_ENV` from the run."""
     reward: Literal["verifiers", "rewards"] = "verifiers"
     """Source of the reward. `verifiers`: the taskset. `rewards`: the run's `[[rewards]]`, which judge the last
     answer."""
     start_s: PositiveFloat = 180.0
-    """Longest time in seconds until the interpreter has loaded the environment."""
+    """Maximum time in seconds in which the interpreter must load the environment."""
     model: str = "policy"
     """Model name that verifiers sends in its requests to the policy."""
 
     def table(self) -> dict[str, Any]:
-        """Return the table `env` of verifiers."""
+        """Return verifiers' table `env`: the settings, with defaults and the taskset's id."""
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         return {"agent": agent, **self.settings, "taskset": {**self.settings.get("taskset", {}), "id": self.taskset}}
 
@@ -105,10 +105,10 @@ class Verifiers(Environment[VerifiersOptions]):
 
 
 class HostProcess:
-    """The interpreter with the environment: `new -> started -> (run -> answer)* -> ended`; a later run restarts it.
+    """The interpreter that runs verifiers: `new -> started -> (run -> answer)* -> ended`; a later run restarts it.
 
-    Invariants: each run gets one answer, or all runs in progress fail when the interpreter ends. The interpreter ends
-    when its standard input closes, which happens also when this process dies.
+    Invariants: each run gets one answer, or fails if the interpreter ends first. The interpreter ends when its standard
+    input closes, so it also ends when this process dies.
     """
 
     def __init__(self, options: VerifiersOptions) -> None:
@@ -153,7 +153,7 @@ class HostProcess:
         self._tasks.append(asyncio.create_task(self._hear()))
 
     async def run(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Play an episode. Raises RuntimeError if the interpreter ends before the answer."""
+        """Play an episode; return its errors, rewards and metrics. Raises RuntimeError if the interpreter ends first."""
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         async with self._starting:
             if self._tasks[-1].done():
@@ -190,7 +190,7 @@ class HostProcess:
             await self._program.stdin.drain()
 
     async def _hear(self) -> None:
-        """Give each answer to the run that waits for it; fail all waiting runs when the interpreter ends."""
+        """Pass each answer to the run that waits for it; fail all waiting runs when the interpreter ends."""
         assert self._program.stdout is not None
         try:
             while line := await self._program.stdout.readline():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Program that loads one environment of PrimeIntellect's `verifiers` (0.4) and plays tasks in it on request.
 
-It runs in an interpreter without Relax, as `python verifiers_host.py serve SETTINGS`, where SETTINGS is the table `env`
-of verifiers as JSON. The program first prints `{"ready": true}` or `{"failed": WHY}`. Then it reads requests as lines
-of JSON from standard input, and prints one line for each run when its episode has ended:
+It runs in an interpreter without Relax, as `python verifiers_host.py serve SETTINGS`, where SETTINGS is verifiers'
+table `env` as JSON. The program first prints `{"ready": true}` or `{"failed": WHY}`. Then it reads requests as lines of
+JSON from standard input, and prints one line of JSON for each run when the run's episode has ended. The two requests:
 
     {"run": 7, "task": {...}, "url": "http://127.0.0.1:1/v1", "key": "...", "model": "policy"}   {"cancel": 7}
 
-When its input closes, the program ends and kills all processes that it started. `python verifiers_host.py tasks
-SETTINGS` prints the tasks as rows of a task file instead.
+When its input closes, the program kills all processes that it started, and ends. `python verifiers_host.py tasks
+SETTINGS` only prints the tasks, as rows of a task file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 MARK = "RELAX_SAMPLE"
 """Environment variable with a random value that all processes started by this program inherit."""
 STOPPED_S = 5.0
-"""Seconds after the end of its input until the program kills its processes and exits."""
+"""Seconds after the end of standard input until the program kills its processes and exits."""
 
 
 class Host:
-    """An environment and the running episodes, by the number of their request."""
+    """An environment and its running episodes, by the number of the request."""
 
     def __init__(self, environment: Any, out: Any) -> None:
         self._environment, self._out = environment, out
@@ -51,7 +51,7 @@ class Host:
         self._out.flush()
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Pass requests to the loop, from a thread that sees the input's end even if an episode blocks the loop."""
+        """Pass requests to the loop. Runs in a thread, to see the input's end even if an episode blocks the loop."""
         for line in sys.stdin:
             loop.call_soon_threadsafe(self._take, json.loads(line))
         loop.call_soon_threadsafe(self._ended.set)
@@ -82,7 +82,7 @@ class Host:
         environment, key = self._environment, f"RELAX_API_KEY_{number}"
         kind = type(environment.taskset).task_type()
         task = kind(kind.data_type().model_validate(asked["task"]), environment.config.taskset.task)
-        os.environ[key] = asked["key"]  # verifiers' clients read keys here and pass no variable named *API_KEY* on
+        os.environ[key] = asked["key"]  # verifiers' clients read keys here, and pass no *API_KEY* on to programs
         try:
             client = EvalClientConfig(base_url=asked["url"], api_key_var=key)
             context = ModelContext(client=client, model=asked["model"], sampling=SamplingConfig())
@@ -111,7 +111,7 @@ def told(episode: Any) -> dict[str, Any]:
 
 
 def write_tasks(settings: dict[str, Any], out: Any) -> None:
-    """Write each task of the taskset as a row with `id`, `prompt` and `verifiers`, the task's data."""
+    """Write each task of the taskset as a row with `id`, `prompt` and the task's data under `verifiers`."""
     from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
     taskset = load_taskset(resolve_env_config(settings).taskset)
@@ -139,7 +139,7 @@ def end_marked() -> None:
 def main() -> None:
     what, settings = sys.argv[1], json.loads(sys.argv[2])
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # so that output of libraries does not mix with answers
+    os.dup2(2, 1)  # send output of libraries to stderr, so that it does not mix with answers
     if what == "tasks":
         write_tasks(settings, out)
         out.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialects in which clients call the policy: pure translations, one module each. `DIALECTS` lists their classes."""
+"""The HTTP dialects in which clients call the policy: one module with pure translations for each dialect."""
 
 from __future__ import annotations
 

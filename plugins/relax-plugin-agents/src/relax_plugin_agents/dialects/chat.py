@@ -124,7 +124,7 @@ def _head(turn: ModelTurn, kind: str) -> dict[str, Any]:
 
 
 def _content(turn: ModelTurn) -> str | None:
-    """Return the text; None for an answer that has only calls, as clients expect."""
+    """Return the turn's text; None for a turn with only tool calls, as clients expect."""
     return turn.text if turn.text or not turn.tool_calls else None
 
 

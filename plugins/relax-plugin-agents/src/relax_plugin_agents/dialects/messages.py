@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dialect of Anthropic's messages, which Claude Code and Anthropic's SDK use.
 
-In this dialect, tool results are blocks of a user message. Each becomes a separate message before the user's text.
+In this dialect, tool results are blocks of a user message. Each block becomes a message before the user's text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict parsing of request bodies, shared by all dialects.
 
-Malformed fields, and settings that would change the trained distribution, raise `Refused`. The error has the field's
-path, such as `messages[2].content[0].type`, the received value and the allowed values. Fields that cannot affect
-sampling are ignored. `SERVED` lists the settings that are served only at some values.
+A malformed field, or a setting that would change the trained distribution, raises `Refused`. The error contains the
+field's path, such as `messages[2].content[0].type`, the received value and the allowed values. Fields that cannot
+affect sampling are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OVERRIDDEN = (
     "output_config.effort",
     "chat_template_kwargs",
 )
-"""Settings of clients that are ignored, because the run's configuration sets them."""
+"""Settings of a request that are ignored, because the run's configuration sets them."""
 
 SERVED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -67,14 +67,14 @@ SERVED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "prompt": (),
 }
-"""The allowed values of each setting; null or a missing setting is always allowed."""
+"""Settings that are served only at the listed values. Null or a missing setting is always allowed."""
 
 LONGEST_SHOWN = 80
-"""Most characters of a value that an error quotes."""
+"""Maximum number of characters of a value that an error quotes."""
 
 
 def refusal(path: str, value: Any, allowed: str) -> Refused:
-    """Return the error for a value; its text has the received value and the allowed values."""
+    """Return the error for a field at `path`; its text contains the received value and the allowed values."""
     shown = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     if len(shown) > LONGEST_SHOWN:
         shown = shown[:LONGEST_SHOWN] + "..."
@@ -82,14 +82,14 @@ def refusal(path: str, value: Any, allowed: str) -> Refused:
 
 
 def read_object(value: Any, path: str) -> Mapping[str, Any]:
-    """Return a JSON object. Raises Refused for a value of another type."""
+    """Return `value` if it is a JSON object, else raise Refused."""
     if not isinstance(value, Mapping):
         raise refusal(path, value, "an object")
     return value
 
 
 def read_objects(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects of a list, each with its path."""
+    """Yield path and object of each entry of a list. Raises Refused if `value` is not a list of objects."""
     if not isinstance(value, list):
         raise refusal(path, value, "a list of objects")
     for index, entry in enumerate(value):
@@ -97,7 +97,7 @@ def read_objects(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def read_string(value: Any, path: str, default: str | None = None) -> str:
-    """Return a string, which may be empty; `default` for a missing value."""
+    """Return `value` if it is a string, empty or not; `default` if the value is missing. Raises Refused."""
     string = default if value is None else value
     if not isinstance(string, str):
         raise refusal(path, value, "a string")
@@ -105,14 +105,14 @@ def read_string(value: Any, path: str, default: str | None = None) -> str:
 
 
 def read_name(value: Any, path: str) -> str:
-    """Return a name or an id, which is a non-empty string."""
+    """Return a name or an id. Raises Refused if it is not a non-empty string."""
     if not isinstance(value, str) or not value:
         raise refusal(path, value, "a string that is not empty")
     return value
 
 
 def read_choice(value: Any, path: str, allowed: Sequence[str], default: str | None = None) -> str:
-    """Return one of the allowed strings; `default` for a missing value."""
+    """Return `value` if it is an allowed string; `default` if the value is missing. Raises Refused."""
     chosen = default if value is None else value
     if not isinstance(chosen, str) or chosen not in allowed:
         raise refusal(path, value, ", ".join(allowed))
@@ -120,7 +120,7 @@ def read_choice(value: Any, path: str, allowed: Sequence[str], default: str | No
 
 
 def read_field(body: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path of names separated by dots; None if it is missing."""
+    """Return the value at a path of names separated by dots; None if the value is missing."""
     value: Any = body
     names = path.split(".")
     for depth, name in enumerate(names):
@@ -140,12 +140,12 @@ def read_content(value: Any, path: str, read_part: Callable[[Mapping[str, Any], 
 
 
 def join_parts(parts: Sequence[Part]) -> str | tuple[Part, ...]:
-    """Return parts as the content of a message: one string if no part is a medium."""
+    """Return parts as the content of a message: one string if no part has media, else a tuple of parts."""
     return tuple(parts) if any(part.media for part in parts) else "".join(part.text for part in parts)
 
 
 def read_image(value: Any, path: str) -> Part:
-    """Return an image part from a URL."""
+    """Return the image at a URL as a part of a message. Raises Refused for a URL that is not data:, http or https."""
     source = read_string(value, path)
     if not source.lower().startswith(("data:", "http://", "https://")):
         raise refusal(path, value, "a URL that begins with data:, http:// or https://")
@@ -153,7 +153,7 @@ def read_image(value: Any, path: str) -> Part:
 
 
 def read_arguments(value: Any, path: str) -> dict[str, Any]:
-    """Parse the arguments of a call from JSON text; a blank text means no arguments."""
+    """Parse the arguments of a tool call from JSON text; a blank text means no arguments."""
     text = read_string(value, path)
     try:
         arguments = json.loads(text) if text.strip() else {}
@@ -165,7 +165,7 @@ def read_arguments(value: Any, path: str) -> dict[str, Any]:
 
 
 def read_result(call_id: Any, path: str, tools_of_calls: Mapping[str, str], content: str | tuple[Part, ...]) -> Message:
-    """Return the message of a tool's result; `call_id` must be the id of an earlier call."""
+    """Return the message with a tool's result. Raises Refused if `call_id` is not the id of an earlier call."""
     if read_string(call_id, path) not in tools_of_calls:
         raise refusal(path, call_id, "the id of an earlier call")
     return Message("tool", content, name=tools_of_calls[call_id])
@@ -174,10 +174,10 @@ def read_result(call_id: Any, path: str, tools_of_calls: Mapping[str, str], cont
 def read_tools(
     body: Mapping[str, Any], kind: str, schema: str, inside: str = "", default: str | None = None
 ) -> tuple[Tool, ...]:
-    """Return the tools that the policy may call.
+    """Return the tools that the policy may call, from the body's field `tools`.
 
-    `kind` is the only allowed type of a tool, and `default` the type of a tool without one. `schema` is the field of
-    the tool's JSON schema. If `inside` is set, name, description and schema are in the object of this name.
+    `kind` is the only allowed `type` of a tool, and `default` the type if the field is missing. `schema` is the name of
+    the field with the JSON schema. If `inside` is set, name, description and schema are in the tool's field `inside`.
     """
     tools: dict[str, Tool] = {}
     for path, entry in read_objects([] if body.get("tools") is None else body["tools"], "tools"):
@@ -203,8 +203,8 @@ def read_request(
 ) -> ModelRequest:
     """Return the request for an answer to these messages, with the settings that all dialects share.
 
-    `history` is the field of the messages, and `stop` the field of the stop strings. `limits` are the fields for the
-    maximum number of answer tokens; the first field that is set counts.
+    `history` is the name of the field with the messages, `stop` of the field with stop strings. `limits` are names of
+    fields with the maximum number of answer tokens; the first field that is set counts.
     """
     if not messages:
         raise refusal(history, body.get(history), "at least one message")
@@ -229,7 +229,7 @@ def read_request(
 
 
 def _parameters(value: Any, path: str) -> dict[str, Any]:
-    """Return a tool's JSON schema with `type` and `properties`; without these, `Tool` would read types by name."""
+    """Return a tool's JSON schema, with `type` and `properties` added: `Tool` misreads a schema without these keys."""
     schema = dict(read_object({} if value is None else value, path))
     read_choice(schema.setdefault("type", "object"), f"{path}.type", ("object",))
     if schema.get("properties") is None:

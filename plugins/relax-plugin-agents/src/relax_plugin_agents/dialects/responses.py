@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dialect of OpenAI's responses without server state: every request contains its whole history as items.
+"""The dialect of OpenAI's responses without server state: every request contains the whole history as items.
 
-In this dialect, a turn of the policy is several items: a message and an item for each call. They become one message.
+In this dialect, a turn of the policy is several items: a message, and an item for each tool call. All items of a turn
+become one message.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Responses(Dialect):
         return COMMENT
 
     def _steps(self, turn: ModelTurn, sent: Sent) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the kind and the fields of each event, in order."""
+        """Yield the type and the fields of each event that the client still needs, in order."""
         whole = self.reply(turn)
         if not sent.events:
             begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}

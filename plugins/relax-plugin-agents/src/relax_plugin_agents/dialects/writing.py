@@ -10,7 +10,7 @@ from typing import Any
 from relax_core.api.task import ToolCall
 
 COMMENT = ": keepalive\n"
-"""Comment in a stream of events. No empty line follows, since some clients would read the comment as an empty event."""
+"""Keep-alive comment in a stream. No empty line follows it, since some clients would then read an empty event."""
 
 
 def sent_event(data: Mapping[str, Any], name: str = "") -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extraction of the two texts that a reward compares: a task's gold answers and the answer in a response.
 
-Nothing here decides whether answers are equal; each reward does that itself.
+This module does not compare answers; each reward has its own comparison.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 from relax_core.api import Task
 
 Think: TypeAlias = Literal["optional", "required", "ignored"]
-"""`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`; `required`:
-a response without `</think>` has no answer; `ignored`: the whole response is judged."""
+"""The judged part of a response. `optional`: the text after the last `</think>`, or the whole response if it has no
+`</think>`; `required`: the same, but a response without `</think>` has no answer; `ignored`: the whole response."""
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
@@ -48,8 +48,8 @@ def after_thinking(response: str, think: Think) -> str:
 def boxes(text: str) -> list[tuple[int, int, str]]:
     r"""Return start, end and content of each outermost `\boxed{...}` and `\fbox{...}`, in order.
 
-    The single pass with a stack keeps the time linear, also for a response of opening braces alone. A box that is never
-    closed becomes the last entry, with empty content: the response stopped in the middle of its answer.
+    A single pass with a stack keeps the time linear, even for a response of opening braces alone. If a box is never
+    closed, the response stopped in the middle of its answer: the box becomes the last entry, with empty content.
     """
     found: list[tuple[int, int, str]] = []
     opened: list[tuple[int, int, bool]] = []
@@ -70,7 +70,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def last_box(text: str) -> str:
-    """Return the content of the last box, nested boxes unwrapped; empty without a box or if it is not closed."""
+    """Return the content of the last box, with nested boxes unwrapped; empty if there is no box or it is not closed."""
     found = boxes(text)
     content = found[-1][2] if found else ""
     while whole := _WHOLE_BOX.fullmatch(content):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice: 1 if the final choice of a response is the gold label. `gpqa` defaults to the four letters A to D.
+"""The rewards `multiple-choice` and `gpqa`: 1 if a response's final choice is the gold label. `gpqa` has labels A to D.
 
 A response states its choice in a box, in `<answer>` tags, after "answer is" or "Answer:", as "I pick B", or alone at
 its end. The last statement counts, so a response may change its mind. Statements separated only by a comma, "or" or
-nothing are a hedge: if they name different labels, the response is wrong.
+nothing count as one: if they name different labels, the response is wrong.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class MultipleChoiceOptions(Options):
     """Options of `multiple-choice`."""
 
     choices: str = "choices"
-    """Column with the choices: a list (labelled A, B, ...), or a table of labels and texts."""
+    """Name of the column with the choices: a list of texts (labelled A, B, ...), or a table of labels and texts."""
     letters: int = Field(0, ge=0, le=26)
-    """Number of letters, from A on, that are the choices of a task without that column; 0: every task needs the
-    column."""
+    """Number of letters, from A on, that label the choices of a task without the column `choices`; 0: every task needs
+    this column."""
     think: Think = "optional"
-    """`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`;
-    `required`: a response without `</think>` has no answer; `ignored`: the whole response is judged."""
+    """Judged part of a response. `optional`: the text after the last `</think>`, or all if it has no `</think>`;
+    `required`: the same, but a response without `</think>` has no answer; `ignored`: the whole response."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class MultipleChoice(Reward[MultipleChoiceOptions]):
-    """A reward of 1 if the response's final choice is the gold one, else 0."""
+    """A reward of 1 if the response's final choice is a gold answer, else 0."""
 
     needs_columns = ("answer",)
 
@@ -64,7 +64,7 @@ class MultipleChoice(Reward[MultipleChoiceOptions]):
         return float(final_choice(after_thinking(trajectory.response, self.options.think), choices) in golds)
 
     def _choices(self, task: Task) -> dict[str, str]:
-        """Return the text of each label; the texts are empty if `letters` supplies the labels."""
+        """Return the task's choices, text by label; the texts are empty if `letters` supplies the labels."""
         column, name = task.column(self.options.choices), self.options.choices
         if column is None and self.options.letters:
             return dict.fromkeys(LETTERS[: self.options.letters], "")
@@ -82,18 +82,18 @@ class GpqaOptions(MultipleChoiceOptions):
     """Options of `gpqa`."""
 
     letters: int = Field(4, ge=0, le=26)
-    """Number of letters, from A on, that are the choices of a task without that column; 0: every task needs the
-    column."""
+    """Number of letters, from A on, that label the choices of a task without the column `choices`; 0: every task needs
+    this column."""
 
 
 class Gpqa(MultipleChoice, Reward[GpqaOptions]):
-    """A reward of 1 if the response's final choice, among A to D by default, is the gold one, else 0."""
+    """A reward of 1 if the response's final choice, by default among A to D, is a gold answer, else 0."""
 
 
 def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
     """Return the label of a gold answer, which may be a label, a choice's text, or an index from 0.
 
-    Raises ValueError naming the task if the answer matches no choice, or the text of several.
+    Raises ValueError naming the task if the answer matches no choice, or matches the texts of several choices.
     """
     said = str(gold).strip()
     by_case = {label.casefold(): label for label in choices}
@@ -110,7 +110,7 @@ def gold_label(task: Task, gold: object, choices: Mapping[str, str]) -> str:
 
 
 def final_choice(response: str, choices: Mapping[str, str]) -> str | None:
-    """Return the label of the response's final choice; None if it names no label, or several at once."""
+    """Return the label of the response's final choice; None if the response names no label, or several at once."""
     choices = {label: _unmarked(text) for label, text in choices.items()}
     text = response.replace(_OPEN, "").replace(_CLOSE, "")
     for start, end, content in reversed(boxes(text)):
@@ -131,7 +131,7 @@ def final_choice(response: str, choices: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A place in the text that names one or more labels."""
+    """A span of the text that names one or more labels, from `start` to `end` in characters."""
 
     start: int
     end: int
@@ -141,11 +141,11 @@ class Statement:
 @dataclass(frozen=True, slots=True)
 class _Pattern:
     spoken: re.Pattern[str]
-    """A phrase and the labels after it. Groups: a list of labels, one label in any case, a list of labels after a
-    verb."""
+    """A phrase and the labels after it. Groups: labels after "answer is", one such label in lower or upper case, labels
+    after a verb."""
     label: re.Pattern[str]
     whole: re.Pattern[str]
-    """A text that begins with a list of labels (group 1); group 2 is the rest."""
+    """A text that begins with labels. Groups: the labels, the rest of the text."""
     by_case: Mapping[str, str]
 
 
@@ -194,9 +194,9 @@ def _alone(text: str, pattern: _Pattern, choices: Mapping[str, str]) -> list[Sta
 
 
 def _named(said: str, pattern: _Pattern, choices: Mapping[str, str], *, loosely: bool) -> frozenset[str]:
-    """Return the labels in a text that should be a choice and nothing else.
+    """Return the labels in `said`, which should contain only a choice; empty if it contains anything else.
 
-    With `loosely`, any words may follow a label and a punctuation mark.
+    `loosely`: accept any words after a label and a punctuation mark.
     """
     bare = said.strip().strip("().:, ")
     if label := pattern.by_case.get(bare.casefold()):
@@ -214,7 +214,7 @@ def _named(said: str, pattern: _Pattern, choices: Mapping[str, str], *, loosely:
 
 
 def _unmarked(text: str) -> str:
-    """Remove Markdown and LaTeX markup that only changes the appearance, and normalise Unicode's compatible forms."""
+    """Return a text without markup that only changes its appearance, in Unicode's normal form NFKC."""
     return _MARKUP.sub("", unicodedata.normalize("NFKC", text)).strip()
 
 

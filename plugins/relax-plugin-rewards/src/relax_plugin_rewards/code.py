@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that the policy writes, run in the run's sandbox against cases of input and output, or of function calls.
+"""The reward `code`: runs the response's program in the run's sandbox on test cases with expected values.
 
-The program is the last fenced block of the response. Expected values never enter the box, so a program cannot forge its
-verdict: only its output is compared, outside.
+The program is the last fenced block of the response. A case is input text or a function call. Expected values never
+enter the box, so a program cannot forge its verdict: its output is compared outside of the box.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ answer.write(json.dumps(function(*arguments), default=list))
 answer.flush()
 os._exit(0)
 """
-"""Program that calls one function and writes the value to stdout; prints of the called program go to stderr."""
+"""Program in the box that calls one function of `main.py` and writes its value to stdout; `print` writes to stderr."""
 
 
 class CodeOptions(Options):
@@ -65,20 +65,20 @@ class CodeOptions(Options):
     mode: Literal["all", "share"] = "all"
     """`all`: 1 if every case passes, else 0; `share`: the share of cases that pass."""
     max_cases: NonNegativeInt = 0
-    """Number of cases to run, from the first; 0: all."""
+    """Maximum number of a task's cases to run, starting with the first; 0: all cases."""
     tolerance: NonNegativeFloat = 1e-6
-    """Largest difference between non-integer numbers, relative to the expected value (absolute for values below 1)."""
+    """Maximum difference of non-integer numbers, relative to the expected value (absolute for values below 1)."""
     case_s: PositiveFloat = 5.0
-    """Seconds that one case may take."""
+    """Time limit of the program in each case, in seconds."""
     program_memory_mb: PositiveInt = 512
-    """MiB of memory that the program may use."""
+    """Memory limit of the program in MiB."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A test case: input and output text, or a function's arguments and its value."""
+    """A test case: input text and expected output, or a function's arguments and expected value."""
 
     stdin: str = ""
     function: str = ""
@@ -113,7 +113,7 @@ class Code(Reward[CodeOptions]):
         return Score(float(share == 1.0) if self.options.mode == "all" else share, {"passed": share})
 
     async def _prepared(self, box: Box, language: str, text: str) -> bool:
-        """Write the program and compile it; return False if compilation fails."""
+        """Write the program to the box and compile it; return False if compilation fails."""
         if language == "python":
             await box.write("main.py", text.encode(errors="replace"))
             await box.write("driver.py", DRIVER.encode())
@@ -145,9 +145,9 @@ class Code(Reward[CodeOptions]):
 
 
 def find_program(response: str, language: str) -> tuple[str, str] | None:
-    """Return language and text of the last fenced block in a supported language, or None.
+    """Return language and text of the last fenced block in `language`; None if there is no such block.
 
-    Any supported language counts if `language` is `auto`, else only `language` itself.
+    `auto` accepts any supported language.
     """
     found = [(LANGUAGES.get(name.strip().lower()), text) for name, text in FENCE.findall(response)]
     for known, text in reversed(found):
@@ -190,14 +190,14 @@ def _cases(told: Any) -> Iterator[Case]:
 
 
 def _text_case(given: Any, expected: Any) -> Case:
-    """Return a case of input and output text; a list is joined as lines."""
+    """Return a case of input and output text; a list of lines is joined to one text."""
     texts = ["\n".join(map(str, one)) if isinstance(one, Sequence) and not isinstance(one, str) else str(one)
              for one in (given, expected)]  # fmt: skip
     return Case(stdin=texts[0], expected=texts[1])
 
 
 def _asserted(line: str) -> Case:
-    """Turn `assert f(1, 2) == 3` into a case. The assertion itself is never run: the program could disable it."""
+    """Parse `assert f(1, 2) == 3` into a case. The assertion never runs, because the program could disable it."""
     test = ast.parse(line.strip()).body[0]
     if isinstance(test, ast.Assert) and isinstance(test.test, ast.Compare) and isinstance(test.test.ops[0], ast.Eq):
         call, value = test.test.left, test.test.comparators[0]
@@ -208,7 +208,7 @@ def _asserted(line: str) -> Case:
 
 
 def same_text(answer: str, expected: str, tolerance: float) -> bool:
-    """Return True if the texts agree word by word; non-integer numbers may differ by the tolerance."""
+    """Return True if the texts agree word by word; non-integer numbers may differ by `tolerance`."""
     ours, theirs = answer.split(), expected.split()
     return len(ours) == len(theirs) and all(
         one == other or _near(_number(one), _number(other), tolerance) for one, other in zip(ours, theirs, strict=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of DAPO: the last `Answer: ...` line, normalised as in Minerva, is the gold answer.
+"""The reward of DAPO: compares the last `Answer: ...` line, normalised as in Minerva, with the gold answer.
 
-It does not shape rewards by length.
+This reward does not include DAPO's penalty for long responses.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class DapoOptions(Options):
     """Options of `dapo`."""
 
     right: float = 1.0
-    """Score of a right answer."""
+    """Score of a response with a right answer."""
     wrong: float = -1.0
-    """Score of all wrong responses and, by default, of truncated responses."""
+    """Score of a response with a wrong answer or no answer and, by default, of a truncated response."""
     strict_box: bool = False
-    """Read the last `\\boxed{...}` instead. It must be the gold answer's exact text, or an equal number."""
+    """Read the answer from the last `\\boxed{...}` instead of `Answer:`, and accept only the exact text of a gold answer,
+    or an equal number."""
     tail: PositiveInt = 300
     """Number of characters at the response's end that are searched for an answer."""
     truncated: bool = False
@@ -88,7 +89,7 @@ def stated_answer(text: str) -> str:
 
 
 def normalised(answer: str) -> str:
-    """Return an answer in normal form: without box, mathematics mode, unit, article and thousands commas."""
+    """Return an answer in normal form: without box, math delimiters, unit, article and thousands separators."""
     text = last_box(answer) or answer
     text = text.replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "")
     for sign, plain in _SIGNS.items():
@@ -108,7 +109,7 @@ def same(answer: str, gold: str) -> bool:
 
 
 def rational(text: str) -> Fraction | None:
-    """Return the exact value of an integer, decimal, fraction or percentage; None for a different text."""
+    """Return the exact value of an integer, decimal, fraction or percentage; None for any different text."""
     found = _RATIONAL.fullmatch(text)
     if found is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of DeepScaleR: 1 if the last box after `</think>` holds one of the gold answers."""
+"""The reward of DeepScaleR: 1 if the last box after `</think>` contains a gold answer, else 0."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class DeepScalerOptions(Options):
     """Options of `deepscaler`."""
 
     think: Think = "optional"
-    """`optional`: only text after the last `</think>`, if there is one, is judged; `required`: a response without
-    `</think>` scores 0; `ignored`: a box before `</think>` counts too."""
+    """Judged part of a response. `optional`: the text after the last `</think>`, or all if it has no `</think>`;
+    `required`: the same, but a response without `</think>` scores 0; `ignored`: the whole response."""
     precision: int = 6
-    """Decimal digits to which numbers must agree."""
+    """Number of decimal places in which answer and gold answer must agree."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact match: the whole response, without special tokens, is the answer. Nothing is normalised except by `strip`."""
+"""The reward `exact`: 1 if the whole response, without special tokens, is the answer's text. Only `strip` normalises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ExactOptions(Options):
     """Options of `exact`."""
 
     strip: bool = False
-    """Ignore white space around response and answer."""
+    """Ignore white space at the start and end of response and answer."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 

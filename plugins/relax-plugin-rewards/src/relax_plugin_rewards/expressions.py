@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mathematical expressions: cached parsing of gold answers, and equality by math-verify.
+"""Mathematical expressions: cached parsing of gold answers, and comparison by math-verify.
 
-math-verify's own timeouts use signals, which work in the main thread only, so they are off. The process that runs the
-rewards can be killed, which bounds the time. Answers that would take math-verify minutes are compared as text alone.
+math-verify's timeouts are disabled, because their signals work only in the main thread. Instead, the process that runs
+the rewards can be killed. Answers that would take math-verify minutes are compared as text only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AnswerFormat: TypeAlias = Literal["auto", "latex", "plain"]
 
 _SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)")
 _WORD = re.compile(r"[A-Za-z]{3,}(?![A-Za-z(])")
-"""A word that is not a function call: prose, which a LaTeX parser would read as a product of letters."""
+"""A word of prose, not a function call. A LaTeX parser would read the word as a product of its letters."""
 _EXPLOSIVE = re.compile(
     r"\d[)}]*(?:\^|\*\*)[({]*-?\d+[)}]*(?:\^|\*\*)"  # a tower of numbers, 9^{9^9}
     r"|(?:\^|\*\*)[({]*-?\d{7}"  # an exponent in the millions
@@ -48,7 +48,7 @@ def parse_gold(task_id: str, answer: str, answer_format: AnswerFormat = "auto") 
 
 @lru_cache(maxsize=4096)
 def gold_expressions(answer: str, answer_format: AnswerFormat = "auto") -> tuple[Any, ...]:
-    """Return a gold answer as expressions; empty if it is words. The cache serves all samples of a task."""
+    """Return a gold answer as expressions; empty if the answer is words. All samples of a task share the result."""
     parsed: list[Any] = []
     if answer_format != "latex" and not _has_latex(answer):
         scientific = _SCIENTIFIC.fullmatch(answer)
@@ -63,7 +63,10 @@ def gold_expressions(answer: str, answer_format: AnswerFormat = "auto") -> tuple
 
 
 def parse(text: str, *, plain: bool, latex: bool) -> list[Any]:
-    """Return the final expression of a text, followed by its source string; empty without an expression."""
+    """Return the last expression in a text, followed by its source text; empty if the text has no expression.
+
+    `plain`: accept plain expressions. `latex`: accept LaTeX.
+    """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0)] if latex else []
@@ -81,7 +84,7 @@ def are_equal(gold: tuple[Any, ...], said: list[Any], precision: int = 6) -> boo
 
 
 def states(answer: str, gold: str, precision: int = 6) -> bool:
-    """Return True if an extracted answer, such as a box's content, equals a gold answer of formula or words."""
+    """Return True if an extracted answer, such as a box's content, equals a gold answer, a formula or words."""
     if not answer:
         return False
     if (bare := _PERCENT.sub("", answer)) != answer:  # 50% equals the gold answers 50%, 50 and 1/2
@@ -103,7 +106,7 @@ def parse_answer(answer: str) -> list[Any]:
 
 
 def plain_text(answer: str, *, words: bool) -> str:
-    """Return an answer without markup that only changes the appearance; case is folded if `words` is True."""
+    """Return an answer without markup that only changes its appearance. `words`: also ignore upper and lower case."""
     text = _LAYOUT.sub("", _WORDING.sub(r"\1", answer)).removesuffix(".")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return text.casefold() if words else text

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The F1 score of question answering (SQuAD, HotpotQA): the overlap in words of a response and a gold answer.
+"""The F1 score of question answering (SQuAD, HotpotQA): the share of words that response and gold answer have in common.
 
-Text is compared in Unicode's compatible form, without case, punctuation and English articles. Scripts that are written
+The comparison uses Unicode's form NFKC, and ignores case, punctuation and English articles. Scripts that are written
 without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are split into letters, all remaining scripts into words.
 """
 
@@ -15,7 +15,7 @@ from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
 from relax_plugin_rewards.answers import Think, after_thinking, gold_texts, last_tagged
 
 WHOLE = ("yes", "no", "noanswer")
-"""Answers that must match completely: a different text scores 0 against them."""
+"""Words that are complete answers: if response or gold answer is one of these words, any difference scores 0."""
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _UNSPACED = re.compile(
     r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003134f])"
@@ -26,13 +26,13 @@ class F1Options(Options):
     """Options of `f1`."""
 
     exact_match: bool = False
-    """True: score 1 if the words and their order equal a gold answer's, else 0; False: score the F1 of the words."""
+    """True: score 1 if the words and their order equal those of a gold answer, else 0; False: score the words' F1."""
     think: Think = "optional"
-    """`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`;
-    `required`: a response without `</think>` has no answer; `ignored`: the whole response is judged."""
+    """Judged part of a response. `optional`: the text after the last `</think>`, or all if it has no `</think>`;
+    `required`: the same, but a response without `</think>` has no answer; `ignored`: the whole response."""
     tag: str = ""
-    """Name of a tag, such as `answer`: judge only the content of its last `<tag>...</tag>`; empty: the whole
-    response."""
+    """Name of a tag, such as `answer`: only the content of the last `<answer>...</answer>` is judged; empty: the judged
+    part is not restricted to a tag."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
@@ -55,7 +55,7 @@ class F1(Reward[F1Options]):
 
 
 def words(text: str) -> list[str]:
-    """Return the words that are compared. A text of articles or punctuation alone (`The The`, `+`) keeps them."""
+    """Return the words to compare, without articles and punctuation, unless the text consists only of these."""
     text = unicodedata.normalize("NFKC", text).casefold()
     kept = "".join(sign for sign in text if unicodedata.category(sign)[0] not in "PSC" or sign.isspace())
     for form in (_ARTICLES.sub(" ", kept), kept, text):
@@ -65,7 +65,7 @@ def words(text: str) -> list[str]:
 
 
 def f1(said: list[str], gold: list[str]) -> float:
-    """Return the harmonic mean of precision and recall over the words, counted with repetitions."""
+    """Return the harmonic mean of precision and recall of the words `said`; repeated words count repeatedly."""
     if said != gold and any(len(one) == 1 and one[0] in WHOLE for one in (said, gold)):
         return 0.0
     common = sum((Counter(said) & Counter(gold)).values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of Geometry3K: a boxed length or angle close to the gold answer, after `<think>...</think>`."""
+"""The reward of Geometry3K: scores a boxed length or angle near the gold answer, and the use of `<think>` tags."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Geo3kOptions(Options):
     """Options of `geo3k`."""
 
     tolerance: float = Field(1e-3, ge=0.0, lt=1.0)
-    """Largest difference from the gold number, as a share of the gold number; two integers must be equal."""
+    """Maximum difference from the gold number, as a fraction of the gold number; integers must be equal."""
     format_weight: float = Field(0.1, ge=0.0, le=1.0)
-    """Share of the score for the format, `<think>...</think>` and then a box; the rest is for a right answer."""
+    """Part of the score for the format (`<think>...</think>`, then a box); the remaining part is for a right answer."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
@@ -64,5 +64,5 @@ class Geo3k(Reward[Geo3kOptions]):
 
 
 def _bare(answer: str) -> str:
-    """Return the answer without the unit after its number; all lengths and angles of a figure share one unit."""
+    """Return the answer without the unit after its number. Units are ignored, since a figure has only one."""
     return _UNIT.sub(r"\1", re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", answer)).strip()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions that a program can check: lengths, keywords, formats, first and last words, case, languages.
 
-Names and arguments are those of IFEval and, for further checks, of IFBench's training set. The part after the colon
-also works as a name. Every check is deterministic and downloads nothing. To add a check, write a function here that
-takes the response and its arguments by keyword; the annotations validate the arguments in a task's row.
+Checks have the names and arguments of IFEval or of IFBench's training set. The part after the colon also works as a
+name. Every check is deterministic and downloads nothing. To add a check, write a function here that takes the response,
+and the check's arguments by keyword; their annotations validate the arguments in a task's row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Letter: TypeAlias = Annotated[str, Field(min_length=1, max_length=1)]
 Check: TypeAlias = Callable[..., bool]
 
 CHECKS: dict[str, tuple[Check, type[BaseModel]]] = {}
-"""Check function and model of its arguments, by full name."""
+"""Each check's function and the pydantic model of its arguments, by the check's full name."""
 
 
 def known_language(code: str) -> str:
@@ -52,7 +52,7 @@ Language: TypeAlias = Annotated[str, AfterValidator(known_language)]
 
 
 def check(name: str) -> Callable[[Check], Check]:
-    """Register a check under its name; its keyword arguments become the model that validates a row's arguments."""
+    """Register a check function as `name`; its keyword arguments become the model that validates a row's arguments."""
 
     def entered(function: Check) -> Check:
         given = inspect.signature(function, eval_str=True).parameters.values()
@@ -178,7 +178,7 @@ def number_placeholders(response: str, *, num_placeholders: Count) -> bool:
 
 @check("detectable_content:postscript")
 def postscript(response: str, *, postscript_marker: Text) -> bool:
-    """Return True if a line begins with the marker, such as `P.S.`, and has text after it; dots and spaces may vary."""
+    """Return True if a line begins with the marker, such as `P.S.`, and text; the marker's dots and spaces may vary."""
     letters = r"\.?\s?".join(re.escape(sign) for sign in postscript_marker if sign.isalnum())
     return bool(letters) and re.search(rf"(?im)^[ \t*_]*{letters}\b[.:]*+[ \t*_]*+\S", response) is not None
 
@@ -191,7 +191,7 @@ def number_bullet_lists(response: str, *, num_bullets: Count) -> bool:
 
 @check("detectable_format:constrained_response")
 def constrained_response(response: str) -> bool:
-    """Return True if exactly one of the three answers occurs."""
+    """Return True if exactly one of `My answer is yes.`, `... no.` and `... maybe.` occurs."""
     return sum(f"My answer is {answer}." in response for answer in ("yes", "no", "maybe")) == 1
 
 
@@ -202,13 +202,13 @@ def number_highlighted_sections(response: str, *, num_highlights: Count) -> bool
 
 @check("detectable_format:multiple_sections")
 def multiple_sections(response: str, *, section_spliter: Text, num_sections: Count) -> bool:
-    """Return True if at least `num_sections` headings such as `Section 1` (the splitter and a number) occur."""
+    """Return True if at least `num_sections` headings occur: the splitter and a number, such as `Section 1`."""
     return len(re.findall(rf"(?<!\w){re.escape(section_spliter)}\s?\d+", response)) >= num_sections
 
 
 @check("detectable_format:json_format")
 def json_format(response: str) -> bool:
-    """Return True if the whole response, which may be one fenced block, is a JSON object or list."""
+    """Return True if the whole response, or the fenced block that it consists of, is a JSON object or list."""
     text = response.strip()
     if text.startswith("```") and text.endswith("```"):
         text = text[3:-3].removeprefix("json").removeprefix("JSON")

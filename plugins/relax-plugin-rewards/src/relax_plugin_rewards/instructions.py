@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instruction following as in IFEval and IFBench: each task names checks that a program can run on the response.
+"""The reward `instructions`, as in IFEval and IFBench: runs the checks that a task names on the response.
 
-A task with an unknown instruction or a missing argument raises an error and gets no score. The checks are defined in
-`instruction_checks.py`.
+A task with an unknown instruction or a missing argument raises an error, so its samples get no score. The checks are
+defined in `instruction_checks.py`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class InstructionsOptions(Options):
     """Options of `instructions`."""
 
     column: str = "instructions"
-    """Column with the instructions: a list of `{name, arguments}`, or that list as JSON text. A task without the column
-    uses the columns of IFEval, `instruction_id_list` and `kwargs`."""
+    """Name of the column with the instructions: a list of `{name, arguments}`, or this list as JSON text. For a task
+    without the column, IFEval's columns `instruction_id_list` and `kwargs` are read."""
     mode: Literal["all", "share"] = "all"
     """`all`: 1 if every instruction is followed, else 0; `share`: the share of instructions that are followed."""
     loose: bool = False
-    """Also accept an instruction that is followed once the first line, the last line, both, or all asterisks are
-    removed."""
+    """Also accept an instruction that is followed after removing the first line, the last line or both, or all
+    asterisks."""
     think: Think = "optional"
-    """`optional`: the text after the last `</think>` is judged, or the whole response if it has no `</think>`;
-    `required`: a response without `</think>` has no answer; `ignored`: the whole response is judged."""
+    """Judged part of a response. `optional`: the text after the last `</think>`, or all if it has no `</think>`;
+    `required`: the same, but a response without `</think>` has no answer; `ignored`: the whole response."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction of a task, with validated arguments."""
+    """An instruction of a task: a check with validated arguments."""
 
     check: Check
     arguments: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Instructions(Reward[InstructionsOptions]):
 
 
 def instructions_of(task: Task, column: str) -> tuple[Instruction, ...]:
-    """Return a task's instructions. Raises ValueError naming task and instruction if one can't be judged."""
+    """Return a task's instructions. Raises ValueError naming the task and an instruction that can't be checked."""
     rows: Any = task.column(column)
     if rows is None and task.column("instruction_id_list") is not None:
         rows = {"instruction_id_list": task.column("instruction_id_list"), "kwargs": task.column("kwargs")}
@@ -80,7 +80,7 @@ def instructions_of(task: Task, column: str) -> tuple[Instruction, ...]:
 
 
 def loosened(response: str) -> tuple[str, ...]:
-    """Return the response and its variants without first line, last line, both, and each also without asterisks."""
+    """Return the response, then without first line, last line or both, then all four without asterisks."""
     lines = response.split("\n")
     texts = ["\n".join(part).strip() for part in (lines, lines[1:], lines[:-1], lines[1:-1])]
     return tuple(dict.fromkeys([response, *texts, *(text.replace("*", "") for text in texts)]))
@@ -88,12 +88,12 @@ def loosened(response: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def names() -> Mapping[str, str]:
-    """Return the full name of each check, keyed by its full name and by the part after the colon."""
+    """Return each check's full name, by the full name and by the part after the colon."""
     return {**{name.rpartition(":")[2]: name for name in CHECKS}, **{name: name for name in CHECKS}}
 
 
 def _written(task: Task, column: str, text: str) -> Any:
-    """Parse instructions from a text: JSON, or a Python literal as in the training set of IFBench."""
+    """Parse instructions from text: JSON, or a Python literal as in IFBench's training set. Raises ValueError."""
     for reader in (json.loads, ast.literal_eval):
         try:
             return reader(text)
@@ -103,7 +103,7 @@ def _written(task: Task, column: str, text: str) -> Any:
 
 
 def _named(task: Task, column: str, rows: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield name and arguments of each instruction, from any layout that the known data sets use."""
+    """Yield name and arguments of each instruction, from any of the layouts that data sets use."""
     for row in [rows] if isinstance(rows, Mapping) else rows if isinstance(rows, (list, tuple)) else ():
         if not isinstance(row, Mapping):
             raise ValueError(f"task {task.id}: column {column!r} has {str(row)[:100]!r}; {_FIX}")

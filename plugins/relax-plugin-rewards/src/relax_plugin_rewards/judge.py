@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge: another model rates a response, and the number or choice in its answer is the score.
+"""The reward `judge`: a second model rates a response, and the number or choice in the model's answer is the score.
 
-The judge is a pool of `[[engines]]`. The seed of each answer is a hash of its question, so routing, order and restarts
-don't change a verdict. An unreadable answer is requested again; after the last retry the sample ends with the outcome
-`reward_unreadable`, never with a score of 0.
+The judge is a pool of `[[engines]]`. Each answer's seed is a hash of the question, so routing, order and restarts don't
+change a verdict. After an unreadable answer the question is asked again; after the last retry the sample ends with the
+outcome `reward_unreadable`, never with a score of 0.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Answer:
 
 How good is the answer? Think it over, then end with a line of its own that has only a number from {low} to {high}."""
 AGAIN = "This can't be read: {error}. Judge the same answer again, and end as you were asked to."
-"""Message that follows an unreadable answer in the judge's conversation."""
+"""Message to the judge after an unreadable answer."""
 VERDICTS = "verdicts"
-"""Prefix of the parts of a score that describe the verdicts; none of these parts is a reward."""
+"""Prefix of the names of score parts that describe verdicts. These parts are logged, and are not rewards."""
 _PLACE = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?![\w])")
 
@@ -47,39 +47,39 @@ class JudgeOptions(Options):
     engine: str = "judge"
     """Name of the pool in `[[engines]]` that serves the judge."""
     template: str = TEMPLATE
-    """Text of the question; `{prompt}`, `{response}`, `{low}`, `{high}` and columns of the task file, such as
-    `{answer}`, are filled in."""
+    """Text of the question to the judge. `{prompt}`, `{response}`, `{low}`, `{high}` and columns of the task file, such
+    as `{answer}`, are filled in."""
     system: str = ""
-    """System message for the judge; empty: none."""
+    """System message for the judge; empty: no system message."""
     chat: bool = True
     """True: apply the judge's chat template; False: send the plain text, for models without a chat template."""
     low: float = 0.0
-    """The worst number, which scores 0. Numbers below it are not accepted."""
+    """Lowest number that the judge may give; it scores 0. Lower numbers are not accepted."""
     high: float = 10.0
-    """The best number, which scores 1. Numbers above it are not accepted."""
+    """Highest number that the judge may give; it scores 1. Higher numbers are not accepted."""
     choices: dict[str, float] = {}
-    """Words that the judge chooses from instead of a number, and their scores, such as `{yes = 1.0, no = 0.0}`."""
+    """Words that the judge may answer instead of a number, with their scores, such as `{yes = 1.0, no = 0.0}`."""
     read: Literal["text", "log-probs"] = "text"
-    """`text`: read the last number or choice in the judge's text; `log-probs`: average the scores of the choices,
-    weighted by the probability that the judge gives to each as its whole answer."""
+    """Source of the score. `text`: the last number or choice in the judge's answer; `log-probs`: the mean score of the
+    choices, weighted by the probability that each choice is the judge's whole answer."""
     keys: dict[str, float] = {}
-    """Keys of the judge's last JSON object and their weights in the score, such as `{correct = 2.0, clear = 1.0}`. Each
-    key holds a number from `low` to `high` and is logged as `reward/<reward>/verdicts/<key>`."""
+    """Keys of the JSON object in the judge's answer, with their weights in the score: `{correct = 2.0, clear = 1.0}`.
+    Each key holds a number from `low` to `high` and is logged as `reward/<reward>/verdicts/<key>`."""
     votes: PositiveInt = 1
-    """Number of independent verdicts on each sample, of which at least half must be readable. Their agreement is logged
-    (`reward/<reward>/verdicts/agreement` and more)."""
+    """Number of independent verdicts on each sample, of which at least half must be readable. The agreement of verdicts
+    is logged (`reward/<reward>/verdicts/agreement` and more)."""
     combine: Literal["mean", "majority"] = "mean"
-    """Score of several votes: their `mean`, or by `majority` the most frequent vote (the mean of tied votes)."""
+    """Score from several verdicts. `mean`: their mean; `majority`: the most frequent score (the mean of tied scores)."""
     retries: NonNegativeInt = 1
-    """Number of further requests after an unreadable answer; after the last the sample's outcome is
+    """Number of further requests after an unreadable answer. If all are unreadable, the sample's outcome is
     `reward_unreadable`."""
     pattern: str = ""
-    """Regular expression whose last match (the first group, if any) is read, such as `Score: (\\d+)`; empty: all
-    text."""
+    """Regular expression for the part of the answer to read, such as `Score: (\\d+)`: the last match counts, or its
+    first group. Empty: the whole answer."""
     max_new_tokens: PositiveInt = 512
-    """Largest number of tokens in the judge's answer."""
+    """Maximum number of tokens in the judge's answer."""
     temperature: float = Field(0.0, ge=0.0)
-    """0: greedy decoding; above 0: sampling, with a seed made of the pool, the question and the number of the vote."""
+    """Temperature of the judge. 0: greedy decoding; above 0: sampling, with a seed from pool, question and vote number."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
@@ -131,7 +131,7 @@ class Judge(Reward[JudgeOptions]):
         return combined([vote for vote in votes if isinstance(vote, Vote)], options)
 
     async def _vote(self, asked: str, number: int) -> Vote:
-        """Request a verdict, and request it again while the answer can't be read, up to `retries` times."""
+        """Request a verdict; while the answer can't be read, ask again, up to `retries` times."""
         options, client = self.options, self.engines[self.options.engine]
         said, error = "", ""
         for attempt in range(options.retries + 1):
@@ -144,7 +144,7 @@ class Judge(Reward[JudgeOptions]):
             except ValueError:
                 if not attempt:
                     raise
-                break  # with the first answer appended the prompt is too long for the judge
+                break  # with the unreadable answer appended, the prompt is too long for the judge
             said = answer.text
             try:
                 value, parts = verdict(said, options)
@@ -161,7 +161,7 @@ class Judge(Reward[JudgeOptions]):
         return (*first, Message("assistant", said), Message("user", again)) if error else first
 
     def question(self, task: Task, response: str) -> str:
-        """Fill in the template in one pass, so braces in a response stay as they are."""
+        """Return the filled template. It is filled in one pass, so braces in a response are not replaced."""
         own = {
             "prompt": _shown(task),
             "response": response,
@@ -193,7 +193,7 @@ class Vote:
     """Score of the verdict; NaN if no answer could be read."""
     parts: Mapping[str, float] = field(default_factory=dict)
     unread: int = 0
-    """Number of unreadable answers: those before the readable answer, or all."""
+    """Number of unreadable answers before this verdict; if the vote is unreadable, of all its answers."""
     error: str = ""
 
     @property
@@ -202,9 +202,9 @@ class Vote:
 
 
 def verdict_seed(pool: str, system: str, asked: str, vote: int, attempt: int) -> int:
-    """Return the seed of one answer: a hash of pool, system message, question, vote number and attempt number.
+    """Return the seed of one answer: a hash of pool name, system message, question, vote number and attempt number.
 
-    The pool mixes the folder of its model into the seed.
+    The engine pool also mixes its model's folder into the seed.
     """
     content = json.dumps([pool, system, asked, vote, attempt]).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=4).digest(), "big") >> 1
@@ -233,9 +233,9 @@ def combined(votes: Sequence[Vote], options: JudgeOptions) -> Score:
 
 
 def agreement(values: Sequence[float]) -> dict[str, float]:
-    """Return figures on the votes of one sample.
+    """Return statistics of the votes on one sample.
 
-    `unanimous` is 1 if all are equal, else 0; `agreement` is the share of pairs that are equal; `variance` is theirs.
+    `unanimous`: 1 if all votes are equal, else 0. `agreement`: share of equal pairs of votes. `variance`: of the votes.
     """
     pairs = list(combinations(values, 2))
     equal = sum(math.isclose(one, other, abs_tol=1e-9) for one, other in pairs)
@@ -248,7 +248,7 @@ def agreement(values: Sequence[float]) -> dict[str, float]:
 
 
 def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
-    """Return the score in an answer, and the score of each of `keys`. Raises ValueError if the answer can't be read."""
+    """Return an answer's score, and the score of each key of `keys`. Raises ValueError if the answer can't be read."""
     if not options.keys:
         return read(said, options), {}
     text = _matched(said, options.pattern)
@@ -268,7 +268,7 @@ def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the outermost JSON objects in a text."""
+    """Yield the JSON objects in a text, without objects inside of objects."""
     decoder, at = json.JSONDecoder(), text.find("{")
     while at >= 0:
         try:
@@ -299,7 +299,7 @@ def read(said: str, options: JudgeOptions) -> float:
 
 
 def expected(log_probs: Mapping[str, float], scores: Mapping[str, float]) -> float:
-    """Return the mean of the scores, weighted by the probabilities of the choices, which are normalised to sum to 1."""
+    """Return the mean score, weighted by the choices' probabilities after normalising these to sum to 1."""
     most = max(log_probs.values())
     weights = {choice: math.exp(log_prob - most) for choice, log_prob in log_probs.items()}
     return sum(weights[choice] * scores[choice] for choice in scores) / sum(weights.values())

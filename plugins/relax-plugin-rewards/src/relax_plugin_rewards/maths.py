@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mathematics: 1 if math-verify finds the final expression of the whole response equal to the answer."""
+"""The reward `maths`: 1 if math-verify finds the response's final expression equal to the answer, else 0."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class MathsOptions(Options):
     """Options of `maths`."""
 
     answer_format: AnswerFormat = "auto"
-    """Notation of the answer column; `auto`: LaTeX if the answer has LaTeX characters, else a plain expression."""
+    """Notation of the column `answer`. `auto`: LaTeX if the answer has LaTeX characters, else a plain expression."""
     boxed_only: bool = False
     """Judge only the content of the response's last `\\boxed{...}`."""
     precision: int = 6
-    """Decimal digits to which numbers must agree."""
+    """Number of decimal places in which answer and gold answer must agree."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of multimodal Open-R1: the score has a part for the format in tags and a part for the right answer."""
+"""The reward of multimodal Open-R1: one part of the score is for the format in tags, the rest for a right answer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class OpenR1MMOptions(Options):
     """Options of `openr1mm`."""
 
     format_weight: float = Field(0.5, ge=0.0, le=1.0)
-    """Share of the score for the format; the rest is for a right answer."""
+    """Part of the score for the format in tags; the remaining part is for a right answer."""
     precision: int = 6
-    """Decimal digits to which numbers must agree."""
+    """Number of decimal places in which answer and gold answer must agree."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
 
 class OpenR1MM(Reward[OpenR1MMOptions]):
-    """A reward from 0 to 1 for the format `<think>...</think><answer>...</answer>` and a right answer in it."""
+    """A reward from 0 to 1 for the format `<think>...</think><answer>...</answer>` and a right answer in the tags."""
 
     needs_columns = ("answer",)
 
@@ -48,7 +48,7 @@ class OpenR1MM(Reward[OpenR1MMOptions]):
 
 
 def is_well_formed(response: str) -> bool:
-    """Return True if the response is `<think>...</think><answer>...</answer>`, both not empty, and nothing else."""
+    """Return True if the response is only `<think>...</think><answer>...</answer>`, with both tags not empty."""
     before, _, rest = response.partition("<think>")
     thought, _, rest = rest.partition("</think>")
     between, _, rest = rest.partition("<answer>")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A random reward, for debugging and as a baseline that a real reward must beat. A policy can't learn from it.
 
-The number is a pure function of seed, task and response, so a repeated or resumed run gets the same numbers.
+The number depends only on seed, task and response, so a repeated or resumed run gets the same numbers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class RandomScoreOptions(Options):
     """Options of `random`."""
 
     seed: int = 0
-    """Seed of the numbers."""
+    """Seed of the random scores."""
     low: float = 0.0
-    """The smallest number."""
+    """Lower bound of the random scores."""
     high: float = 1.0
-    """The largest number."""
+    """Upper bound of the random scores."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RandomScoreOptions:

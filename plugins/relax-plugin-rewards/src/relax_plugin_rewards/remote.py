@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reward over HTTP: the sample is posted to a service of the user's, which answers with the score.
+"""The reward `remote`: posts the sample to an HTTP service of the user, which answers with the score.
 
-The answer is `{"score": 0.5, "parts": {"style": 1}}` or a bare number. A different answer, a redirect included, is an
-error of the sample and never a score of 0. Failed connections, 429 and 5xx are retried and end as an infrastructure
-error. The deadline of a sample (`timeout_s` of `[[rewards]]`) covers all attempts and the wait for one of `concurrency`
-requests.
+The answer is `{"score": 0.5, "parts": {"style": 1}}` or a number. A different answer, or a redirect, fails the sample
+and is never a score of 0. Failed connections and the statuses 429 and 5xx are retried; after the last attempt they
+raise InfrastructureError. A sample's deadline (`timeout_s` of `[[rewards]]`) covers all attempts, and the wait while
+`concurrency` requests are in progress.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ class RemoteOptions(Options):
     """Options of `remote`."""
 
     url: str = Field("", pattern="^(https?://.+)?$")
-    """Address of the service, `http://...` or `https://...`. Required."""
+    """Required. Address of the service, `http://...` or `https://...`."""
     headers: dict[str, Annotated[Secret | str, Field(union_mode="left_to_right")]] = {}
     """Headers of each request. Write secrets as `env:NAME` or `file:PATH`, so that no file of the run holds the value.
-    `inherit_env` of `[[rewards]]` gives the reward's process access to the variable."""
+    For `env:NAME`, list the variable in `inherit_env` of `[[rewards]]`, so that the reward's process can read it."""
     request_timeout_s: PositiveFloat = 30.0
-    """Seconds until connecting, sending, or waiting for data fails. After a timeout in sending or waiting for data the
-    request is not retried."""
+    """Seconds after which connecting, sending, or waiting for data fails. Only a timeout in connecting is retried."""
     retries: NonNegativeInt = 3
-    """Number of further attempts after a failed connection, or an answer of 429 or 5xx."""
+    """Number of further attempts after a failed connection, or after an answer with status 429 or 5xx."""
     backoff_s: PositiveFloat = 0.5
-    """Seconds before the second attempt; doubles with each further attempt, up to 30 s, and is shortened by up to half
-    at random."""
+    """Seconds before the second attempt. The pause doubles with each further attempt, up to 30 s; each pause is
+    shortened at random, by up to half."""
     concurrency: PositiveInt = 64
-    """Largest number of simultaneous requests from one process."""
+    """Maximum number of simultaneous requests from one process."""
     truncated: bool = True
-    """Send truncated responses too, marked `truncated`; False: they score 0 without a request."""
+    """Send truncated responses too, marked `truncated`; False: a truncated response scores 0 without a request."""
 
     @field_validator("headers")
     @classmethod
@@ -61,8 +60,7 @@ class RemoteOptions(Options):
 class Remote(Reward[RemoteOptions]):
     """A reward that a service computes.
 
-    Invariant: one client with at most `concurrency` simultaneous requests serves the event loop in which samples are
-    judged.
+    Invariant: all samples are judged in one event loop, through one client with at most `concurrency` requests at once.
     """
 
     def __init__(self, options: RemoteOptions | None = None) -> None:
@@ -80,7 +78,7 @@ class Remote(Reward[RemoteOptions]):
         return read_score(await self._posted(request_body(task, trajectory)))
 
     def _connect(self) -> None:
-        """Create the client at the first sample: its connections belong to the running event loop."""
+        """Create the client if this event loop has none; connections belong to the event loop that opened them."""
         import httpx
 
         loop = asyncio.get_running_loop()
@@ -95,7 +93,7 @@ class Remote(Reward[RemoteOptions]):
             self._places, self._loop = asyncio.Semaphore(self.options.concurrency), loop
 
     async def _posted(self, body: bytes) -> str:
-        """Post the sample, with retries, and return the text of the answer with status 200.
+        """Post the sample, with retries, and return the body of the answer that has status 200.
 
         Raises ValueError for a status that is not retried, and InfrastructureError for a timeout or after the last
         attempt.
@@ -128,7 +126,7 @@ class Remote(Reward[RemoteOptions]):
 def request_body(task: Task, trajectory: Trajectory) -> bytes:
     """Return a sample as JSON: its task, the conversation and the response.
 
-    Raises ValueError naming the task if it can't be written as JSON.
+    Raises ValueError naming the task if the sample can't be written as JSON.
     """
     messages = [_plain(message) for message in trajectory.messages]
     prompt = task.prompt if isinstance(task.prompt, str) else [_plain(message) for message in task.prompt]
@@ -148,7 +146,7 @@ def request_body(task: Task, trajectory: Trajectory) -> bytes:
 
 
 def read_score(text: str) -> Score:
-    """Return the score in a service's answer. Raises ValueError quoting the answer if it is not a score."""
+    """Parse the score in a service's answer. Raises ValueError quoting the answer if it contains no valid score."""
     try:
         answer = json.loads(text)
         found = answer if isinstance(answer, dict) else {"score": answer}
@@ -163,7 +161,7 @@ def read_score(text: str) -> Score:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Return a message as JSON data, in which a medium is its reference."""
+    """Return a message as JSON data; a medium is written as its reference."""
     content: Any = message.content
     if not isinstance(content, str):
         content = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splitting of a text into words, sentences and paragraphs by rules, without a corpus of any language."""
+"""Splitting of a text into words, sentences and paragraphs by rules, without data about a language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def words(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text into sentences and at empty lines; an abbreviation or initial does not end a sentence."""
+    """Split a text into sentences, also at empty lines. An abbreviation or initial does not end a sentence."""
     found: list[str] = []
     for block in re.split(r"\n\s*\n", text):
         start = 0
@@ -31,12 +31,12 @@ def sentences(text: str) -> list[str]:
 
 
 def occurrences(keyword: str, text: str) -> int:
-    """Count a keyword, ignoring case and also inside longer words: `flower` occurs in `Flowers`."""
+    """Count a keyword in a text, ignoring case. Longer words count too: `flower` occurs in `Flowers`."""
     return text.casefold().count(keyword.casefold())
 
 
 def split_by(text: str, separator: str) -> list[str] | None:
-    """Split at a separator, ignoring one at the very beginning or end; return None if a part is empty."""
+    """Split at a separator, except at the very beginning or end; return None if a part is empty."""
     parts = [part.strip() for part in text.strip().split(separator)]
     inner = parts[parts[0] == "" : len(parts) - (parts[-1] == "")]
     return inner if inner and all(inner) else None

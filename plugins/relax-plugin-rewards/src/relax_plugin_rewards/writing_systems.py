@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of a language by its script. It distinguishes Hindi from English, but not Spanish from English."""
+"""Detection of a text's language by its script, which tells Hindi from English, but not Spanish from English."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Scripts of each language, by its code. Languages that share a script can't be distinguished."""
 MOSTLY = 0.75
-"""Smallest share of letters in the language's script; the rest allows for foreign names and terms."""
+"""Minimum share of letters in the language's script; the rest may be foreign names and terms."""
 
 
 def is_written_in(text: str, language: str) -> bool:
-    """Return True if most letters are in the language's script; Japanese needs some kana, Chinese must have none."""
+    """Return True if most letters are in the language's script. Japanese must contain kana, Chinese must not."""
     wanted = SCRIPTS[language]
     scripts = [script(sign) for sign in text if unicodedata.category(sign)[0] in "LM"]  # vowel signs are marks
     kana = any(one in ("HIRAGANA", "KATAKANA") for one in scripts)

@@ -4,7 +4,7 @@
     J = E[ 1/(sum_i |o_i|) sum_i sum_t sg(w_it) A_i log p_it ]                                       (eq. 4)
     w_it = clip(r_it, 1 - e_low, 1 + e_high),   A_i = (R_i - mean(R)) / std(R)                       (eq. 5)
 
-Only the importance weight is clipped. Rare tokens, whose gradient PPO's clipping would drop, keep theirs.
+Only the importance weight is clipped. So rare tokens keep their gradient, which PPO's clipping would drop.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class CISPOOptions(PolicyGradientOptions):
-    """No lower bound, as in the paper, which gives no upper bound either: 5 is from ScaleRL (arXiv 2510.13786)."""
+    """Options of CISPO: no lower bound, as in the paper. The upper bound of 5 is from ScaleRL (arXiv 2510.13786)."""
 
     clip_low: float = Field(1.0, gt=0.0, le=1.0)
-    """Lower bound of the weight is 1 - clip_low; 1: no lower bound."""
+    """Distance of the weight's lower bound below 1: the bound is 1 - clip_low. 1: no lower bound."""
     clip_high: float = Field(4.0, gt=0.0)
-    """Upper bound of the weight is 1 + clip_high."""
+    """Distance of the weight's upper bound above 1: the bound is 1 + clip_high."""
 
 
 class CISPO(PolicyGradient[CISPOOptions]):

@@ -4,8 +4,8 @@
     J = E[ 1/(sum_i |o_i|) sum_i sum_t min(r_it A_i, clip(r_it, 1 - e_low, 1 + e_high) A_i) ]      (eq. 8)
     A_i = (R_i - mean(R)) / std(R),   R_i = reward + R_length(o_i)                                  (eq. 9 and 13)
 
-The mean is over all tokens of the batch, as in the authors' code (eq. 12 is written for one prompt). Dynamic sampling,
-the constraint of eq. 11, is not in this file: use a filter of groups.
+The mean is over all tokens of the batch, as in the authors' code (eq. 12 is written for one prompt). This file does not
+contain dynamic sampling, the constraint of eq. 11; for that, configure a filter of groups.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class DAPOOptions(ClippedOptions):
-    """The paper's setting (section 4.1), except the correction and the task's lengths of the overlong penalty."""
+    """Options of DAPO; defaults are the paper's (section 4.1), except `correction` and the overlong penalty's lengths."""
 
     clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
+    """Distance of the ratio's lower bound below 1: the bound is 1 - clip_low."""
     clip_high: float = Field(0.28, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high; larger than clip_low, so that unlikely tokens can gain probability."""
+    """Distance of the ratio's upper bound above 1; larger than clip_low, so that unlikely tokens can gain probability."""
     overlong_length: int = Field(0, ge=0)
-    """Length in tokens at which the soft overlong penalty reaches -1 (16384 + 4096 in the paper); 0: no penalty."""
+    """Length of an answer in tokens at which the overlong penalty reaches -1 (16384 + 4096 in the paper); 0: none."""
     overlong_buffer: int = Field(0, ge=0)
     """Number of tokens before `overlong_length` over which the penalty falls from 0 to -1 (4096 in the paper)."""
 

@@ -5,9 +5,9 @@
     M_t = 0 if D_t > delta and the update moves away ((A_t > 0 and r_t > 1) or (A_t < 0 and r_t < 1)), else 1
     D_t = |p_t - behaviour_t| (tv), or the kl of the two-point distributions (this token, all remaining tokens)
 
-The trust region bounds probabilities and not their ratio, which is volatile for rare tokens and too lenient for likely
-tokens. The reference is the policy that sampled. The authors' code also bounds the ratio at 20, which is left out here.
-The top-k approximations are left out: they need distributions that engines do not return.
+The trust region bounds the change of probabilities, around the policy that sampled. A bound on their ratio would be
+volatile for rare tokens and too lenient for likely tokens. The authors' code also bounds the ratio at 20; this file does
+not. It also omits the top-k approximations, which need distributions that engines do not return.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class DPPOOptions(PolicyGradientOptions):
-    """The paper's setting."""
+    """Options of DPPO; the defaults are the paper's."""
 
     divergence: Literal["tv", "kl"] = "tv"
-    """D_t: total variation (`tv`) or Kullback-Leibler divergence (`kl`) of the two-point distributions."""
+    """Divergence D_t: total variation (`tv`) or Kullback-Leibler divergence (`kl`) of the two-point distributions."""
     delta: float = Field(0.15, gt=0.0)
-    """Largest divergence at which a token may still move away; the paper's value for `kl` is 0.05."""
+    """Maximum D_t at which a token's gradient may still increase D_t; the paper's value for `kl` is 0.05."""
     correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "behaviour"
-    """`behaviour` (the paper): ratio and trust region refer to the policy that sampled. The remaining values refer to
-    the policy that starts the step: `truncate`, `mask` and `reject` weigh by its ratio to the policy that sampled,
-    `none` does not."""
+    """Policy that ratio and trust region refer to. `behaviour` (the paper): the policy that sampled. All remaining
+    values: the policy at the step's start. `truncate`, `mask` and `reject` then also weigh tokens by this policy's ratio
+    to the policy that sampled; `none` does not."""
 
 
 class DPPO(PolicyGradient[DPPOOptions]):

@@ -3,8 +3,8 @@
 
     J = E[ 1/G sum_i sum_t min(r_it A_i, clip(r_it, 1 - e, 1 + e) A_i) ],   A_i = R_i - mean(R)
 
-This removes two biases of GRPO: by length (no 1/|o_i|) and by difficulty (no 1/std). The authors' code divides by the
-generation budget, a constant; set `aggregation = "fixed"` and `fixed_length` to do the same.
+This removes two biases of GRPO: by length (no 1/|o_i|) and by difficulty (no 1/std). The authors' code also divides by
+a constant, the maximum length of answers; set `aggregation = "fixed"` and `fixed_length` to do the same.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 
 class DrGRPOOptions(ClippedOptions):
-    """The paper's setting, except the correction."""
+    """Options of Dr.GRPO; the defaults are the paper's, except `correction`."""
 
     aggregation: Aggregation = "sum"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
 
 
 class DrGRPO(PolicyGradient[DrGRPOOptions]):
-    """GRPO without its two normalisations."""
+    """GRPO without division by an answer's length and by the rewards' standard deviation."""
 
     paper = "arXiv 2503.20783"
     min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return the reward minus the group's mean, without division."""
+        """Return the reward minus the group's mean, not divided by the standard deviation."""
         return learn.group_mean(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:

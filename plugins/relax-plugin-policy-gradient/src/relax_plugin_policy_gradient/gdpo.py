@@ -4,9 +4,9 @@
     A_i = sum_k w_k (r_ik - mean(r_k)) / std(r_k),   then (A_i - mean) / std over the batch
     and GRPO's clipped surrogate
 
-GRPO adds the rewards first, which gives equal advantages to different combinations. Here each reward is normalised
+GRPO adds the rewards first, so different combinations of rewards can get equal advantages. GDPO normalises each reward
 within its group before the sum. The batch's mean and std are over samples, as in the paper (verl: over tokens). They
-need the whole batch, so training can't begin before a step's last rows.
+need the whole batch, so training can't begin before a step's last rows have arrived.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 
 class GDPOOptions(ClippedOptions):
-    """The paper's setting, except the correction; the surrogate is GRPO's."""
+    """Options of GDPO; the defaults are the paper's, except `correction`."""
 
     weights: dict[str, float] = {}
-    """Weight of each reward by its name; default 1. The weights of `[[rewards]]` only scale the reported rewards,
-    because normalisation removes the scale."""
+    """Weight w_k of each reward by the reward's name; a missing name has weight 1. The weights in `[[rewards]]` scale
+    only the logged rewards, because normalisation removes them from advantages."""
     aggregation: Aggregation = "sequence"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sequence`: mean over each sequence, then over sequences. `token`, `sum`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
 
 
 class GDPO(PolicyGradient[GDPOOptions]):
-    """GRPO with each reward normalised on its own."""
+    """GRPO with several rewards, each normalised separately."""
 
     paper = "arXiv 2601.05242"
     min_group_size = 2
@@ -42,7 +43,7 @@ class GDPO(PolicyGradient[GDPOOptions]):
     def credit(self, groups: Groups) -> Tensor:
         """Return the weighted sum of the rewards, each normalised within its group; normalise the sum over the batch.
 
-        Without separate rewards, the total reward is used. Raises ValueError if `weights` names an unknown reward.
+        If samples have only a total reward, use that. Raises ValueError if `weights` names an unknown reward.
         """
         unknown = sorted(set(self.options.weights) - set(groups.parts)) if groups.parts else []
         if unknown:

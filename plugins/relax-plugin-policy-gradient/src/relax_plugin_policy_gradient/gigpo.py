@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class GiGPOOptions(ClippedOptions):
-    """The paper's setting, except the correction and `kl_coef` (0.01 in the paper; it needs a reference model).
+    """Options of GiGPO; the defaults are the paper's, except `correction` and `kl_coef` (0.01 in the paper).
 
-    The paper's mean over turns is a mean over their tokens, as in the authors' code.
+    The loss is a mean over the tokens of all turns, as in the authors' code; the paper has a mean over turns.
     """
 
     gamma: float = Field(0.95, gt=0.0, le=1.0)
-    """Discount per turn of the rewards of later turns."""
+    """Discount factor per turn for the rewards of later turns."""
     step_weight: float = Field(1.0, ge=0.0)
-    """omega, the weight of A_S relative to A_E."""
+    """Weight omega of A_S (compared with turns in the same state) relative to A_E (compared with whole samples)."""
     normalise: Literal["std", "none"] = "std"
-    """F: `std`: divide by the standard deviation; `none`: only subtract the mean."""
+    """Divisor F of the advantages. `std`: the standard deviation; `none`: 1, so only the mean is subtracted."""
 
 
 class GiGPO(PolicyGradient[GiGPOOptions]):

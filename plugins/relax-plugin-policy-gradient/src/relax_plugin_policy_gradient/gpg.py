@@ -5,7 +5,7 @@
     alpha = B / (B - M): B samples in the batch, M of them in groups whose rewards are all equal
 
 alpha compensates for the M samples without a gradient, which the mean still counts (verl counts samples with reward 0
-instead). It needs the whole batch, so training can't begin before a step's last rows.
+instead). alpha needs the whole batch, so training can't begin before a step's last rows have arrived.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class GPGOptions(PolicyGradientOptions):
-    """The paper's setting, except the correction."""
+    """Options of GPG; the defaults are the paper's, except `correction`."""
 
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
-    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
-    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
+    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
+    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
+    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
 
 
 class GPG(PolicyGradient[GPGOptions]):

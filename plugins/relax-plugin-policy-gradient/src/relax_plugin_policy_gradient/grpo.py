@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
 
 class GRPOOptions(ClippedOptions):
-    """The paper's setting, except the correction and `kl_coef` (0.04 in the paper; it needs a reference model)."""
+    """Options of GRPO; the defaults are the paper's, except `correction` and `kl_coef` (0.04 in the paper)."""
 
     normalise: Literal["std", "none"] = "std"
-    """`std`: divide by the standard deviation of the group's rewards; `none`: only subtract their mean."""
+    """Normalisation of a group's rewards. `std`: subtract the mean, divide by the standard deviation; `none`: only
+    subtract the mean."""
     credit_by: Literal["sample", "context"] = "sample"
-    """`sample`: compare the rewards of whole samples. `context`: compare the rewards of each named context (an agent of
-    several, a sub-agent) with those of the same context in the rest of the group. A reward without a context belongs to
+    """Rewards to compare. `sample`: those of whole samples. `context`: those of a named context (one of several agents,
+    a sub-agent) with those of the same context in the group's remaining samples. A reward without a context belongs to
     the last turn's context."""
     aggregation: Aggregation = "sequence"
-    """Averaging of token losses. `sequence` (the paper): the mean over each sequence, then over sequences; `token`:
-    over all tokens; `sum`: the sum over each sequence, then the mean over sequences; `fixed`: that, divided by
-    `fixed_length`; `trajectory`: the mean over all tokens of a sample's rows."""
+    """Aggregation of the tokens' losses. `sequence` (the paper): mean over each sequence, then over sequences; `token`:
+    mean over all tokens; `sum`: sum over each sequence, then mean over sequences; `fixed`: as `sum`, divided by
+    `fixed_length`; `trajectory`: mean over the tokens of all rows of a sample, then over samples."""
 
     @model_validator(mode="after")
     def _divergence_has_a_place(self) -> Self:
@@ -45,7 +46,7 @@ class GRPOOptions(ClippedOptions):
 
 
 class GRPO(PolicyGradient[GRPOOptions]):
-    """A policy gradient without a critic: the advantage compares a sample's reward with those of its group."""
+    """A policy gradient without a critic: the advantage compares a sample's reward with the rewards of its group."""
 
     paper = "arXiv 2402.03300"
     min_group_size = 2

@@ -5,7 +5,7 @@
     s_i = (p(y_i | x) / p_old(y_i | x))^(1/|y_i|) = exp(1/|y_i| sum_t log(p_t / p_old_t))           (eq. 7)
     A_i = (r_i - mean(r)) / std(r)                                                                  (eq. 6)
 
-Rewards belong to whole sequences, so whole sequences are clipped. The correction's weight also belongs to the sequence.
+Rewards belong to whole sequences, so GSPO clips whole sequences. The correction's weight is also one per sequence.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 
 class GSPOOptions(ClippedOptions):
-    """The paper's setting (section 5.1), except the correction."""
+    """Options of GSPO; the defaults are the paper's (section 5.1), except `correction`."""
 
     clip_low: float = Field(3e-4, gt=0.0, lt=1.0)
-    """Lower bound of a sequence's ratio is 1 - clip_low; several hundred times smaller than for tokens."""
+    """Distance of the lower bound of a sequence's ratio below 1; hundreds of times smaller than for tokens' ratios."""
     clip_high: float = Field(4e-4, gt=0.0)
-    """Upper bound of a sequence's ratio is 1 + clip_high."""
+    """Distance of the upper bound of a sequence's ratio above 1."""
     aggregation: Aggregation = "sequence"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sequence`: mean over each sequence, then over sequences. `token`, `sum`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
     correction_level: Literal["token", "sequence", "geometric"] = "geometric"
-    """Level of the correction's weight: `geometric`: geometric mean over the sequence, like the ratio; `token`: of each
-    token; `sequence`: product over the sequence."""
+    """Level of the correction's weight. `geometric`: the geometric mean over a sequence's tokens, as for the ratio;
+    `token`: each token's own weight; `sequence`: the product over a sequence's tokens."""
 
 
 class GSPO(PolicyGradient[GSPOOptions]):
@@ -44,10 +45,10 @@ class GSPO(PolicyGradient[GSPOOptions]):
     min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return A_i (eq. 6)."""
+        """Return A_i (eq. 6): the reward normalised within the group."""
         return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the sequence's term of eq. 5 at each of its tokens, so that their mean is the term."""
+        """Return the sequence's term of eq. 5 at each of its tokens, so that the mean over tokens equals the term."""
         ratio = learn.log_ratio(batch, policy.log_probs, anchor, "geometric").exp()
         return clipped_ratio(self.options, ratio, batch.advantages)

@@ -4,10 +4,10 @@
     J  = E[ 1/(sum_i |o_i|) sum_i sum_t M_it r_it A_it ],   r = p / p_behaviour
     M2 = mean of (log r)^2 over the tokens that move away: A > 0 and r > 1, or A < 0 and r < 1
 
-M masks the tokens that move away furthest: as few as bring M2 of the remaining tokens down to `second_moment`. The
-bound is on the batch, so stale samples keep their rare, informative tokens, which per-token clipping would drop first.
-M is computed once per step, at the step's starting policy, over all rows; the authors' code computes it for each
-update.
+M masks as few of these tokens as bring M2 of the rest down to `second_moment`, those with the largest |log r| first.
+The bound is on the batch, so stale samples keep their rare, informative tokens, which per-token clipping would drop
+first. M is computed once per step, for the policy at the step's start and all rows; the authors' code computes M for
+each update.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TRUSTED = Column("trusted")
 
 
 class M2POOptions(PolicyGradientOptions):
-    """The paper's setting."""
+    """Options of M2PO; the defaults are the paper's."""
 
     second_moment: float = Field(0.04, gt=0.0)
-    """Largest M2, the mean of (log r)^2 over the tokens that move away; 0.04 throughout the paper."""
+    """Maximum of M2, the mean of (log r)^2 over unmasked tokens that move away; 0.04 throughout the paper."""
     correction: Literal["behaviour"] = "behaviour"
     """The ratio always refers to the policy that sampled."""
 
@@ -50,7 +50,7 @@ class M2PO(PolicyGradient[M2POOptions]):
         return frozenset({TRUSTED})
 
     def prepare(self, batch: LossBatch) -> Mapping[str, Tensor]:
-        """Return M [tokens]: 1 for a token that keeps its gradient, 0 for a masked one."""
+        """Return M [tokens]: 1 for a token that keeps its gradient, 0 for a masked token."""
         log_ratio = batch.column("old_log_probs") - batch.column("rollout_log_probs")
         away = batch.loss_mask & (log_ratio * batch.advantages > 0)
         kept = learn.second_moment_mask(log_ratio, away, self.options.second_moment)

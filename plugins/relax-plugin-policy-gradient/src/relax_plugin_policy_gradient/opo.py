@@ -3,8 +3,8 @@
 
     gradient of J = E[ (R_i - b*) grad log p(y_i | x) ],   b* = sum_i l_i R_i / sum_i l_i
 
-b* has the least variance if the squared gradient of an answer grows with its length l. It is valid on-policy only: one
-update per step, staleness 0. The correction then only compensates for rounding differences of the engine.
+b* gives the least variance if the squared gradient of an answer grows with the answer's length l. This holds only
+on-policy: one update per step, staleness 0. The correction then compensates only for the engine's rounding.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 class OPOOptions(PolicyGradientOptions):
-    """The paper's setting."""
+    """Options of OPO; the defaults are the paper's, except `correction`."""
 
     aggregation: Aggregation = "sum"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
-    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
-    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
+    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
+    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
+    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
 
 
 class OPO(PolicyGradient[OPOOptions]):
@@ -40,7 +41,7 @@ class OPO(PolicyGradient[OPOOptions]):
     max_staleness = 0
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return the reward minus the group's mean reward, weighted by length."""
+        """Return the reward minus b*, the group's mean reward weighted by the length of answers."""
         return learn.length_weighted_baseline(groups.rewards, groups.valid, groups.lengths)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:

@@ -5,9 +5,9 @@
     J   = E[ min(r_t A_t, clip(r_t, 1 - e, 1 + e) A_t) ]                                                  (eq. 7)
     L_V = 1/2 E[ max((V - R_t)^2, (clip(V, V_old - c, V_old + c) - R_t)^2) ]
 
-V_t in GAE is the value from the critic version that processed the row (V_old in L_V). R_t is computed before advantages
-are normalised over the batch. A row's reward is earned at its last token. With `reward_kl_coef` each token's reward is
-reduced by its divergence from the reference (k1), as in InstructGPT. The critic is a separate model with its own
+V_t in GAE, and V_old in L_V, are values from the critic version that scored the row. R_t is computed before advantages
+are normalised over the batch. The last token of a row gets the row's reward. `reward_kl_coef` reduces each token's
+reward by the token's divergence from the reference (k1), as in InstructGPT. The critic is a separate model with its own
 optimizer, so L_V needs no weight relative to J.
 """
 
@@ -30,12 +30,11 @@ class PPOOptions(ClippedOptions):
     """Options of PPO; rewards are not discounted by default, because answers are judged at their end."""
 
     value_clip: float = Field(0.2, ge=0.0)
-    """c in L_V: moving a value further than c from the value used for the advantages lowers the loss no more; 0: no
-    bound."""
+    """Clip range c in L_V: the critic gains nothing by moving a value further than c from V_old; 0: no clipping."""
     gamma: float = Field(1.0, gt=0.0, le=1.0)
-    """Discount per token of the rewards of later tokens."""
+    """Discount factor per token for the rewards of later tokens."""
     lam: float = Field(0.95, ge=0.0, le=1.0)
-    """GAE's lambda: 1 uses the rewards to the end, 0 only the critic's value of the next token."""
+    """GAE's lambda: 1 uses all rewards to the row's end, 0 only the next token's value from the critic."""
     normalise: bool = True
     """Normalise advantages by the mean and standard deviation of the batch."""
 

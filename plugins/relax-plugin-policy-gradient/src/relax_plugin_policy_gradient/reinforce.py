@@ -3,7 +3,7 @@
 
     gradient of J = E[ sum_t (R - b) grad log p_t ]
 
-Here b is a constant. With a baseline from the group this is RLOO, with a baseline from the batch REINFORCE++.
+Here b is a constant. RLOO takes b from the group, and REINFORCE++ takes b from the batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 
 class ReinforceOptions(PolicyGradientOptions):
-    """Options of REINFORCE. Nothing is normalised, so keep rewards small or set `baseline`."""
+    """Options of REINFORCE. Rewards are not normalised, so keep them small or set `baseline`."""
 
     baseline: float = 0.0
-    """Constant that is subtracted from every reward; a value near their mean has the least variance."""
+    """Constant b that is subtracted from every reward; a value near the mean reward gives the least variance."""
     aggregation: Aggregation = "sum"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
-    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
-    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
+    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
+    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
+    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
 
 
 class Reinforce(PolicyGradient[ReinforceOptions]):
@@ -40,7 +41,7 @@ class Reinforce(PolicyGradient[ReinforceOptions]):
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return the sample's reward minus the constant."""
+        """Return the sample's reward minus `baseline`."""
         import torch
 
         return torch.where(groups.valid, groups.rewards - self.options.baseline, 0.0)

@@ -4,8 +4,8 @@
     A_t = R - beta sum_{u >= t} log(p_u / p_ref_u),   normalised by mean and standard deviation over all tokens of the batch
     J = E[ min(r_t A_t, clip(r_t, 1 - e, 1 + e) A_t) ]
 
-The divergence (k1, weighted by beta = `reward_kl_coef`) reduces each token's reward; with beta = 0 every token has its
-sample's reward. The statistics need the whole batch, so training can't begin before a step's last rows.
+The divergence (k1, weighted by beta = `reward_kl_coef`) reduces each token's reward; if beta is 0, every token has its
+sample's reward. The statistics need the whole batch, so training can't begin before a step's last rows have arrived.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class ReinforcePlusPlusOptions(ClippedOptions):
-    """The paper's setting, except the correction and `reward_kl_coef` (0.01 there; needs a reference model)."""
+    """Options of REINFORCE++; the defaults are the paper's, except `correction` and `reward_kl_coef` (paper: 0.01)."""
 
     gamma: float = Field(1.0, gt=0.0, le=1.0)
-    """Discount per token of the rewards of later tokens."""
+    """Discount factor per token for the rewards of later tokens."""
 
 
 class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusOptions]):

@@ -4,9 +4,9 @@
     A_i = R_i - mean(R of its group),   normalised by mean and standard deviation over all tokens of the batch
     J = E[ min(r_t A_i, clip(r_t, 1 - e, 1 + e) A_i) ] - beta E[ (log p_t / p_ref_t)^2 / 2 ]
 
-The baseline is the group's mean, but the scale is the standard deviation of the batch, because a small group estimates
-it poorly. The divergence is in the loss, estimated by k2. The statistics need the whole batch, so training can't begin
-before a step's last rows.
+The baseline is the group's mean. The scale is the batch's standard deviation, because a small group gives only a poor
+estimate. The divergence is in the loss, estimated by k2. The statistics need the whole batch, so training can't begin
+before a step's last rows have arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ReinforcePlusPlusBaselineOptions(ClippedOptions):
-    """The paper's setting, except the correction and `kl_coef`, which needs a reference model."""
+    """Options of REINFORCE++ with a group baseline; the defaults are the paper's, except `correction` and `kl_coef`."""
 
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k2"
     """Estimator of the divergence from the reference q: `k1`: log p/q; `k2` (the paper): (log p/q)^2 / 2; `k3`:

@@ -4,9 +4,9 @@
     gradient of J = E[ 1/k sum_i (R_i - R(greedy)) sum_t grad log p(y_it | x, y_i<t) ]                    (eq. 4)
 
 The baseline of a task is the reward of the policy's greedy answer, which is generated with the samples and never
-trained. It does not depend on sampled tokens, so the gradient stays unbiased. One sample per prompt is enough, as in
-the paper. The paper subtracts the divergence from the reference from the reward; set `reward_kl_coef`. A task whose
-greedy answer has no reward gives no gradient.
+trained. This baseline does not depend on sampled tokens, so the gradient stays unbiased. One sample per prompt is
+enough, as in the paper. The paper reduces the reward by the divergence from a reference model; set `reward_kl_coef` to
+do so. A task whose greedy answer has no reward gives no gradient.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 class ReMaxOptions(PolicyGradientOptions):
-    """The paper's setting, except the correction and the divergence from the reference."""
+    """Options of ReMax; the defaults are the paper's, except `correction` and `reward_kl_coef`."""
 
     aggregation: Aggregation = "sum"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
-    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
-    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
+    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
+    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
+    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
 
 
 class ReMax(PolicyGradient[ReMaxOptions]):
@@ -41,7 +42,7 @@ class ReMax(PolicyGradient[ReMaxOptions]):
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return the reward minus that of the group's greedy answer."""
+        """Return the reward minus the reward of the group's greedy answer."""
         return learn.beyond_baseline(groups.rewards, groups.valid, groups.baseline)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:

@@ -3,9 +3,9 @@
 
     gradient of J = E[ 1/k sum_i (R_i - 1/(k-1) sum_{j != i} R_j) grad log p(y_i | x) ]
 
-The whole answer is one action: log p(y | x) is the sum over its tokens. The paper subtracts the divergence from the
-reference from the reward; set `reward_kl_coef`. (TRL's RLOO clips the sequence's ratio as PPO does; the paper argues
-against clipping.)
+The whole answer is one action: log p(y | x) is the sum over the answer's tokens. The paper reduces the reward by the
+divergence from a reference model; set `reward_kl_coef` to do so. (TRL's RLOO clips the sequence's ratio as PPO does;
+the paper argues against clipping.)
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 
 class RLOOOptions(PolicyGradientOptions):
-    """The paper's setting, except the correction and `reward_kl_coef` (0.03 to 0.1; needs a reference model)."""
+    """Options of RLOO; the defaults are the paper's, except `correction` and `reward_kl_coef` (paper: 0.03 to 0.1)."""
 
     aggregation: Aggregation = "sum"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of samples from an older version, or from an engine that rounds differently. w is the step's starting
-    policy over the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w inside `correction_floor ..
-    correction_cap`, else 0; `reject`: 1 inside, else 0; `none`: 1."""
+    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
+    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
+    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
 
 
 class RLOO(PolicyGradient[RLOOOptions]):
@@ -40,7 +41,7 @@ class RLOO(PolicyGradient[RLOOOptions]):
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return the reward minus the mean of the rest of the group, which keeps the gradient unbiased."""
+        """Return the reward minus the mean reward of the rest of the group; this keeps the gradient unbiased."""
         return learn.leave_one_out(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:

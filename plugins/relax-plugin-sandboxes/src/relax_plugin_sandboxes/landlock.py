@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes that are folders, with programs that the kernel confines to them, for machines that refuse user namespaces.
+"""Boxes that are folders to which the kernel confines programs, for machines that refuse user namespaces.
 
-Landlock confines files and signals; a filter of system calls (seccomp) refuses the network and the rest. Neither needs
-root privileges.
+Landlock confines files and signals; a filter of system calls (seccomp) refuses the network and further calls. Neither
+needs root privileges.
 
 A program runs as the user and sees the machine's file tree. It can check whether a path exists and read its size and
 times. It can read only the box's files and the system's programs, and change only the box's files.
@@ -32,7 +32,7 @@ from relax_plugin_sandboxes.system import interpreter_folders, system_paths
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROBE_S = 10.0
 WATCHER_MB = 24
-"""MiB of memory allowed for the watcher process, which is measured together with the program."""
+"""MiB added to a program's memory limit for its watcher process, which is measured together with the program."""
 PROBE = """
 import os, socket, sys
 secret, port, pid = sys.argv[1:]
@@ -62,7 +62,7 @@ class LandlockOptions(Options):
     python: str = ""
     """Path of the interpreter that a box offers as `box.python`; empty: Relax's interpreter, without its packages."""
     readable: tuple[str, ...] = ()
-    """Further files and folders that programs may read, at the same paths as outside."""
+    """Further files and folders that programs may read; their paths in a box are the same as outside."""
 
 
 class Landlock(Sandbox[LandlockOptions]):
@@ -108,7 +108,7 @@ def check_kernel() -> None:
     if machine not in confine.MACHINES:
         known = " and ".join(confine.MACHINES)
         raise InfrastructureError(
-            f"sandbox landlock: this machine is {machine}, and its filter is for {known}; {ADVICE}"
+            f"sandbox landlock: this machine is {machine}, but the system call filter supports only {known}; {ADVICE}"
         )
     needs = f"the sandbox needs version {confine.MIN_ABI} ({confine.KERNEL_OF_ABI})"
     try:
@@ -125,8 +125,8 @@ def check_kernel() -> None:
 class LandlockBox(OpenBox):
     """A folder and programs confined to it: `open -> run ... -> close`.
 
-    Invariants: each program has its own Landlock domain below a watcher process (`confine.py`). The watcher ends all of
-    the program's processes when a pipe closes, which also happens when this process ends. `close` deletes the folder.
+    Invariants: each program has its own Landlock domain below a watcher process (`confine.py`). The watcher kills all of
+    the program's processes when a pipe closes, and so also when this process ends. `close` deletes the folder.
     """
 
     def __init__(self, limits: SandboxLimits, options: LandlockOptions, python: str) -> None:
@@ -216,7 +216,7 @@ class LandlockBox(OpenBox):
             raise InfrastructureError("sandbox landlock: the box is closed")
 
     def _confined(self, alive: int, tells: int) -> list[str]:
-        """Return the beginning of a command that confines itself and then runs the words after it."""
+        """Return the first words of a command: they confine the process, which then runs the words after them."""
         settings = {
             "alive": alive, "told": tells, "work": self._work, "read": self._readable,
             "write": [self._work, self._tmp, *DEVICES],
@@ -244,7 +244,7 @@ def nameless_bytes(pid: int) -> int:
 
 
 def _let_go(holding: list[int]) -> None:
-    """Close the pipe that keeps a program alive; does nothing if it is closed already."""
+    """Close the pipe that keeps a program alive. Does nothing if the pipe is already closed."""
     while holding:
         os.close(holding.pop())
 

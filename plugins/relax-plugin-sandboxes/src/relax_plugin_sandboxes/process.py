@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes that are folders, with programs that are plain processes under limits, without isolation.
+"""Boxes that are folders, in which programs run as plain processes under limits, without isolation.
 
 A program can read all of the user's files, use the network, and leave detached processes behind. This sandbox is for
 trusted programs and for machines that allow no isolation. It is never a default: a configuration must name it.
@@ -44,7 +44,7 @@ class Process(Sandbox[ProcessOptions]):
 
 
 class ProcessBox(OpenBox):
-    """A folder for files and programs, deleted by `close`."""
+    """A folder in which programs run; `close` deletes the folder."""
 
     def __init__(self, limits: SandboxLimits, python: str) -> None:
         self.python, self._limits = python, limits

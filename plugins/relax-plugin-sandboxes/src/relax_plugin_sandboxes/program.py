@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program under limits on time, output, and the memory and number of all of its processes together.
+"""Running of a program under limits on time, output, and the total memory and number of its processes.
 
-This module does not isolate. The kernel limits each single process (`bounded`). No unprivileged kernel feature limits a
-whole tree of processes, so a watcher measures the tree 20 times a second.
+This module does not isolate programs. The kernel limits each single process (`bounded`). No unprivileged kernel feature
+limits a whole tree of processes, so a watcher measures the tree 20 times a second.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LOOK_S = 0.05
 CHUNK = 1 << 16
 OPEN_FILES = 256
 STOPPED_S = 5.0
-"""Seconds until a killed process must have ended."""
+"""Seconds within which a killed process must end."""
 
 
 def bounded(limits: SandboxLimits) -> list[str]:
-    """Return the words that start a command with limits on each process: memory, file size, number of processes."""
+    """Return words to put before a command, which limit memory, file size and process count of each process."""
     memory, disk = limits.memory_mb << 20, limits.disk_mb << 20
     return [
         "/usr/bin/prlimit", f"--data={memory}", f"--fsize={disk}", f"--nproc={limits.pids}", f"--nofile={OPEN_FILES}",
@@ -37,14 +37,14 @@ def check_socket(limits: SandboxLimits) -> None:
     """Raise ValueError if the limits name a path that is not a Unix socket."""
     if limits.socket and not Path(limits.socket).is_socket():
         raise ValueError(
-            f"sandbox limit socket: got {limits.socket!r}; no Unix socket is there, name a listening socket"
+            f"sandbox limit socket: got {limits.socket!r}, which is not a Unix socket; name a listening socket"
         )
 
 
 def socket_variable(limits: SandboxLimits, given: bool, path: str) -> dict[str, str]:
-    """Return the environment variable with the path of the box's socket; empty if the program is not given the socket.
+    """Return the environment variable with the path of the box's socket; empty unless `given`.
 
-    Raises ValueError if the box has no socket to give.
+    Raises ValueError if a program needs a socket (`given`) but the box has none.
     """
     if given and not limits.socket:
         raise ValueError(
@@ -64,7 +64,7 @@ class Tree:
 
     @classmethod
     def below(cls, pid: int) -> Tree:
-        """Measure a process and its descendants; processes that end meanwhile count only in part."""
+        """Measure a process and its descendants. A process that ends meanwhile may count only in part."""
         found = cls()
         for one in descendants(pid):
             with suppress(OSError, ValueError, IndexError):
@@ -77,7 +77,7 @@ class Tree:
 def descendants(pid: int) -> Iterator[int]:
     """Yield the pids of a process and its descendants.
 
-    Orphans stay among them only if the process adopts orphans, as the first process of a pid namespace does.
+    Orphaned descendants are included only if the process adopts orphans, as the first process of a pid namespace does.
     """
     left = [pid]
     while left:
@@ -104,15 +104,15 @@ class Program:
     env: Mapping[str, str]
     limits: SandboxLimits
     kill: Callable[[int, bool], None]
-    """Function that kills all processes, given the first process's pid and whether it has ended; called until all
-    ended."""
+    """Function that kills all of the program's processes; called until they have ended. Arguments: the first process's
+    pid, and True if this process has ended."""
     first: Callable[[int], int | None] = lambda pid: pid
     """Function from the first process's pid to the pid whose descendants are measured; returns None while unknown."""
     full: Callable[[], bool] = lambda: False
     """Function that returns True if the box's disk is full."""
     overfull: Callable[[int], bool] | None = None
-    """Function from the pid of `first` to True if the files exceed the box's limit; called in a thread. None: no such
-    check."""
+    """Function that returns True if the box's files exceed the disk limit, given the pid from `first`; called in a
+    thread. None: no such check."""
     cwd: str | None = None
     pass_fds: tuple[int, ...] = ()
 
@@ -157,7 +157,7 @@ class Program:
     ) -> None:
         """Kill the remaining processes, and read the rest of the output.
 
-        Raises InfrastructureError if the program has not ended after STOPPED_S.
+        Raises InfrastructureError if the program has not ended after `STOPPED_S` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STOPPED_S
@@ -174,7 +174,7 @@ class Program:
                 return
 
     async def _watch(self, pid: int) -> ProgramEnd:
-        """Return the exceeded limit as soon as the program exceeds one."""
+        """Measure the program repeatedly; return the first limit that the program exceeds."""
         while True:
             await asyncio.sleep(LOOK_S)
             first = self.first(pid)
@@ -198,9 +198,9 @@ class _Output:
         self._left = at_most
 
     async def read(self, stream: asyncio.StreamReader | None, at: int) -> None:
-        """Read to the end, and discard output beyond the limit.
+        """Read a stream to its end, and discard output beyond the limit.
 
-        asyncio does not report the end of a process whose pipes hold unread data.
+        Reading must not stop at the limit: asyncio does not report the end of a process whose pipes hold unread data.
         """
         while stream is not None and (got := await stream.read(CHUNK)):
             self.parts[at].extend(got[: self._left])

@@ -9,7 +9,7 @@ from pathlib import Path
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Folders next to /usr; on most systems they are links into /usr."""
 SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
-"""The only paths of /etc in a box: compilers and the dynamic loader read them."""
+"""The only paths of /etc in a box, which compilers and the dynamic loader read."""
 
 
 def system_paths() -> list[str]:
@@ -18,7 +18,7 @@ def system_paths() -> list[str]:
 
 
 def interpreter_folders(python: str) -> list[str]:
-    """Return the folders of an interpreter: its installation, preceded by its virtual environment if it has one."""
+    """Return the folders of an interpreter: first its virtual environment if it has one, then its installation."""
     prefix = Path(python).parents[1]
     settings = prefix / "pyvenv.cfg"
     found = [str(prefix)]

@@ -3,11 +3,11 @@
 
     L(q) = E_{y ~ q} [ 1/|y| sum_t D(p || q)(y_t | y_<t, x) ]                                          (eq. 2, lambda = 1)
 
-D is KL(q || p), KL(p || q) or the generalised JSD (eq. 1). With `mode = "loss"`, D is the loss: over the k likeliest
-tokens of either model, or estimated from the sampled token. With `mode = "advantage"`, D of the sampled token gives its
-advantage: for KL(q || p) it is log p - log q, as in Thinking Machines' "On-Policy Distillation" (2025, `discount = 0`)
-and MiniLLM (arXiv 2306.08543, eq. 4, which sums over later tokens: `discount = 1`). Log-probs are of logits /
-`rollout.temperature`.
+D is KL(q || p), KL(p || q) or the generalised JSD (eq. 1). If `mode` is "loss", D is the loss: over the k likeliest
+tokens of policy or teacher, or estimated from the sampled token. If `mode` is "advantage", each sampled token's term of
+D gives the token's advantage. For KL(q || p) this is log p - log q, as in Thinking Machines' "On-Policy Distillation"
+(2025, `discount = 0`) and MiniLLM (arXiv 2306.08543, eq. 4, which sums over later tokens: `discount = 1`). Log-probs
+are of logits / `rollout.temperature`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Distillation(PolicyGradient[DistillationOptions]):
     # -- mode = "advantage" --------------------------------------------------------------------------------------
 
     def credit(self, groups: Groups) -> Tensor:
-        """Return advantages: [tokens], the teacher's term plus the weighted reward normalised within the group.
+        """Return advantages [tokens]: the teacher's term plus the weighted reward, normalised within the group.
 
-        With `mode = "loss"` the rewards alone, [groups, samples].
+        If `mode` is "loss", return only the weighted rewards, [groups, samples].
         """
         options = self.options
         rewards = options.reward_coef * learn.group_mean_std(groups.rewards, groups.valid)
@@ -118,7 +118,7 @@ class Distillation(PolicyGradient[DistillationOptions]):
         return values, _of_support(batch, student.detach(), teacher, values.detach())
 
     def _over(self, log_probs: Tensor) -> Tensor:
-        """Turn log-probs of k tokens, [tokens, k], into those of a complete distribution, as `rest` says."""
+        """Turn log-probs of k tokens, [tokens, k], into log-probs of a distribution that sums to 1 (option `rest`)."""
         if self.options.rest == "bucket":
             return learn.with_rest(log_probs)
         return log_probs - log_probs.logsumexp(-1, keepdim=True)
@@ -140,7 +140,7 @@ class Distillation(PolicyGradient[DistillationOptions]):
 
 
 def _of_samples(batch: LossBatch, policy: PolicyOutputs) -> Sums:
-    """Estimate KL(q || p), and 1 minus the total variation (agreement), from the sampled tokens."""
+    """Return metrics estimated from the sampled tokens: KL(q || p), and agreement (1 minus the total variation)."""
     mask, count = batch.loss_mask, batch.loss_mask.sum()
     ratio = batch.column("teacher_log_probs") - policy.log_probs.detach()
     return {
@@ -150,7 +150,7 @@ def _of_samples(batch: LossBatch, policy: PolicyOutputs) -> Sums:
 
 
 def _of_support(batch: LossBatch, student: Tensor, teacher: Tensor, values: Tensor) -> Sums:
-    """Compute KL(q || p), the agreement and the trained divergence over the compared tokens."""
+    """Return metrics over the compared tokens: KL(q || p), agreement, and the divergence that is trained."""
     mask, count = batch.loss_mask, batch.loss_mask.sum()
     agreement = student.exp().minimum(teacher.exp()).sum(-1)
     return {

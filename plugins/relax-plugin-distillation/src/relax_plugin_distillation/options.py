@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of distillation. Contradictory options, and options without effect, are refused before the run starts."""
+"""Options of distillation. Options that contradict or have no effect are refused before the run starts."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ OF_SAMPLES = (
 
 
 class DistillationOptions(ClippedOptions):
-    """Options of `distillation`. By default, a token's advantage is its log-ratio of teacher to policy."""
+    """Options of `distillation`. By default, a token's advantage is log(teacher's probability / policy's)."""
 
     mode: Literal["advantage", "loss"] = "advantage"
-    """`advantage`: the divergence of each sampled token gives its advantage in a policy gradient; `loss`: the
-    divergence is the loss, differentiated through the policy's distribution."""
+    """Use of the divergence between policy and teacher. `advantage`: the term of each sampled token is the token's
+    advantage in a policy gradient; `loss`: the divergence is the loss, differentiated through the policy."""
     tokens: Literal["sampled", "student-top-k", "teacher-top-k"] = "sampled"
-    """Tokens at which both distributions are compared: `sampled`: the sampled token; `student-top-k`: the policy's `k`
-    likeliest tokens at about the time of sampling; `teacher-top-k`: the teacher's. Top-k needs `mode = "loss"`."""
+    """Tokens that policy and teacher are compared on, at each position. `sampled`: the sampled token; `student-top-k`:
+    the policy's `k` likeliest tokens near the time of sampling; `teacher-top-k`: the teacher's `k` likeliest tokens.
+    The last two need `mode = "loss"`."""
     divergence: Literal["reverse", "forward", "jsd"] = "reverse"
-    """`reverse`: KL(policy || teacher), which seeks a mode of the teacher; `forward`: KL(teacher || policy), which
-    covers all modes; `jsd`: the generalised Jensen-Shannon divergence."""
+    """Divergence to minimise. `reverse`: KL(policy || teacher), which seeks one mode of the teacher; `forward`:
+    KL(teacher || policy), which covers all modes; `jsd`: the generalised Jensen-Shannon divergence."""
     beta: float = Field(0.5, gt=0.0, lt=1.0)
-    """With `jsd`: weight of the teacher in the mixture; near 0 the divergence behaves as `forward`, near 1 as
+    """For `jsd`: weight of the teacher in the mixture; near 0 the divergence behaves like `forward`, near 1 like
     `reverse`."""
     k: int = Field(16, ge=1)
-    """With top-k: number of tokens compared at each position."""
+    """For `student-top-k` and `teacher-top-k`: number of tokens compared at each position."""
     rest: Literal["bucket", "renormalise"] = "bucket"
-    """With top-k: `bucket`: the remaining tokens count as one more token; `renormalise`: both distributions are
-    conditioned on the k tokens."""
+    """For `student-top-k` and `teacher-top-k`: treatment of all tokens beyond `k`. `bucket`: they count as one more
+    token; `renormalise`: they are left out, and the `k` probabilities are scaled to sum to 1."""
     coef: float = Field(1.0, gt=0.0)
-    """Weight of the teacher's term."""
+    """Weight of the teacher's term in the advantage or the loss."""
     reward_coef: float = Field(0.0, ge=0.0)
-    """Weight of the rewards, which are added as GRPO's advantage. 0: no rewards are needed; configured rewards are only
-    logged."""
+    """Weight of the rewards, which are added as an advantage like GRPO's. 0: rewards are not needed, and configured
+    rewards are only logged."""
     discount: float = Field(0.0, ge=0.0, le=1.0)
-    """With `advantage`: discount per token of the teacher's terms of later tokens; 0: each token's own term, 1: the sum
-    of all terms from the token on."""
+    """For `mode = "advantage"`: discount factor per token for the teacher's terms of later tokens. 0: a token's
+    advantage is its own term; 1: the sum of all terms from the token on."""
     clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Lower bound of the ratio is 1 - clip_low."""
+    """Distance of the ratio's lower bound below 1: the bound is 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0.0)
-    """Upper bound of the ratio is 1 + clip_high."""
+    """Distance of the ratio's upper bound above 1: the bound is 1 + clip_high."""
 
     @property
     def samples(self) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `gymnasium`: a Gymnasium environment whose observations are text or images, and its actions text.
+"""The environment `gymnasium`: a Gymnasium environment that the policy sees as text or images, and plays in text.
 
-The environment's own rewards are credited turn by turn. Actions are never clipped or guessed: for an action that can't
-be read, the policy gets the reason as its observation, and the turn counts.
+Each turn is credited with the environment's own reward. Actions are never clipped or guessed: if an action can't be
+read, the policy's next observation is the reason, and the turn counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # importing gymnasium takes half a second
     from gymnasium import Env
 
 COLUMN = "gymnasium"
-"""Column of the task file with a task's `TaskEnvironment`, which overrides the options."""
+"""Name of the task file's column with a `TaskEnvironment`, whose fields override the options for this task."""
 _PLACE = re.compile(r"\{(\w+)\}")
 PLACES = ("shown", "value", "reward", "actions", "turn")
 
@@ -30,35 +30,36 @@ class GymnasiumOptions(Options):
     """Options of `gymnasium`."""
 
     id: str = "FrozenLake-v1"
-    """Id of the environment in Gymnasium; `module:Name-v0` first imports the module, which must register the
+    """Id of the environment in Gymnasium. `module:Name-v0` imports the module first, which must register the
     environment."""
     kwargs: dict[str, Any] = {}
-    """Arguments of the environment, such as `{is_slippery = false}`."""
+    """Keyword arguments for the environment, such as `{is_slippery = false}`."""
     actions: tuple[str, ...] = ()
-    """Names of numbered actions, in order: `["left", "down", "right", "up"]`. Numbers are always accepted, too."""
+    """Names of numbered actions, in order: `["left", "down", "right", "up"]`. Numbers are always accepted too."""
     max_steps: int = Field(0, ge=0)
-    """Most turns of the policy, including turns with an unreadable action; 0: only the environment's own limit."""
+    """Maximum turns of the policy, including turns with an unreadable action; 0: only the environment's own limit."""
     show: Literal["auto", "render", "value"] = "auto"
-    """Content of `{shown}`. `render`: the environment's rendering as text. `value`: the observation as JSON. `auto`:
-    the rendering if the environment has one as text, else the value."""
+    """Content of `{shown}` in templates. `render`: the environment's rendering as text; `value`: the observation as
+    JSON; `auto`: the rendering if the environment can render text, else the observation."""
     opening: str = "{shown}\n\nActions: {actions}. End your answer with one of them in <action></action>."
-    """Template of the first observation, which follows the task's prompt; placeholders as in `template`."""
+    """Template of the first observation, which follows the task's prompt; same placeholders as `template`."""
     template: str = "{shown}"
-    """Template of later observations; placeholders: `{shown}`, `{value}`, `{reward}` of the turn, `{actions}`,
-    `{turn}`."""
+    """Template of later observations. Placeholders: `{shown}`, `{value}` (the observation as JSON), `{reward}` of the
+    turn, `{actions}` and `{turn}`, its number."""
     digits: int = Field(3, ge=0, le=12)
-    """Decimal places of numbers in `{value}`."""
+    """Number of decimal places of numbers in `{value}`."""
     image: Literal["none", "render", "observation"] = "none"
-    """Image before each text. `render`: the environment's rendered picture. `observation`: an observation that is
-    pixels."""
+    """Image before each observation's text. `render`: the environment's rendered picture; `observation`: the
+    observation itself, which must be pixels."""
     invalid: Literal["say", "end"] = "say"
     """Handling of an action that can't be read. `say`: tell the policy the reason and continue. `end`: end the
     episode."""
     invalid_reward: float = 0.0
-    """Reward of a turn with an unreadable action. If steps have negative rewards, as in Taxi and CliffWalking, set it
-    lower than a step's reward; otherwise the policy learns to write no action."""
+    """Reward of a turn with an unreadable action. If steps have negative rewards, as in Taxi and CliffWalking, set this
+    reward lower; otherwise the policy learns to write no action."""
     seed_of: Literal["sample", "task"] = "sample"
-    """`sample`: each sample has its own seed. `task`: all samples of a task, in all epochs, have the same seed."""
+    """Source of the environment's seed. `sample`: each sample has its own seed; `task`: all samples of a task, in all
+    epochs, have the same seed."""
 
     @model_validator(mode="after")
     def _plausible(self) -> GymnasiumOptions:
@@ -73,16 +74,16 @@ class GymnasiumOptions(Options):
 
 
 class TaskEnvironment(Options):
-    """The column `gymnasium` of a task; its fields override the options."""
+    """The fields of a task's column `gymnasium`, which override the options of the same name."""
 
     id: str = ""
     """Id of the environment. If it differs from the option `id`, the options `kwargs` and `actions` do not apply."""
     kwargs: dict[str, Any] = {}
-    """Arguments of the environment."""
+    """Keyword arguments for the environment."""
     actions: tuple[str, ...] = ()
-    """Names of the environment's actions."""
+    """Names of numbered actions, in order."""
     seed: int = Field(0, ge=0)
-    """Seed of all samples of the task; absent: as option `seed_of` says."""
+    """Seed of all samples of the task; if missing, the option `seed_of` decides."""
 
 
 class Gymnasium(Environment[GymnasiumOptions]):
@@ -176,7 +177,7 @@ class Gymnasium(Environment[GymnasiumOptions]):
 
 
 def make(name: str, kwargs: dict[str, Any], actions: tuple[str, ...], options: GymnasiumOptions) -> Env[Any, Any]:
-    """Create an environment. Raises ValueError with the fix if it can't be shown or played as the options ask."""
+    """Create an environment. Raises ValueError with the fix if the options can't show or play the environment."""
     import gymnasium
 
     from relax_plugin_gymnasium.spaces import untold

@@ -34,7 +34,7 @@ def marked(render: str) -> str:
 
 
 def image(pixels: np.ndarray) -> Media:
-    """Return bytes [height, width, 3 or 1] or [height, width] as an image. Raises ValueError for further shapes."""
+    """Return pixels, uint8 [height, width, 3 or 1] or [height, width], as an image. Raises ValueError otherwise."""
     from PIL import Image
 
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3)):

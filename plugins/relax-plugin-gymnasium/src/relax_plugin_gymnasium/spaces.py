@@ -17,16 +17,16 @@ import numpy as np
 from gymnasium import spaces
 
 MOST_NUMBERS = 256
-"""Most numbers of an observation or action that are written as text."""
+"""Maximum count of numbers in an observation or action that is written as text."""
 _TAG = re.compile(r"<(/?)action>", re.IGNORECASE)
 
 
 class UnreadableAction(Exception):
-    """Error for a text without an action of the space; its message is shown to the policy."""
+    """Error for a text that contains no valid action; the policy gets the error's message."""
 
 
 def untold(space: spaces.Space[Any]) -> str:
-    """Return the part of a space that can't be written as text; empty if the whole space can."""
+    """Return a description of the part of a space that can't be written as text; empty if there is no such part."""
     match space:
         case spaces.Discrete() | spaces.Text():
             return ""
@@ -58,7 +58,7 @@ def plain(space: spaces.Space[Any], value: Any, digits: int) -> Any:
 
 
 def value_of(space: spaces.Space[Any], data: Any) -> Any:
-    """Convert plain JSON data to a value of a space. Raises UnreadableAction if the data are not in the space."""
+    """Convert plain JSON data to a value of a space. Raises UnreadableAction if the value is not in the space."""
     try:
         value = _converted(space, data)
         inside = space.contains(value)
@@ -75,7 +75,7 @@ def read_action(space: spaces.Space[Any], text: str, names: Sequence[str]) -> An
     """Read the action in the last `<action>..</action>` of a response, else in its last line that is not empty.
 
     In a `Discrete` space the action is a number or a name, alone or as the only action that the text mentions. In a
-    `Text` space the action is the text, and in further spaces it is JSON. Raises UnreadableAction.
+    `Text` space the action is the text. In all remaining spaces the action is JSON. Raises UnreadableAction.
     """
     tags = list(_TAG.finditer(text))
     tagged = [text[a.end() : b.start()] for a, b in pairwise(tags) if (a[1], b[1]) == ("", "/")]

@@ -33,15 +33,15 @@ from relax_plugin_mcp.options import ServerOptions
 from relax_plugin_mcp.transports import Http, Stdio
 
 CLOSE_S = 10.0
-"""Longest time to close a connection, in seconds."""
+"""Time limit for closing a connection, in seconds."""
 MAX_PAGES = 100
-"""Most pages of a server's list of tools; a longer list is an error."""
+"""Maximum number of pages of a server's list of tools; a longer list is an error."""
 OWN_ERRORS = frozenset({INVALID_PARAMS, INTERNAL_ERROR})
-"""Error codes that answer a single call; every further code is a failure of the connection."""
+"""Error codes that answer a single call; any other code means that the connection failed."""
 
 
 class ServerFailed(RuntimeError):
-    """Failure of the server or the connection, which the policy did not cause."""
+    """Error for a failure of the server or the connection, which is not the policy's fault."""
 
 
 class Connection:
@@ -50,8 +50,8 @@ class Connection:
     Invariants:
     - once open, `tools` holds the allowed tools that the server offered at the start, with prefixed names, sorted by
       name;
-    - after a failure the connection is `broken`, and every call raises ServerFailed; after a call without an answer in
-      time, which the call itself may have caused, the connection is only `unfit` for further samples;
+    - after a failure the connection is `broken`, and every call raises ServerFailed; after a call that timed out, which
+      may be the call's own fault, the connection is only `unfit` for further samples;
     - after `close`, a server that is a program has ended with all processes that it started.
     """
 
@@ -68,9 +68,9 @@ class Connection:
         self._changed = False
         """True after the server announced a change of its tools, until `check` has compared them."""
         self._why = ""
-        """Reason of the failure; empty while the connection works."""
+        """Reason of the connection's failure; empty while the connection works."""
         self._late = False
-        """True after a call that was not answered in time."""
+        """True after a call that timed out."""
 
     @property
     def broken(self) -> bool:
@@ -95,9 +95,9 @@ class Connection:
             raise
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Call a tool by the policy's name for it; return wrong arguments as a result with an error text.
+        """Call a tool by its prefixed name; wrong arguments give a result with an error text for the policy.
 
-        Raises ServerFailed without an answer, or if the server's tools have changed since the start.
+        Raises ServerFailed if no answer comes, or if the server's tools have changed since the start.
         """
         if self.broken:
             raise self._failed("it is gone")
@@ -205,7 +205,7 @@ class Connection:
         )  # fmt: skip
 
     def _misfit(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return why arguments do not fit a tool, or an empty text. Raises ServerFailed for a broken reference."""
+        """Return why arguments do not fit a tool's schema; empty if they do. Raises ServerFailed for a broken schema."""
         try:
             error = best_match(self._validators[tool].iter_errors(dict(arguments)))
         except Unresolvable as unresolvable:
@@ -235,7 +235,7 @@ class Connection:
 
 
 class SharedServer:
-    """The connection that all samples of a process share, replaced when unfit: `open -> unfit -> closed when unused`.
+    """A connection that all samples of a process share, replaced once unfit: `open -> unfit -> closed when unused`.
 
     Invariants: no sample acquires an unfit connection; an unfit connection is closed when its last sample releases it.
     """

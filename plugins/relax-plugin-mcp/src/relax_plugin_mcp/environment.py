@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `mcp`: the policy calls tools of MCP servers in each turn, until a turn without a call.
+"""The environment `mcp`: the policy calls tools of MCP servers in each turn, until a turn without a tool call.
 
-The run's `[[rewards]]` judge the sample. A wrong call gets an error text as its result. If a server fails, the sample
+The run's `[[rewards]]` judge the sample. The result of a wrong call is an error text. If a server fails, the sample
 ends with the outcome `environment_error`.
 """
 
@@ -27,7 +27,7 @@ from relax_plugin_mcp.results import content_of
 
 
 class Mcp(Environment[McpOptions]):
-    """An environment with the tools of MCP servers; the episode ends with the first turn without a call."""
+    """An environment with the tools of MCP servers; the episode ends with the first turn without a tool call."""
 
     def __init__(self, options: McpOptions | None = None) -> None:
         super().__init__(options)
@@ -81,7 +81,7 @@ class Mcp(Environment[McpOptions]):
         )
 
     async def _connect(self, server: ServerOptions) -> None:
-        """Open or acquire the sample's connection to a server, and check that its tools match the prompt's."""
+        """Open or acquire the sample's connection to a server, and check that its tools equal those in the prompt."""
         shared: SharedServer | None = None
         if server.per == "worker":
             shared = self.shared[server.name]  # type: ignore[index]
@@ -100,7 +100,7 @@ class Mcp(Environment[McpOptions]):
 
 
 async def _together(work: Iterable[Awaitable[None]]) -> None:
-    """Await all; raise the first error only after all have ended, so that no connection is still being opened."""
+    """Await all of `work`; raise the first error only after all have ended, so that no connection is left opening."""
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
@@ -109,7 +109,7 @@ async def _together(work: Iterable[Awaitable[None]]) -> None:
 def _united(connections: Sequence[Connection]) -> tuple[Tool, ...]:
     """Return the tools of all servers.
 
-    Raises ConfigError if two tools have the same name, no server has a tool, or a digest differs from its option.
+    Raises ConfigError if two tools have the same name, no server has a tool, or tools differ from the option `digest`.
     """
     tools: dict[str, Tool] = {}
     for at, connection in enumerate(connections):

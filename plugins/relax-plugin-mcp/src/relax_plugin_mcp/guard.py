@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Program that runs a server and kills it, with all processes that it started, when the worker or the server ends.
+"""Program that runs a server, and kills it and all processes that it started when the worker or the server ends.
 
 `python guard.py DESCRIPTOR COMMAND...`: the descriptor is the read end of a pipe whose write end the worker holds and
 never writes to. This process is a subreaper: it becomes the parent of the server's orphans, so that no process escapes
-by leaving its parent or session. The server inherits this process's standard input and output; its messages do not pass
-through here.
+by leaving its parent or session. The server inherits this process's standard input and output, so its messages do not
+pass through this process.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def watch(alive: int, server: int) -> int:
 
 
 def end_all() -> None:
-    """Kill children until none is left; the children of a killed process become children of this process."""
+    """Kill child processes until all have ended; children of a killed process become children of this process."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for entry in os.listdir("/proc"):

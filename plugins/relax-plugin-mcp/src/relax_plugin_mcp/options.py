@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the environment `mcp`: servers, how to reach them, and the tools and results shown to the policy."""
+"""Options of the environment `mcp`: servers, ways to reach them, and the tools and results shown to the policy."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ SecretOrText = Annotated[Secret | str, Field(union_mode="left_to_right")]
 
 
 class ServerOptions(Options):
-    """One server: a program that is called over its standard input and output, or an address."""
+    """One server: a program with messages on its standard input and output, or an address."""
 
     name: str = Field(min_length=1)
     """Name of the server in messages and in the output of `relax train --dry-run`."""
     command: tuple[str, ...] = ()
-    """The program with its arguments; `python` as the first word is the interpreter of the run."""
+    """The server's program with its arguments; a first word `python` means the run's interpreter."""
     url: str = Field("", pattern="^(https?://.+)?$")
     """Address of a running server (streamable HTTP), instead of a program."""
     per: Literal["sample", "worker"] = "sample"
-    """`sample`: each sample gets its own program, or its own session at a `url`. `worker`: all samples of a process
-    share one, so the tools must be stateless."""
+    """Sharing of the server. `sample`: each sample gets its own program, or its own session at a `url`; `worker`: all
+    samples of a process share one program or session, so the tools must be stateless."""
     allow: tuple[str, ...] = ()
-    """Tools that the policy may call, by the server's names; empty: all."""
+    """Tools that the policy may call, by the server's names; empty: all tools."""
     prefix: str = ""
-    """Prefix of the names of the server's tools; needed if two servers have tools of the same name."""
+    """Prefix that is added to the names of the server's tools; needed if two servers have tools of the same name."""
     digest: str = ""
-    """Expected digest of the server's tools, as `relax train --dry-run` prints it; with another digest the run is
-    refused. Empty: any tools."""
+    """Expected digest of the server's tools, as `relax train --dry-run` prints it. If the tools have a different digest,
+    the run does not start. Empty: accept any tools."""
     env: dict[str, SecretOrText] = {}
-    """Further environment variables of the program; credentials as `"env:NAME"` or `"file:PATH"`. Of its worker's
-    variables the program sees only `PATH`, `HOME`, `LANG`, `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV` and `PYTHONPATH`."""
+    """Further environment variables of the program; write credentials as `"env:NAME"` or `"file:PATH"`. From its worker
+    the program inherits only `PATH`, `HOME`, `LANG`, `LC_ALL`, `TMPDIR`, `VIRTUAL_ENV` and `PYTHONPATH`."""
     directory: Path | None = None
     """Directory in which the program starts; None: the worker's directory."""
     headers: dict[str, SecretOrText] = {}
-    """Further headers of requests to the address; credentials as `"env:NAME"` or `"file:PATH"`."""
+    """Further headers of requests to `url`; write credentials as `"env:NAME"` or `"file:PATH"`."""
     start_s: PositiveFloat = 30.0
-    """Longest time in seconds until the server has listed its tools."""
+    """Time limit in seconds for starting the server and listing its tools."""
     call_s: PositiveFloat = 30.0
-    """Longest time of one call in seconds; after that the sample's outcome is `environment_error`."""
+    """Time limit of a tool call in seconds; after a timeout the sample's outcome is `environment_error`."""
     result_bytes: PositiveInt = 16384
-    """Most bytes of a result's text that the policy is shown."""
+    """Maximum number of bytes of a result's text that the policy sees; the rest is cut off."""
 
     @model_validator(mode="after")
     def _reached_one_way(self) -> ServerOptions:
@@ -59,15 +59,15 @@ class ServerOptions(Options):
 
 
 class McpOptions(Options):
-    """Options of `mcp`. The environment's `timeout_s` limits all calls of one turn together."""
+    """Options of `mcp`. The environment's `timeout_s` limits the total time of all calls of a turn."""
 
     servers: tuple[ServerOptions, ...]
-    """The servers, `[[environment.servers]]`."""
+    """The MCP servers, one table `[[environment.servers]]` each."""
     images: bool = True
-    """True: show the policy the images that tools return, which needs a vision model and `media = ["image"]`. False:
-    replace each image with a line of text."""
+    """True: show images that tools return to the policy; this needs a vision model and `media = ["image"]`. False:
+    replace each image by a line of text."""
     calls_per_turn: PositiveInt = 8
-    """Most calls of one turn that are made; each further call gets an error text as its result."""
+    """Maximum number of tool calls in a turn; the result of each further call is an error text."""
 
     @model_validator(mode="after")
     def _named_apart(self) -> McpOptions:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a call as it is shown to the policy: text up to a limit, images, and descriptions of the rest."""
+"""Results of tool calls in the form that the policy sees: text up to a limit, images, and descriptions of the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUT = "\n[{} bytes more are not shown]"
 
 
 def content_of(result: CallToolResult, most_bytes: int, images: bool) -> str | tuple[Part, ...]:
-    """Return the result as text, or as parts if it has images; text is cut after `most_bytes` at a character's end."""
+    """Return the result as text, or as parts if it has images. Text beyond `most_bytes` is cut between characters."""
     parts: list[Part] = []
     texts: list[str] = []
     blocks: list[Any] = list(result.content)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two transports for the SDK's client: the pipes of a program, and HTTP.
 
-Both record why they failed, and limit the size of a server's messages. The SDK's own pipe transport is not used,
-because a server may outlive it and fill the memory with one long line.
+Both record the reason of a failure, and limit the size of a server's messages. The SDK's own pipe transport is not
+used: its server may outlive the transport, and one long line can fill the memory.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from relax_plugin_mcp import guard
 from relax_plugin_mcp.options import ServerOptions
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
-"""Environment variables of its worker that a program sees."""
+"""Environment variables that a program inherits from its worker."""
 MAX_MESSAGE = 1 << 24
-"""Most bytes of one message from a server."""
+"""Maximum size of a message from a server, in bytes."""
 CHUNK = 1 << 16
 QUOTED_BYTES = 500
-"""Bytes of the end of a program's standard error that an error quotes."""
+"""Number of bytes at the end of a program's standard error that an error quotes."""
 GRACE_S = 1.0
-"""Seconds that a program has to end after its standard input was closed; after that the program is killed."""
+"""Seconds in which a program must end after its standard input is closed; then the program is killed."""
 KILLED_S = 5.0
 CONNECT_S = 30.0
 ANSWERED = frozenset({400, 404, 422})
@@ -46,11 +46,11 @@ BEGINS, ENDS = (
     re.compile(rb'^{"jsonrpc": ?"2\.0", ?"id": ?(\d+),'),
     re.compile(rb'"jsonrpc": ?"2\.0", ?"id": ?(\d+)}\s*$'),
 )
-"""Patterns for the request id in a message, which the SDKs write at the message's beginning or end."""
+"""Patterns for a message's request id, which SDKs write at the message's beginning or end."""
 
 
 class Stdio:
-    """A server that is a program, and its pipes. All its processes end with it or with this process."""
+    """A server that is a program, and its pipes. All processes of the server end with the program or this process."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
@@ -59,7 +59,7 @@ class Stdio:
 
     @property
     def evidence(self) -> str:
-        """Return the program's output that is not a message, for error texts."""
+        """The program's output besides messages, to append to an error text; empty if it wrote nothing else."""
         stray = f"; its standard output, which must hold only messages, has {self._stray!r}" * bool(self._stray)
         said = self._said.decode(errors="replace").strip()
         return f"{stray}; its standard error ends with {said!r}" if said else stray
@@ -122,10 +122,10 @@ class Stdio:
             os.close(alive)
 
     async def _read(self, pipe: asyncio.StreamReader, arrived: Any) -> None:
-        """Pass on the lines that are messages. A line above `MAX_MESSAGE` becomes an error answer to its request."""
+        """Send each line that is a message to `arrived`; for a line above `MAX_MESSAGE`, send an error answer."""
         line = bytearray()
         head = b""
-        """Beginning of a line that is too long; the rest is read and dropped except for the line's end."""
+        """Beginning of a line that is too long. Its rest is read and dropped, except for the line's end."""
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
             async with arrived:
                 while chunk := await pipe.read(CHUNK):
@@ -195,7 +195,7 @@ class Http:
 class _Watched(httpx2.AsyncHTTPTransport):
     """An HTTP transport that records failures and limits the size of answers.
 
-    It records failed requests and statuses outside the protocol, which the SDK would turn into errors of the server.
+    Failures are failed requests, and statuses outside the protocol, which the SDK would report as errors of the server.
     """
 
     def __init__(self, owner: Http) -> None:
@@ -218,7 +218,7 @@ class _Watched(httpx2.AsyncHTTPTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of an answer; more than `MAX_MESSAGE` bytes raise ReadError."""
+    """The body of an answer. Reading raises ReadError after more than `MAX_MESSAGE` bytes."""
 
     def __init__(self, body: httpx2.AsyncByteStream, owner: Http) -> None:
         self._body, self._owner = body, owner
@@ -237,7 +237,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 def revealed(values: Mapping[str, Secret | str]) -> dict[str, str]:
-    """Return values with credentials resolved. Raises ConfigError, which explains how a worker gets a variable."""
+    """Return values with credentials resolved. Raises ConfigError explaining how a worker gets a missing variable."""
     found = {}
     for name, value in values.items():
         try:

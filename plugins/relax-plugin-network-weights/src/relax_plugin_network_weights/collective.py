@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `collective` transport: tensors go from the trainer's memory to the receivers' memory, through torch.distributed.
+"""The `collective` transport: sends tensors from the trainer's memory to the receivers' memory by torch.distributed.
 
 No version is stored. `send` describes a version and opens the rendezvous at which receivers join (rendezvous.py).
-`transfer` makes a process group of two with each receiver that has joined (pair.py), and sends every bucket to all.
-A broadcast of gloo or nccl would fail as a whole when one member hangs, while a pair fails alone. The default process
-group is never touched.
+`transfer` makes a process group of two with each receiver that has joined (pair.py), and sends every bucket to all
+receivers. If one receiver hangs, only its pair fails, while a broadcast of gloo or nccl would fail for all receivers.
+The default process group is not used.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class CollectiveOptions(Options):
     """Options of the collective transport. It does not encrypt weights, so use it only between trusted hosts."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """`auto`: nccl if sender and receiver work on different GPUs, else gloo."""
+    """Communication library of torch.distributed. `auto`: nccl if sender and receiver use different GPUs, else gloo."""
     host: Host = "127.0.0.1"
-    """Address of the sender's host that receivers can reach; the default serves receivers on one host only."""
+    """Address of the sender's host that receivers can reach; the default serves receivers on the same host only."""
     port: NonNegativeInt = Field(0, le=65535)
     """Port at which receivers join the sender; 0: any free port."""
     bucket_mb: PositiveInt = 32
-    """MiB of a bucket, the unit of sending. Each side holds two buckets and one tensor in addition to its weights."""
+    """Size of a bucket, the unit of sending, in MiB. Each side holds two buckets and one tensor besides its weights."""
     silence_s: PositiveFloat = 30.0
-    """Seconds without progress on a bucket before the sender drops a receiver; transfers to the rest continue."""
+    """Seconds without progress on a bucket before the sender drops the receiver; transfers to the rest continue."""
     patience_s: PositiveFloat = 30.0
-    """Seconds that a receiver waits for a transfer to begin before it asks for the newest version again."""
+    """Seconds that a receiver waits for a transfer to start before it asks for the newest version again."""
 
 
 class Collective(WeightTransport[CollectiveOptions]):
@@ -68,9 +68,9 @@ class Collective(WeightTransport[CollectiveOptions]):
         self._rendezvous: Rendezvous | None = None
         self._newest: dict[str, Manifest] = {}
         self._bases: dict[str, DeltaBase] = {}
-        """Tensors of the last version by model, kept once deltas are requested."""
+        """Tensors of the last version by model, the base of the next delta; kept once deltas are requested."""
         self._changes: dict[str, StoredDelta | None] = {}
-        """Newest version's delta by model; None for a full version or an adapter."""
+        """Delta of the newest version by model; None if that version is full or an adapter."""
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Collective(WeightTransport[CollectiveOptions]):
             change = StoredDelta(kept.encode_next(version, tensors, watch), location)
             infos = change.infos
         elif payload == "delta" or (payload == "full" and kept is not None):
-            # Deltas are requested: this version is sent whole, and is the base of the next one.
+            # Deltas are requested, but there is no base yet: send this version whole, as the base of the next delta.
             infos, kept = keep_whole(version, tensors, watch, location)
             payload, base = "full", ""
         else:

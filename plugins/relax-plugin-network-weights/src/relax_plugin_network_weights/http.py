@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `http` transport: the sender's process keeps versions in files without names, and serves them to remote hosts.
 
-A receiver copies a version bucket by bucket into a file without a name, and reads it as the file transports do. So
-neither side holds a second model in memory, and an engine generates while a version arrives.
+A receiver copies a version in buckets to a file without a name, and reads this file as the file transports do. So
+neither side holds a second model in memory, and an engine can generate while a version arrives.
 
-The server supports byte ranges and one unguessable path per file. A client that knows a path may read the file and stop
-its serving. Requests are never logged. Since the files have no names, the system deletes them when the process ends.
+The server supports byte ranges, and gives each file an unguessable path. A client that knows the path may read the file
+and stop its serving. Requests are never logged. Files have no names, so the system deletes them when the process ends.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 class AnonymousFile:
-    """A file whose name is removed; the system deletes the file when this object is freed."""
+    """An open file whose name is removed; the system deletes the file when this object is freed."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, descriptor)
         path.unlink()
         self.path = Path(f"/dev/fd/{descriptor}")
-        """Path at which this process can open the file while the object exists."""
+        """Path at which this process can open the file while this object exists."""
 
 
 class FileServer:
-    """An HTTP server of files without names, from its creation until `stop`."""
+    """An HTTP server of files without names; it runs from its creation until `stop`."""
 
     def __init__(self, host: str, port: int, silence_s: float) -> None:
         self._files: dict[str, AnonymousFile] = {}
@@ -76,7 +76,7 @@ class FileServer:
         return secret
 
     def forget(self, secret: str) -> bool:
-        """Stop serving a file; return whether it was served. Running requests continue to their end."""
+        """Stop serving a file; return False if it was not served. Running requests continue to their end."""
         return self._files.pop(secret, None) is not None
 
     def stop(self) -> None:
@@ -147,13 +147,13 @@ class HttpOptions(Options):
     """Options of the HTTP transport. It does not encrypt weights, so use it only between trusted hosts."""
 
     host: Host = "127.0.0.1"
-    """Address of the sender's host that receivers can reach; the default serves receivers on one host only."""
+    """Address of the sender's host that receivers can reach; the default serves receivers on the same host only."""
     port: NonNegativeInt = Field(0, le=65535)
     """Port of the sender's server; 0: any free port."""
     bucket_mb: PositiveInt = 32
-    """MiB of one range request, which a receiver holds in memory."""
+    """Size in MiB of one range request; a receiver holds this much in memory."""
     silence_s: PositiveFloat = 30.0
-    """Seconds without a byte until a receiver fails its load and the server drops the connection."""
+    """Seconds without a byte after which a receiver's load fails and the server drops the connection."""
     spool: str = ""
     """Directory on a receiver's host with room for one version; empty: the system's temporary directory."""
 
@@ -189,7 +189,7 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
         return self._placing.path
 
     def release(self, manifest: Manifest) -> None:
-        """Stop serving a version, also from another process; ignore errors of a sender that is gone."""
+        """Stop serving a version, also if a different process serves it; ignore errors if that process is gone."""
         if self._server is not None and self._server.forget(manifest.secret):
             return
         with (
@@ -209,11 +209,11 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
             raise ConfigError("weights.spool", self.options.spool or tempfile.gettempdir(), fix) from error
         with spool:
             self._fetch(manifest, spool)
-            # the file has no name, and is deleted with the last array that maps it
+            # the file has no name, so the system deletes it with the last array that maps it
             yield from super().receive(replace(manifest, location=f"/dev/fd/{spool.fileno()}"), resident)
 
     def _fetch(self, manifest: Manifest, spool: IO[bytes]) -> None:
-        """Copy a version bucket by bucket into the spool file."""
+        """Copy a version in buckets to the spool file. Raises InfrastructureError if the sender is gone."""
         bucket, done, size = memoryview(bytearray(self.options.bucket_mb << 20)), 0, 1
         with closing(self._connection(manifest)) as connection:
             try:
@@ -238,7 +238,7 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
 def _range(
     connection: http.client.HTTPConnection, manifest: Manifest, begin: int, bucket: memoryview
 ) -> tuple[int, int]:
-    """Fill a bucket with the file's bytes from `begin` on; return the bytes read and the size of the file."""
+    """Fill a bucket with the file's bytes from `begin` on; return the number of bytes read and the file's size."""
     headers = {"Range": f"bytes={begin}-{begin + len(bucket) - 1}"}
     connection.request("GET", f"/{manifest.secret}", headers=headers)
     answer = connection.getresponse()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process group of a sender and one receiver, over which bytes are sent in buckets of a fixed size.
 
-Every wait has a deadline, and a failure on a pair ends this pair only. Tensors are cut into bytes in `payload.py`.
+Every wait has a deadline, and a failure ends only the pair in which it occurs. `payload.py` cuts tensors into bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def on_gpu() -> str:
 
 
 class Pair:
-    """A process group of two processes, of which rank 0 sends."""
+    """A process group of two processes: rank 0 sends, rank 1 receives."""
 
     def __init__(self, group: Any, rank: int, device: str) -> None:
         self._group, self._peer, self._device = group, 1 - rank, device
@@ -44,7 +44,7 @@ class Pair:
             return None
 
     def send(self, bucket: np.ndarray) -> Sending | None:
-        """Start sending a bucket, whose memory must not change until it is sent. Return None if the peer is gone."""
+        """Start sending a bucket; its memory must not change until it is sent. Return None if the peer is gone."""
         import torch
 
         tensor = torch.from_numpy(bucket).to(self._device)
@@ -54,14 +54,14 @@ class Pair:
             return None
 
     def receive(self, bucket: np.ndarray) -> Receiving:
-        """Start receiving into a bucket."""
+        """Start receiving into the memory of a bucket."""
         import torch
 
         here = torch.from_numpy(bucket)
         there = here if self._device == "cpu" else torch.empty_like(here, device=self._device)
         try:
             return Receiving(self._group.recv([there], self._peer, 0), there, here)
-        except RuntimeError as error:  # raised by `wait`, after the buckets that arrived before are read
+        except RuntimeError as error:  # `wait` raises it, after earlier buckets are read
             return Receiving(_Lost(error), there, here)
 
     def close(self) -> None:
@@ -72,13 +72,13 @@ class Pair:
 
 
 class Sending:
-    """A bucket that is being sent; the object keeps its memory alive."""
+    """A bucket that is being sent; this object keeps the bucket's memory alive."""
 
     def __init__(self, work: Any, tensor: Any) -> None:
         self._work, self._tensor = work, tensor
 
     def done(self, timeout_s: float) -> bool:
-        """Wait for the end of sending; return False if the peer does not take the bucket in time."""
+        """Wait until the bucket is sent; return False if the peer does not take the bucket in time."""
         try:
             self._work.wait(timedelta(seconds=timeout_s))
         except RuntimeError:
@@ -110,7 +110,7 @@ class Receiving:
 
 
 class Incoming:
-    """The received bytes of one transfer, in order; the next bucket arrives while the current one is read."""
+    """The received bytes of one transfer, in order; the next bucket arrives while the current bucket is read."""
 
     def __init__(self, pair: Pair, manifest: Manifest, bucket_bytes: int, silence_s: float) -> None:
         self._pair, self._version, self._silence_s = pair, manifest.version, silence_s

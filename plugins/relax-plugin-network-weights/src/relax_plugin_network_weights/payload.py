@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as one stream of bytes in manifest order: the sender cuts it into buckets, a receiver rebuilds the tensors.
+"""Tensors as one stream of bytes, in manifest order, which a sender cuts into buckets and a receiver turns back.
 
-Neither side holds more than its buckets and one tensor. A sender of deltas keeps the last version and the newest delta
-in files without names, which the system deletes when the process ends. This module does no communication.
+Each side holds at most its buckets and one tensor. A sender of deltas keeps the last version and the newest delta in
+files without names, which the system deletes when the process ends. This module does no communication.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PayloadSource(Protocol):
 def keep_whole(
     version: Version, tensors: Tensors, watch: Stopwatch, location: str
 ) -> tuple[list[TensorInfo], DeltaBase]:
-    """Write a full version to a file without a name; return its description, and the base of the next delta."""
+    """Write a full version to a file without a name; return descriptions of its tensors and the next delta's base."""
     file = anonymous_file(location)
     infos, _ = safetensors_file.write(file, watch.each("gather", tensors), {}, _HEADER_BYTES, watch)
     file.flush()
@@ -49,7 +49,7 @@ class StoredDelta:
     def __init__(self, changes: Iterable[tuple[TensorInfo, bytes]], location: str) -> None:
         self.infos: list[TensorInfo] = []
         self.lengths: dict[str, int] = {}
-        """Bytes of each tensor's part by name; 0 for an unchanged tensor."""
+        """Size in bytes of each tensor's part of the delta, by tensor name; 0 for an unchanged tensor."""
         self._file = anonymous_file(location)
         for info, change in changes:
             self.infos.append(info)
@@ -92,7 +92,7 @@ def buckets(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
 def arrive(
     manifest: Manifest, source: PayloadSource, resident: Resident | None
 ) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-    """Yield whole, checked tensors. Those of a full version share one buffer, which the next tensor overwrites."""
+    """Yield whole, checked tensors. In a full version all use one buffer: each tensor overwrites the previous."""
     is_delta = manifest.payload == "delta"
     lengths = [info.size_bytes for info in manifest.sent]
     if is_delta:
@@ -116,7 +116,7 @@ def wire_bytes(manifest: Manifest, lengths: Mapping[str, int]) -> int:
 
 
 def delta_head(manifest: Manifest, lengths: Mapping[str, int]) -> np.ndarray:
-    """Return the head of a delta: the length of each tensor's part."""
+    """Return the head of a delta's bytes: the length of each tensor's part as uint64."""
     if unknown := sorted({info.name for info in manifest.sent} - lengths.keys()):
         raise ValueError(f"{manifest.version}: {unknown} are not in the delta; call send before each transfer")
     return np.array([lengths[info.name] for info in manifest.sent], "<u8").view(np.uint8)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendezvous for transfers of live weights: receivers join through a key-value store that the sender's process serves.
 
-A receiver draws a number, writes a hello and waits for its assignment, which the sender writes when a transfer begins.
-Keys have the manifest's secret as prefix. Values are JSON, so no received data is executed.
+A receiver draws a number, writes a hello and waits for its assignment, which the sender writes when a transfer starts.
+The manifest's secret is the prefix of all keys. Values are JSON, so received data is never executed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Receiver:
     """A receiver that has joined, as the sender sees it."""
 
     keys: Any
-    """The store's keys of this version."""
+    """The part of the store with this version's keys."""
     number: int
     gpu: str
 
@@ -41,7 +41,7 @@ class Receiver:
 
 
 class Rendezvous:
-    """The sender's side of the rendezvous, open while its process lives."""
+    """The sender's side of the rendezvous, open until the sender's process ends."""
 
     def __init__(self, host: str, port: int, silence_s: float) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -66,13 +66,13 @@ class Rendezvous:
         return f"tcp://{self.host}:{self.port}"
 
     def new_secret(self) -> str:
-        """Open the keys of a version, and return their secret; sending a version again gives a new secret."""
+        """Create a secret and the keys that it prefixes; each sending of a version has its own secret."""
         secret = secrets.token_hex(16)
         self._versions[secret], self._seen[secret] = _prefix_store(self._store, secret), 0
         return secret
 
     def admit(self, manifest: Manifest, receivers: int, wait_s: float) -> list[Receiver]:
-        """Return the receivers that have joined, once `receivers` have joined or after `wait_s` seconds."""
+        """Wait until `receivers` receivers have joined, at most `wait_s` seconds; return those that have joined."""
         keys, joined, deadline = self._versions[manifest.secret], list[Receiver](), time.monotonic() + wait_s
         while True:
             joined += self._arrivals(manifest.secret)
@@ -88,7 +88,7 @@ class Rendezvous:
             yield Receiver(keys, self._seen[secret], str(hello["gpu"]))
 
     def took(self, joined: Collection[Receiver], wait_s: float) -> int:
-        """Return how many receivers report within `wait_s` seconds that the version has arrived whole."""
+        """Return the number of receivers that report within `wait_s` seconds that the whole version has arrived."""
         deadline, waiting, took = time.monotonic() + wait_s, set(joined), 0
         while waiting and time.monotonic() < deadline:
             for receiver in list(waiting):
@@ -113,7 +113,7 @@ class ReceiverAssignment:
     keys: Any
     number: int
     host: str
-    """Address of the receiver, as the sender reaches it."""
+    """Address of the receiver at which the sender reaches it."""
     backend: str
     bucket_bytes: int
     silence_s: float
@@ -122,7 +122,7 @@ class ReceiverAssignment:
         return _prefix_store(self.keys, f"pair/{self.number}")
 
     def leave(self, took: bool) -> None:
-        """Report whether the version arrived whole; ignore a sender that is gone."""
+        """Report that the whole version has arrived, or that it has not; ignore errors if the sender is gone."""
         with suppress(RuntimeError):
             self.keys.set(f"{'took' if took else 'gone'}/{self.number}", "{}")
 
@@ -130,7 +130,7 @@ class ReceiverAssignment:
 def join(manifest: Manifest, gpu: str, patience_s: float, silence_s: float) -> ReceiverAssignment:
     """Join the sender and wait for the assignment.
 
-    Raises RetryLater if no transfer begins within `patience_s` seconds or the version is closed. Raises
+    Raises RetryLater if no transfer starts within `patience_s` seconds or the version is closed. Raises
     InfrastructureError if the sender is gone.
     """
     host, _, port = manifest.location.removeprefix("tcp://").rpartition(":")
@@ -175,7 +175,7 @@ def _prefix_store(store: Any, name: str) -> Any:
 
 @contextmanager
 def _sender_gone(what: str) -> Iterator[None]:
-    """Turn torch's errors for a lost connection, which have several types, into InfrastructureError."""
+    """Raise InfrastructureError instead of torch's errors for a lost connection, which have several types."""
     try:
         yield
     except (RuntimeError, OSError) as error:

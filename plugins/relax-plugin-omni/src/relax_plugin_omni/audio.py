@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audio as log-mel features: one channel at 16 kHz.
 
-soundfile decodes audio files; PyAV decodes the audio of videos and formats that soundfile does not know. The number of
-tokens follows from the length in the header, and audio longer than allowed is refused before decoding.
+soundfile decodes audio files; PyAV decodes the audio of videos, and formats that soundfile does not support. The number
+of tokens follows from the length in the header. Audio longer than allowed is refused before decoding.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from relax_plugin_omni.geometry import WINDOW, Hearing
 from relax_plugin_omni.mel import HOP, RATE, log_mel
 
 MIN_SAMPLES = 2 * HOP
-"""Smallest number of samples at 16 kHz; shorter audio can't be padded by reflection."""
+"""Minimum number of samples at 16 kHz; shorter audio can't be padded by reflection."""
 TRUNCATED = 0.9
 """Audio counts as truncated if it has less than this share of the samples that the header promises."""
 HIGHEST_RATE = 384_000
 MAX_CHANNELS = 16
 WAV_HEAD = 64
-"""Upper bound on the bytes of a WAV file's header."""
+"""Upper bound on the size of a WAV file's header, in bytes."""
 
 
 class AudioOptions(Options):
-    """`[[media]] name = "audio"`."""
+    """Options of `[[media]] name = "audio"`."""
 
     max_seconds: float = Field(default=300.0, gt=0)
-    """Seconds; longer audio is refused."""
+    """Maximum length in seconds; longer audio is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """Length, rate and channels of audio, from the file's header."""
+    """Number of samples, sampling rate in Hz and number of channels of audio, from the file's header."""
 
     samples: int
     rate: int
@@ -71,7 +71,7 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
     medium: ClassVar[str] = "audio"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """Return the number of tokens, from the header alone."""
+        """Return the audio's number of tokens, computed from its header alone."""
         sound = header(read_source(media.source), self.options.max_seconds)
         return Hearing.of(model).tokens(sound.resampled // HOP)
 
@@ -85,7 +85,7 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         return _heard(key, tensors, hearing)
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Return seconds, rate and channels."""
+        """Return `seconds`, sampling `rate` in Hz and number of `channels` of the audio."""
         sound = header(data, self.options.max_seconds)
         return {"seconds": round(sound.samples / sound.rate, 3), "rate": sound.rate, "channels": sound.channels}
 
@@ -102,7 +102,7 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         return out.getvalue()
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
-        """Return the feature frames from `start_s` to `end_s`; they stay normalised by the loudness of the whole."""
+        """Return the feature frames from `start_s` to `end_s`, still normalised by the loudness of the whole audio."""
         features = whole.tensors["input_features"]
         first, last = (min(max(0, round(second * RATE / HOP)), features.shape[2]) for second in (start_s, end_s))
         if last <= first:
@@ -120,7 +120,7 @@ def _heard(key: str, tensors: Mapping[str, np.ndarray], hearing: Hearing) -> Pro
 
 
 def header(data: bytes, max_seconds: float) -> Sound:
-    """Return the file's header. Raises ValueError if it is not audio or exceeds a bound."""
+    """Read a file's header. Raises ValueError if the file is not audio or exceeds a bound."""
     with _opened(data) as opened:
         if isinstance(opened, Container):
             rate, channels = opened.sound()
@@ -132,9 +132,9 @@ def header(data: bytes, max_seconds: float) -> Sound:
 
 
 def samples(data: bytes, max_seconds: float) -> np.ndarray:
-    """Return float32 [samples] at 16 kHz, as many as the header promises.
+    """Decode audio to one channel at 16 kHz, float32 [samples], with the length that the header promises.
 
-    Raises ValueError if the file ends early (see TRUNCATED) or a sample is not finite.
+    Raises ValueError if the file ends early (see `TRUNCATED`) or a sample is not finite.
     """
     import soxr
 
@@ -156,7 +156,7 @@ def samples(data: bytes, max_seconds: float) -> np.ndarray:
 def _opened(data: bytes) -> Iterator[Any]:
     """Open a `soundfile.SoundFile`, or a `Container` if soundfile can't read the data.
 
-    Every exception of a decoder becomes a ValueError.
+    Raises ValueError instead of every exception of a decoder.
     """
     import soundfile
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container files with several streams (mp4, webm, mkv, ...), read by PyAV: first the header, then frame after frame.
+"""Container files with several streams (mp4, webm, mkv, ...), read by PyAV: first the header, then frame by frame.
 
-No stream is decoded as a whole: callers bound the number of samples or stop reading frames.
+A stream is not decoded as a whole: callers bound the number of samples, or stop reading frames.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Container:
     @classmethod
     @contextmanager
     def of(cls, data: bytes, kind: Literal["video", "audio"]) -> Iterator[Container]:
-        """Open a stream. Every exception while it is open, such as those of FFmpeg, becomes a ValueError."""
+        """Open a stream. Raises ValueError instead of every exception, such as FFmpeg's, while the stream is open."""
         import av
 
         if not data:
@@ -47,7 +47,7 @@ class Container:
 
     @property
     def seconds(self) -> float:
-        """Length in seconds, from the header. Raises ValueError if the header has none."""
+        """Length in seconds, from the header. Raises ValueError if the header has no length."""
         stream = self._stream
         if stream.duration and stream.time_base:
             seconds = float(stream.duration * stream.time_base)
@@ -80,7 +80,7 @@ class Container:
         return int(context.height or 0), int(context.width or 0)
 
     def samples(self, most: int) -> np.ndarray:
-        """Return float32 [samples], one channel at the stream's own rate, at most `most` samples."""
+        """Decode at most `most` samples: float32 [samples], one channel at the stream's own rate."""
         import av
 
         resampler = av.AudioResampler(format="flt", layout="mono")
@@ -108,7 +108,7 @@ FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mp3,aac,flac,wav,mpeg,m
 
 
 def picture(frame: Any, max_pixels: float) -> Image.Image:
-    """Return the frame as an image. Raises ValueError above `max_pixels`, since the header may be wrong."""
+    """Return the frame as an image. Raises ValueError if it exceeds `max_pixels`, since the header may be wrong."""
     if frame.width * frame.height > max_pixels:
         raise ValueError(f"a frame of {frame.width} x {frame.height} pixels; at most {max_pixels / 1e6:g} megapixels")
     image: Image.Image = frame.to_image()

@@ -13,27 +13,27 @@ from relax_core.api import ConfigError
 
 FIELD = "model.path"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-# Default of Qwen-VL's towers, for a model folder without these keys.
+# Colour mean and deviation of Qwen-VL's vision towers, used if the model folder does not contain these values.
 MEAN = STD = (0.5, 0.5, 0.5)
 WINDOW = 50
-"""Default of `n_window`; all supported audio towers use it."""
+"""Default of an audio tower's `n_window`; all supported audio towers have this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """The geometry of the visual tower."""
+    """The geometry of the vision tower (vision encoder)."""
 
     patch: int
     merge: int
-    """Patches along each side of the square that becomes one token."""
+    """Number of patches along each side of the square that becomes one token."""
     temporal: int
-    """Frames in one patch."""
+    """Number of video frames in one patch."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @property
     def side(self) -> int:
-        """Pixels along each side of one token."""
+        """Number of pixels along each side of the square that becomes one token."""
         return self.patch * self.merge
 
     @classmethod
@@ -51,11 +51,11 @@ class Vision:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """The geometry of the audio tower."""
+    """The geometry of the audio tower (audio encoder)."""
 
     mel_bands: int
     window: int
-    """Feature frames in half a chunk of the tower."""
+    """Number of feature frames in half a chunk; the tower processes audio in chunks."""
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> Hearing:
@@ -64,14 +64,14 @@ class Hearing:
         return cls(int(tower["num_mel_bins"]), int(tower.get("n_window", WINDOW)))
 
     def tokens(self, frames: int) -> int:
-        """Return the number of tokens that the tower makes of so many feature frames."""
+        """Return the number of tokens that the tower makes from `frames` feature frames."""
         chunk = self.window * 2
         rest = (frames % chunk - 1) // 2 + 1
         return ((rest - 1) // 2 + 1 - 1) // 2 + 1 + frames // chunk * 13
 
 
 def positions_per_second(model: Mapping[str, Any]) -> float:
-    """Return the position ids per second of sound in a model with vision and audio towers."""
+    """Return the number of position ids per second of sound in a model with vision and audio towers."""
     config = _json(Path(str(model.get("path", ""))) / "config.json")
     return float(config.get("thinker_config", config).get("position_id_per_seconds", 25))
 

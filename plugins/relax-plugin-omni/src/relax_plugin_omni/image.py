@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as patches. The header gives the number of tokens; too large images are refused before decoding."""
+"""Images as patches. The number of tokens follows from the header; images that are too large are not decoded."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TURNED = (5, 6, 7, 8)
 """Values of the EXIF tag Orientation that swap width and height."""
 ORIENTATION = 0x0112
 SHOWN = 512
-"""Pixels on the longer side of a reduced preview."""
+"""Number of pixels on the longer side of a reduced preview."""
 
 
 class ImageOptions(Options):
-    """`[[media]] name = "image"`."""
+    """Options of `[[media]] name = "image"`."""
 
     min_tokens: int = Field(default=4, ge=1)
-    """Smallest number of tokens of an image; smaller images are enlarged."""
+    """Minimum number of tokens of an image; smaller images are enlarged."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Largest number of tokens of an image; larger images are shrunk."""
+    """Maximum number of tokens of an image; larger images are shrunk."""
     max_megapixels: float = Field(default=64.0, gt=0)
-    """Files with more megapixels are refused before any pixel is decoded."""
+    """Maximum size of an image file in megapixels; larger files are refused before any pixel is decoded."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ImageOptions:
@@ -48,7 +48,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
     medium: ClassVar[str] = "image"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """Return the number of tokens, from the header alone."""
+        """Return the image's number of tokens, computed from its header alone."""
         vision = Vision.of(model)
         with opened(read_source(media.source)) as picture:
             high, wide = self._size(picture, vision)
@@ -67,7 +67,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         return ProcessedMedia(key, tensors, tokens, (PlaceholderSpan("image", tokens),))
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Return width, height and format."""
+        """Return `width` and `height` in pixels and the file's `format`."""
         with opened(data) as picture:
             return {"width": picture.size[0], "height": picture.size[1], "format": picture.format}
 
@@ -86,7 +86,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         return out.getvalue() if out.tell() <= most_bytes else None
 
     def _size(self, picture: Image.Image, vision: Vision) -> tuple[int, int]:
-        """Return height and width in pixels of the image after resizing for the model."""
+        """Return height and width in pixels that the image has after resizing for the model."""
         wide, high = picture.size
         if wide * high > self.options.max_megapixels * 1e6:
             raise ValueError(f"an image of {wide} x {high} pixels; at most {self.options.max_megapixels} megapixels")
@@ -98,7 +98,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
 
 @contextmanager
 def opened(data: bytes) -> Iterator[Image.Image]:
-    """Open the image. Every exception of a decoder becomes a ValueError."""
+    """Open an image. Raises ValueError instead of every exception of a decoder."""
     if not data:
         raise ValueError("an image of no bytes")
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-mel features of sound at 16 kHz, as in Whisper and Qwen's audio towers, computed with numpy alone.
 
-The arithmetic is that of transformers' `WhisperFeatureExtractor`; a test compares both.
+The arithmetic equals that of transformers' `WhisperFeatureExtractor`; a test compares both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RATE = 16_000
 HOP = 160
 _WINDOW = 400
 _BLOCK = 4096
-"""Number of frames in one FFT call; bounds the memory."""
+"""Number of frames in one FFT call, which bounds its memory."""
 
 
 def log_mel(sound: np.ndarray, bands: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures as rows of patches, in the order in which Qwen-VL's vision towers read them, computed with numpy alone.
 
-The arithmetic is that of transformers' `Qwen2VLImageProcessor`; a test compares both.
+The arithmetic equals that of transformers' `Qwen2VLImageProcessor`; a test compares both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAX_ASPECT = 200
 
 
 def fitted(height: int, width: int, side: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return height and width as multiples of `side`, near the aspect ratio and, if possible, within the bounds.
+    """Return a new height and width: multiples of `side`, near the picture's aspect ratio, within the pixel bounds.
 
-    Raises ValueError if a side is empty or the aspect ratio exceeds MAX_ASPECT.
+    A narrow picture may exceed the bounds. Raises ValueError if a side is 0 or the aspect ratio exceeds `MAX_ASPECT`.
     """
     if min(height, width) < 1 or max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(
@@ -43,8 +43,8 @@ def resized(picture: Image.Image, high: int, wide: int) -> np.ndarray:
 def patches(frames: np.ndarray, vision: Vision) -> tuple[np.ndarray, tuple[int, int, int]]:
     """Cut frames, uint8 [frames, high, wide, 3], into patches.
 
-    Returns float32 [patches, 3 * temporal * patch * patch] and the grid (t, h, w). The last frame is repeated until the
-    number of frames is a multiple of `temporal`; an image is a video of one frame.
+    Returns float32 [patches, 3 * temporal * patch * patch] and the grid (t, h, w), the number of patches along time,
+    height and width. An image is a video of one frame. The last frame is repeated to a multiple of `temporal` frames.
     """
     missing = -len(frames) % vision.temporal
     whole = np.concatenate([frames, *[frames[-1:]] * missing])

@@ -16,7 +16,7 @@ _MILLISECOND = Fraction(1, 1000)
 
 
 def playable(data: bytes, max_pixels: float) -> bytes:
-    """Return a preview in VP8 and WebM without sound: 4 frames per second, at most 10 seconds.
+    """Return a preview as a WebM file (VP8) without sound: 4 frames per second, at most 10 seconds.
 
     Raises ValueError if the video can't be decoded.
     """

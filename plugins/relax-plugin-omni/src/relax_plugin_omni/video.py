@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Videos as patches: frames at equal intervals, all of one size. Their number and size follow from the header.
+"""Videos as patches of frames at equal intervals. The number and the size of frames follow from the header.
 
 Frames are decoded one after another and only the selected frames are kept, so memory does not grow with a video's
-length. The sound of a video is either a separate medium, read from the same file by the audio processor, or joined to
-its frames (option `sound`).
+length. A video's sound is either a separate medium, which the audio processor reads from the same file, or joined to
+the frames (option `sound`).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from relax_plugin_omni.playable import PLAYED, playable
 from relax_plugin_omni.video_with_sound import join_sound
 
 TRUNCATED = 0.8
-"""A video counts as truncated if its frames end before this share of the length in the header."""
+"""A video counts as truncated if its frames end before this share of the length that the header promises."""
 
 
 class VideoOptions(Options):
-    """`[[media]] name = "video"`."""
+    """Options of `[[media]] name = "video"`."""
 
     fps: float = Field(default=2.0, gt=0)
-    """Frames per second that are shown to the model."""
+    """Number of frames per second of video that the model sees."""
     min_frames: int = Field(default=4, ge=1)
-    """Lower bound on the number of frames; a short video is sampled at a higher rate, repeating frames if it has too
-    few."""
+    """Minimum number of frames. A short video is sampled at a higher rate than `fps`; frames are repeated if the video
+    has too few."""
     max_frames: int = Field(default=128, ge=1)
-    """Upper bound on the number of frames; a long video is sampled at a lower rate."""
+    """Maximum number of frames. A long video is sampled at a lower rate than `fps`."""
     min_tokens_per_frame: int = Field(default=4, ge=1)
-    """Smallest number of tokens of a frame; smaller frames are enlarged. In most models a token covers two frames."""
+    """Minimum number of tokens of a frame; smaller frames are enlarged. In most models a token covers two frames."""
     max_tokens_per_frame: int = Field(default=256, ge=1)
-    """Largest number of tokens of a frame; larger frames are shrunk."""
+    """Maximum number of tokens of a frame; larger frames are shrunk."""
     sound: bool = False
-    """Also read the video's sound, if there is any, and order the tokens of both by time; needs a model with both
-    towers."""
+    """Also read the video's sound, if the file has any, and order tokens of video and sound by time. Needs a model with
+    vision and audio towers."""
     max_seconds: float = Field(default=600.0, gt=0)
-    """Seconds; longer videos are refused."""
+    """Maximum length in seconds; longer videos are refused."""
     max_megapixels: float = Field(default=16.0, gt=0)
-    """Files whose frames have more megapixels are refused."""
+    """Maximum size of a frame in megapixels; files with larger frames are refused."""
 
     @model_validator(mode="after")
     def _ordered(self) -> VideoOptions:
@@ -61,10 +61,10 @@ class VideoOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The frames that will be read from a video, and their size."""
+    """The frames to read from a video, their size in pixels, and the video's length in seconds."""
 
     times: tuple[float, ...]
-    """Times in seconds; at each, the displayed frame is read."""
+    """Times in seconds at which the displayed frame is read."""
     high: int
     wide: int
     seconds: float
@@ -76,7 +76,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
     medium: ClassVar[str] = "video"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """Return the number of tokens, from the header alone."""
+        """Return the video's number of tokens, computed from its header alone."""
         vision = Vision.of(model)
         with Container.of(read_source(media.source), "video") as container:
             plan, sounds = self._plan(container, vision), self.options.sound and container.sounds
@@ -84,10 +84,10 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return seen + (self._listener.budget(media, model) if sounds else 0)
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """Return the tensors of a video, with those of its sound if `sound` is set and the file has an audio stream.
+        """Return the tensors of a video, and of its sound if `sound` is set and the file has an audio stream.
 
-        `pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], `video_second_per_grid` [1]: seconds that each
-        temporal patch lasts, and `frame_seconds` [frames]: times of the frames in seconds.
+        Tensors: `pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], `video_second_per_grid` [1] (seconds
+        that a temporal patch lasts), and `frame_seconds` [frames] (times of the frames in seconds).
         """
         vision = Vision.of(model)
         with Container.of(data, "video") as container:
@@ -108,7 +108,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return AudioProcessor(AudioOptions(max_seconds=self.options.max_seconds))
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Return seconds, width, height and codec."""
+        """Return `seconds`, `width` and `height` in pixels, and the name of the `codec`."""
         with Container.of(data, "video") as container:
             seconds, (high, wide) = container.seconds, container.size()
             return {"seconds": round(seconds, 3), "width": wide, "height": high, "codec": container.codec}
@@ -178,7 +178,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
 def _seen(
     key: str, values: np.ndarray, grid: tuple[int, int, int], lasts: np.ndarray, seconds: np.ndarray, each: int
 ) -> ProcessedMedia:  # fmt: skip
-    """Return a processed video; `each` is the tokens of a temporal patch, placed at the middle of its times."""
+    """Return a processed video. `each`: tokens of a temporal patch, which are placed at the middle of its times."""
     tensors = {
         "pixel_values_videos": values, "video_grid_thw": np.array([grid], np.int64), "video_second_per_grid": lasts,
         "frame_seconds": seconds,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A video and its sound as one medium, ordered by time: each temporal patch is followed by the sound until the next.
+"""A video and its sound as one medium, ordered by time: a temporal patch, the sound until the next patch, and so on.
 
 Times are counted in position ids, one for each token of sound, as in Qwen-Omni's own processor.
 """

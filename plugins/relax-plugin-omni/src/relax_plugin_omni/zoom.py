@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment `zoom`: the policy may look at a part of an image again, at a higher resolution.
 
-The processor shrinks a large image to few tokens. A call of `zoom` names a box of the original, and the crop comes back
-as a new image. The first turn without a call is the answer, which the run's rewards judge. The environment reads the
-images itself, from paths, data URIs and cells of task files; images by URL are refused.
+The image processor shrinks a large image to few tokens. A call of the tool `zoom` names a box of the original, and
+returns the crop as a new image. The first turn without a call is the answer, which the run's rewards judge. The
+environment reads the images itself, from paths, data URIs and cells of task files; images by URL are refused.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class ZoomOptions(Options):
     """Options of `zoom`."""
 
     units: Literal["thousandths", "pixels"] = "thousandths"
-    """Units of a box: thousandths of width and height, or pixels of the file."""
+    """Units of a box's coordinates: thousandths of width and height, or pixels of the file."""
     min_pixels: int = Field(28, ge=1)
-    """Smallest side of a crop, in pixels of the file; a smaller box is refused with a message to the policy."""
+    """Minimum side of a crop, in pixels of the file; a smaller box is refused with a message to the policy."""
     max_zooms: int = Field(8, ge=0)
-    """Largest number of crops of a sample, all kept in memory until it ends; further calls are refused with a message
-    to the policy. 0: no limit."""
+    """Maximum number of crops of a sample, which are kept in memory until the sample ends; further calls are refused
+    with a message to the policy. 0: no limit."""
     max_megapixels: float = Field(64.0, gt=0)
-    """A file with more megapixels ends the sample with an error of the environment, before any pixel is decoded."""
+    """Maximum size of an image file in megapixels; a larger file fails the sample before any pixel is decoded."""
     caption: str = "Image {number}:"
-    """Text before a crop; `{number}` is the number by which later calls name the crop. Empty: no text."""
+    """Text before a crop; `{number}` is the number that later calls use for the crop. Empty: no text."""
 
     @field_validator("caption")
     @classmethod
@@ -48,7 +48,7 @@ class ZoomOptions(Options):
 
 
 class ZoomRefused(Exception):
-    """A refused call; the message is the answer to the policy."""
+    """Error for a call that is refused; its message is the answer to the policy."""
 
 
 class Zoom(Environment[ZoomOptions]):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One episode on an OpenEnv server: JSON messages over its WebSocket, one request at a time.
 
-A request is `{"type": "reset" | "step" | "state" | "close", "data": {...}}`. The answer is an `observation` (its data
-have `observation`, `reward` and `done`), a `state`, or an `error` with a code. A server has a session for each
-connection, and ends the session with the connection.
+A request is `{"type": "reset" | "step" | "state" | "close", "data": {...}}`. The answer's type is `observation` (with
+data `observation`, `reward` and `done`), `state`, or `error` with a code. A server opens a session for each connection,
+and ends the session with the connection.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from urllib.parse import urlsplit
 import aiohttp
 
 CLOSE_S = 5.0
-"""Longest time to close a connection, in seconds."""
+"""Time limit for closing a connection, in seconds."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-"""First and longest pause in seconds between attempts at a server without a free session."""
+"""First and longest pause in seconds before a new attempt at a server that has no free session."""
 MAX_SCHEMA = 1 << 20
-"""Most bytes of a server's schema."""
+"""Maximum number of bytes that are read of a server's schema."""
 INVALID, FULL = "VALIDATION_ERROR", "CAPACITY_REACHED"
-"""Error codes: the action does not fit the schema; the server has no free session."""
+"""Error codes for an action that does not fit the schema, and for a server without a free session."""
 RAISED = "EXECUTION_ERROR"
 """Error code for an exception in the environment's own code."""
 
 
 class ServerFailed(RuntimeError):
-    """Failure of the server or the connection, which the policy did not cause."""
+    """Error for a failure of the server or the connection, which is not the policy's fault."""
 
 
 class NotAccepted(ValueError):
-    """The server's error answer to a request; `code` is the error code."""
+    """Error for a request that the server answers with an error; `code` is the server's error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Answer:
 
 
 class EpisodeConnection:
-    """A session with a server: `new -> begun -> (step -> answer)* -> closed`.
+    """A session on a server: `new -> begun -> (step -> answer)* -> closed`.
 
     Invariants: at most one request is pending; after a failure the connection is closed, so that a late answer is never
     matched to a later request.
@@ -66,7 +66,7 @@ class EpisodeConnection:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def begin(self, data: Mapping[str, Any], within_s: float) -> Answer:
-        """Connect and reset; retry while the server has no free session. Raises ServerFailed after `within_s`."""
+        """Connect and reset; retry while the server has no free session. Raises ServerFailed after `within_s` seconds."""
         pause, full = FIRST_PAUSE_S, ""
         try:
             async with asyncio.timeout(within_s):
@@ -90,11 +90,11 @@ class EpisodeConnection:
             raise
 
     async def step(self, action: Mapping[str, Any], within_s: float) -> Answer:
-        """Take an action. Raises NotAccepted if the server refuses it, and ServerFailed without a valid answer."""
+        """Take an action. Raises NotAccepted if the server refuses the action, ServerFailed without a valid answer."""
         return _observed(await self._asked("step", action, "observation", within_s))
 
     async def state(self, within_s: float) -> dict[str, Any]:
-        """Return the server's state of the episode. Raises ServerFailed, or NotAccepted for an error answer."""
+        """Return the episode's state on the server. Raises ServerFailed, or NotAccepted for an error answer."""
         return await self._asked("state", None, "state", within_s)
 
     async def close(self) -> None:
@@ -137,7 +137,7 @@ class EpisodeConnection:
         if self._socket is None or self._socket.closed:
             raise self._failed("the connection is gone")
         request = {"type": what} if data is None else {"type": what, "data": dict(data)}
-        with suppress(ConnectionError, aiohttp.ClientError):  # an answer sent before the close can still be read
+        with suppress(ConnectionError, aiohttp.ClientError):  # an answer from before the close can still be read
             await self._socket.send_str(json.dumps(request))
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
@@ -161,7 +161,7 @@ class EpisodeConnection:
 
 
 def client(headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """Return a client that refuses redirects and ignores proxy variables, so that it contacts only the given host."""
+    """Return an HTTP client that refuses redirects and ignores proxy variables, so it contacts only the given host."""
 
     async def refuse(_session: Any, _context: Any, params: aiohttp.TraceRequestRedirectParams) -> None:
         place = params.response.headers.get("Location", "")
@@ -202,7 +202,7 @@ def _observed(told: Mapping[str, Any]) -> Answer:
 
 
 def _told(data: Mapping[str, Any]) -> str:
-    """Return the text of an error answer, with each field of the action that does not fit."""
+    """Return the message of an error answer, and the message about each field that does not fit the schema."""
     errors = data.get("errors") or []
     places = "; ".join(f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg', '')}" for one in errors)
     return f"{data.get('message', '')}{f' ({places})' if places else ''}"

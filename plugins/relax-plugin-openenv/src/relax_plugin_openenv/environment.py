@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `openenv`: an episode on an OpenEnv server, where each turn of the policy is one action.
+"""The environment `openenv`: an episode on an OpenEnv server, in which each turn of the policy is one action.
 
-The server's rewards are credited turn by turn. An action that does not fit the schema gets an error text as its
-observation. If the server fails, exceeds a deadline or raises, the sample's outcome is `environment_error`.
+Each turn is credited with the server's reward for its action. After an action that does not fit the schema, the
+observation is an error text. If the server fails, exceeds a deadline or raises, the outcome is `environment_error`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from relax_plugin_openenv.connection import (
 )
 
 COLUMN = "openenv"
-"""Column of the task file with a task's `TaskEpisode`, which overrides the options."""
+"""Name of the task file's column with a `TaskEpisode`, whose fields override the options for this task."""
 TEXT = "{text}"
 _PLACE = re.compile(r"\{(\w+)\}")
 PLACES = ("shown", "reward", "turn", "schema")
@@ -55,46 +55,46 @@ class OpenEnvOptions(Options):
     """Hosts of further servers of the same environment that tasks may use: `env.example.org`, `*.example.org`, or an IP
     address. Empty: tasks use only `url`."""
     headers: dict[str, Annotated[Secret | str, Field(union_mode="left_to_right")]] = {}
-    """Headers of requests to `url`; they are never sent to a task's server. Credentials as `"env:NAME"` or
+    """Headers of requests to `url`, which are never sent to a task's server. Write credentials as `"env:NAME"` or
     `"file:PATH"`."""
     act: Literal["json", "text", "tool"] = "json"
-    """Source of a turn's action. `json`: the JSON object at the end of the turn. `text`: `action` with the turn's text
-    inserted. `tool`: the arguments of a call of one tool, whose parameters are the server's schema of actions."""
+    """Source of a turn's action. `json`: the JSON object at the end of the turn; `text`: the option `action`, with the
+    turn's text inserted; `tool`: the arguments of a call of a tool whose parameters are the server's action schema."""
     action: dict[str, Any] = {}
-    """With `act = "text"`: the action, with `{text}` in the place of the turn's text, such as `{ message = "{text}"
-    }`."""
+    """For `act = "text"`: the action, in which `{text}` stands for the turn's text, as in `{ message = "{text}" }`."""
     tool: str = Field("act", pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
-    """With `act = "tool"`: the tool's name."""
+    """For `act = "tool"`: the tool's name."""
     after: str = ""
-    """Marker such as `</think>`: only the text after its last occurrence is read as the action, and a turn without the
-    marker has no action. Empty: the whole text is read."""
+    """Marker such as `</think>`: only the text after the marker's last occurrence is read as the action, and a turn
+    without the marker has no action. Empty: the whole text is read."""
     show: str = ""
-    """Field of the observation that `{shown}` stands for, such as `board` or `info.text`; empty: the whole observation
-    as JSON."""
+    """Field of the observation that replaces `{shown}` in templates, such as `board` or `info.text`; empty: the whole
+    observation as JSON."""
     opening: str = ""
-    """Template of the first observation, which follows the task's prompt. It has the placeholders of `template`, and
-    `{schema}` for the schema of actions. Empty: `{shown}`, with `act = "json"` followed by the answer format."""
+    """Template of the first observation, which follows the task's prompt. Placeholders: those of `template`, and
+    `{schema}`, the schema of actions. Empty: `{shown}`, and for `act = "json"` also the format of the answer."""
     template: str = "{shown}"
-    """Template of later observations; placeholders: `{shown}`, `{reward}` of the turn, `{turn}`."""
+    """Template of later observations. Placeholders: `{shown}`, `{reward}` of the turn, and `{turn}`, its number."""
     reset: dict[str, Any] = {}
-    """Further arguments of each reset; a task's own arguments override them."""
+    """Further arguments of each reset; a task's own arguments override these."""
     reward: Literal["server", "rewards"] = "server"
-    """Source of the reward: the server, or only the run's `[[rewards]]`."""
+    """Source of the reward. `server`: the server; `rewards`: only the run's `[[rewards]]`."""
     invalid_reward: float = Field(0.0, allow_inf_nan=False)
-    """Reward of a turn whose action can't be read or is not accepted."""
+    """Reward of a turn whose action can't be read or is not accepted by the server."""
     raised: Literal["fail", "say"] = "fail"
     """Handling of an exception in the environment's own code. `fail`: the sample's outcome is `environment_error`.
     `say`: the policy gets the error text, for environments that raise if an action breaks their rules."""
     seed_of: Literal["sample", "task"] = "sample"
-    """`sample`: each sample has its own seed. `task`: all samples of a task, in all epochs, have the same seed."""
+    """Source of an episode's seed. `sample`: each sample has its own seed; `task`: all samples of a task, in all epochs,
+    have the same seed."""
     note_state: bool = False
-    """Request the server's state at the end of an episode, and keep it in the sample's `info`."""
+    """Request the server's state at the end of an episode, and store the state in the sample's `info`."""
     begin_s: PositiveFloat = 60.0
-    """Longest time in seconds until an episode has begun, including the wait for a free session."""
+    """Time limit in seconds for starting an episode, including the wait for a free session."""
     step_s: PositiveFloat = 60.0
-    """Longest time of one action in seconds."""
+    """Time limit for one action, in seconds."""
     max_message_mb: PositiveInt = 16
-    """Largest message from the server, in MiB."""
+    """Maximum size of a message from the server, in MiB."""
 
     @field_validator("headers")
     @classmethod
@@ -117,32 +117,32 @@ class OpenEnvOptions(Options):
 
 
 class TaskEpisode(Options):
-    """The column `openenv` of a task; its fields override the options."""
+    """The fields of a task's column `openenv`, which override the options."""
 
     url: str = Field("", pattern=r"^(https?://[^/?#@]+(/[^?#]*)?)?$")
-    """Another server of the same environment, on a host in `allowed_hosts`; empty: option `url`."""
+    """Address of another server of the same environment, on a host in `allowed_hosts`; empty: the option `url`."""
     reset: dict[str, Any] = {}
-    """Arguments of the reset."""
+    """Arguments of the reset, added to those of the option `reset`."""
     seed: int = Field(-1, ge=-1)
-    """Seed of all samples of the task; -1: as option `seed_of` says."""
+    """Seed of all samples of the task; -1: the option `seed_of` decides."""
 
 
 class OpenEnv(Environment[OpenEnvOptions]):
-    """One episode: `reset -> (step ...) -> done`."""
+    """An episode on an OpenEnv server: `reset -> (step ...) -> done`."""
 
     gives_reward: ClassVar[bool] = True
     _connection: EpisodeConnection | None = None
 
     @classmethod
     async def find_tools(cls, options: OpenEnvOptions) -> tuple[Tool, ...]:
-        """Return the tool whose parameters are the server's schema of actions; no tool unless `act = "tool"`."""
+        """Return a tool whose parameters are the server's action schema; no tool unless `act` is "tool"."""
         if options.act != "tool":
             return ()
         return (Tool(options.tool, await _schema(options), "Act in the environment.", options.url),)
 
     @classmethod
     async def open(cls, options: OpenEnvOptions) -> str:
-        """Return the schema of actions as JSON. A server that can't be reached stops the run before any sample."""
+        """Return the action schema as JSON. Raises ConfigError before any sample if the server can't be reached."""
         return json.dumps(await _schema(options), ensure_ascii=False)
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
@@ -225,7 +225,7 @@ class OpenEnv(Environment[OpenEnvOptions]):
         return Step(self._heard(action, f"No action was taken: {why}."), False, reward, info)
 
     def _heard(self, action: Action, text: str) -> Observation:
-        """Return a text as the next observation: as the tool's result if the policy called the tool."""
+        """Return a text as the next observation; if the policy called the tool, as the tool's result."""
         if not action.tool_calls:
             return Observation(text)
         first, *further = action.tool_calls
@@ -253,7 +253,7 @@ class OpenEnv(Environment[OpenEnvOptions]):
 
 
 def _filled(value: Any, text: str) -> Any:
-    """Return a value with `{text}` replaced in all its strings."""
+    """Return a copy of a JSON value in which `text` replaces `{text}` in all strings."""
     if isinstance(value, str):
         return value.replace(TEXT, text)
     if isinstance(value, Mapping):

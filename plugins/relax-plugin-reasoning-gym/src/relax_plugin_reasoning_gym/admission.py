@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of answers before a set's rule scores them, for rules that evaluate Python or accept wrong answers.
 
-An answer that fails its check scores 0, and the rule never reads it. Sets without a check here treat answers only as
-text.
+An answer that fails the check scores 0, and the set's rule never reads it. The rules of all sets without a check here
+treat answers only as text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 _SUM = re.compile(r"(?:[\d\s+\-/().]|\*(?!\s*\*))*")
-"""Integers and the four operations; no powers, because an answer could make them arbitrarily large."""
+"""Integers and the four basic operations; no powers, because an answer could write arbitrarily large powers."""
 _POLYNOMIAL = re.compile(
     r"""(?: [\d\s+\-/()] | \.(?=\d) | (?<=\d)\.(?!\s*[A-Za-z_])  # numbers
           | [A-Za-z](?![A-Za-z_\d])                              # variables
@@ -52,4 +52,4 @@ ADMITTED: Mapping[str, Callable[[str], bool]] = {
     "simple_integration": _only(_POLYNOMIAL),
     "complex_arithmetic": _only(_COMPLEX),  # excludes nan, which the rule would accept for every number
 }
-"""Check of an answer by set; an answer must pass the check before the set's rule scores it."""
+"""Check of answers by set name. An answer must pass the check before the set's rule scores the answer."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sets of reasoning-gym that are unsuitable for training, each with the reason.
 
-With these sets a policy learns to exploit a faulty rule, or a resumed run continues with different tasks. The source
+These sets let a policy exploit a faulty rule, or make a resumed run continue with different tasks. The task source
 refuses barred sets unless `allow_barred` is set. For every set of the installed version, the tests show that the set is
 sound or that its fault is still present.
 """

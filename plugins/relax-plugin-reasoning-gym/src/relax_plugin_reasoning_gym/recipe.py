@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: the few values from which a reasoning-gym task is generated, and generated again when it is judged.
+"""Recipes: the few values from which a reasoning-gym task is generated, and generated again to judge an answer.
 
-Entries of reasoning-gym hold tuples, fractions and grids that do not survive a round trip through JSON. So a task
-carries its recipe instead of its entry. Only this file uses the interface of reasoning-gym.
+An entry of reasoning-gym holds tuples, fractions and grids that do not survive a round trip through JSON. So a task
+carries a recipe instead of an entry. Only this file uses the interface of reasoning-gym.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import Any
 
 DATASETS_KEPT = 128
-"""Most datasets in the cache: one for each table of a tasks file, and for each redraw of its tasks. Most are tiny; some
-hold 10 to 20 MB of words or grids."""
+"""Maximum number of cached datasets: one for each table of a tasks file, and for each redraw of the table's tasks. Most
+are tiny; some hold 10 to 20 MB of words or grids."""
 ENTRIES_KEPT = 4096
-"""Most entries in the cache, some kilobytes each. Generating an entry takes from microseconds to tenths of a second."""
+"""Maximum number of cached entries, some kilobytes each. Generating an entry takes microseconds to tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Recipe:
     """The description of one task by set, seed and index.
 
     Invariants:
-    - plain data: the result of `as_column` survives JSON, and `of` reads it back;
+    - a recipe is plain data: the result of `as_column` survives JSON, and `of` reads it back;
     - two processes generate the same task from a recipe, unless its set is barred.
     """
 
@@ -37,17 +37,17 @@ class Recipe:
     seed: int
     """Seed of the dataset; most sets generate task `index` from `seed + index`."""
     size: int
-    """Number of tasks in the dataset. A few sets generate all tasks together, so it affects each task."""
+    """Number of tasks in the dataset. A few sets generate all tasks together, so this number affects each task."""
     index: int
     """Index of the task in the dataset."""
     level: int | None = None
-    """Level of the set's curriculum; None: the set's defaults."""
+    """Level of the set's curriculum; None: the set's default options."""
     options: str = "{}"
     """The dataset's options as JSON with sorted keys."""
 
     @classmethod
     def of(cls, column: Any) -> Recipe:
-        """Read the column `recipe` of a task. Raises ValueError if it is not a recipe."""
+        """Read a recipe from a task's column `recipe`. Raises ValueError if the column is not a recipe."""
         try:
             return cls(**{**column, "options": json.dumps(column["options"], sort_keys=True)})
         except (TypeError, KeyError) as error:
@@ -66,13 +66,13 @@ def set_names() -> list[str]:
 
 
 def open_set(recipe: Recipe) -> Any:
-    """Return the cached dataset of a recipe. Raises ValueError for a wrong level or option."""
+    """Return the dataset of a recipe, from the cache if possible. Raises ValueError for a wrong level or option."""
     return _dataset(dataclasses.replace(recipe, index=0))
 
 
 @lru_cache(ENTRIES_KEPT)
 def entry(recipe: Recipe) -> dict[str, Any]:
-    """Return the entry of a recipe: `question`, `answer`, data for the set's rule. Do not change the cached entry."""
+    """Return the entry of a recipe: `question`, `answer`, data for the set's rule. Callers must not change the entry."""
     dataset = open_set(recipe)
     with _apart(recipe):
         made: dict[str, Any] = dataset[recipe.index]
@@ -88,9 +88,9 @@ def set_score(recipe: Recipe, answer: str) -> float:
 
 @contextlib.contextmanager
 def _apart(recipe: Recipe) -> Iterator[None]:
-    """Isolate code of a set from global state: drop its prints, and restore the global random generators afterwards.
+    """Isolate a set's code from global state: drop its prints, and restore the global random generators afterwards.
 
-    Python's generator is seeded from the recipe, so that the code's draws from it depend only on the recipe.
+    Python's random generator is seeded from the recipe, so the code's random draws depend only on the recipe.
     """
     import numpy
 

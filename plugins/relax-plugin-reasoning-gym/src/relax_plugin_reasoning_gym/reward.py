@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward `reasoning-gym`, which scores a response's answer with the rule `score_answer` of the task's set.
+"""The reward `reasoning-gym`: scores a response's answer with the rule `score_answer` of the task's set.
 
-Many rules give partial scores to prose, length or parts of an answer, so only a full score counts unless `partial` is
-set.
+Many rules give partial scores for prose, length or parts of an answer. So only a full score counts unless the option
+`partial` is set.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class ReasoningGymRewardOptions(Options):
     r"""Place of the answer in a response: between the last `<answer>` and `</answer>` (`tags`), in the last `\boxed{}`
     (`boxed`), the last line with text, or the whole response. A response without an answer scores 0."""
     partial: bool = False
-    """True: return the rule's own score, from 0 to 1; several rules reward prose and length. False: 1 for a full score,
-    else 0."""
+    """True: return the rule's own score, from 0 to 1 (several rules reward prose and length). False: return 1 for a full
+    score, else 0."""
     truncated: bool = False
-    """True: judge a response that a limit cut off. False: such a response scores 0."""
+    """True: judge a response that a limit cut off. False: a response that was cut off scores 0."""
 
 
 class ReasoningGymReward(Reward[ReasoningGymRewardOptions]):
-    """A reward of 1 if the set's rule gives the answer a full score, else 0; with `partial`, the rule's own score.
+    """A reward of 1 if the set's rule gives the answer a full score, else 0; if `partial` is set, the rule's own score.
 
-    A task is judged only if its own answer gets a full score here. Some rules return a low score for every internal
-    error, so without this check a broken installation would look like a policy that is always wrong.
+    A task is judged only if the rule gives its gold answer a full score. Some rules return a low score for every
+    internal error, so without this check a broken installation would look like a policy that is always wrong.
     """
 
     needs_columns = ("set", "recipe")
@@ -60,7 +60,7 @@ class ReasoningGymReward(Reward[ReasoningGymRewardOptions]):
 
 
 def answer_score(recipe: Recipe, answer: str) -> float:
-    """Score an answer from 0 to 1 with its set's rule; 0 if the answer is not admitted or the rule raises."""
+    """Score an answer from 0 to 1 with its set's rule; 0 if the answer fails the set's check or the rule raises."""
     admitted = ADMITTED.get(recipe.set)
     if admitted is not None and not admitted(answer):
         return 0.0
@@ -79,9 +79,9 @@ def _own_answer_pays(recipe: Recipe) -> bool:
 
 
 def unfit(recipe: Recipe, answer: object) -> str | None:
-    """Return why a task with this recipe and answer can't be judged; None if it can.
+    """Return why a task with this recipe and gold answer can't be judged; None if it can be judged.
 
-    Tasks without an answer, which only barred sets have, are judged without this check.
+    Tasks without a gold answer, which only barred sets have, are judged without this check.
     """
     own = entry(recipe)["answer"]
     if answer != own:
@@ -109,7 +109,7 @@ def extract(response: str, form: Form) -> str | None:
 
 
 def _last_boxed(response: str) -> str | None:
-    r"""Return the content of the `\boxed{}` that closes last; of two nested boxes this is the outer box."""
+    r"""Return the content of the `\boxed{}` that closes last, which of two nested boxes is the outer box."""
     found, starts = None, list[int]()
     for mark in _BOX_OR_BRACE.finditer(response):
         if mark[0] != "}":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task source `reasoning-gym`, which generates tasks on request from a tasks file (`NAME.gym`).
+"""The task source `reasoning-gym`: generates tasks on request from a tasks file (`NAME.gym`).
 
-No task is stored. Each task is a function of the file, so a resumed run continues with the same tasks, and the reward
+Tasks are not stored. Each task depends only on the file, so a resumed run continues with the same tasks, and the reward
 can generate a task again.
 """
 
@@ -21,28 +21,28 @@ from relax_plugin_reasoning_gym.tasks_file import FIELD, SEED_ROOM, TasksFile, r
 
 INSTRUCTION = "Think it through, then write the final answer, and nothing else, between <answer> and </answer>."
 MOST_DRAWS = 64
-"""Most draws of a task until its question is not excluded; a set that needs more has hardly any questions left."""
+"""Maximum number of draws to find a question that is not excluded; a set that needs more has hardly any left."""
 
 
 class ReasoningGymOptions(Options):
     """Options of the source `reasoning-gym`."""
 
     instruction: str = INSTRUCTION
-    """Text after each question, separated by an empty line; it must match the reward's option `answer`. Empty: no
-    text."""
+    """Text after each question and an empty line. It must ask for the answer in the form that the reward's option
+    `answer` reads. Empty: no text."""
     chat: bool = True
     """True: use the model's chat template. False: send the plain text, for models without a chat template."""
     allow_barred: bool = False
-    """Allow barred sets, whose rule can be deceived or whose tasks differ between processes."""
+    """Allow barred sets: sets with a rule that can be exploited, or with tasks that differ between processes."""
 
 
 class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
-    """Tasks of the sets that a file lists.
+    """The tasks of the sets that a tasks file lists.
 
     Invariants:
     - task `i` depends only on the file, on the files that it excludes, and on `i`; the sets are evenly mixed;
-    - no two tasks of a file, nor of files with different seeds, are generated from the same seed of reasoning-gym;
-    - no task has a question of an excluded file.
+    - no two tasks of a file, or of files with different seeds, are generated from the same seed of reasoning-gym;
+    - no task has a question from an excluded file.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".gym",)
@@ -84,7 +84,7 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
         return f"{self._path} task {index} ({self._recipes[index].set})"
 
     def _planned(self, path: Path, file: TasksFile) -> list[Recipe]:
-        """Return a recipe per task; the tasks of each set are spread evenly. Raises ConfigError for an unusable set."""
+        """Return one recipe per task, with each set spread evenly. Raises ConfigError for a set that can't be used."""
         known, counts = set_names(), shares(file.sets, file.size)
         tables, first = [], file.seed * SEED_ROOM
         for at, (table, count) in enumerate(zip(file.sets, counts, strict=True)):
@@ -113,7 +113,7 @@ class ReasoningGymSource(TaskSource[ReasoningGymOptions]):
         return [recipe for _, recipe in sorted(zip(places, recipes, strict=True), key=lambda pair: pair[0])]
 
     def _drawn(self, index: int) -> Recipe:
-        """Return the first draw of a task whose question is not excluded. Raises ConfigError after `MOST_DRAWS`."""
+        """Return a task's first draw with a question that is not excluded. Raises ConfigError after `MOST_DRAWS`."""
         recipe = self._recipes[index]
         if not self._excluded:
             return recipe

@@ -26,8 +26,8 @@ from relax_core.api import ConfigError, Options
 
 FIELD = "data"
 SEED_ROOM = 1 << 20
-"""Number of reasoning-gym seeds that belong to one seed of a tasks file. Most sets generate task `i` from `seed + i`,
-so files with adjacent seeds would otherwise share nearly all tasks. Some sets accept only seeds of 32 bits."""
+"""Number of reasoning-gym seeds that belong to one seed of a tasks file. Most sets generate task `i` from `seed + i`;
+without this distance, files with adjacent seeds would share nearly all tasks. Some sets accept only 32-bit seeds."""
 
 
 class SetTable(Options):
@@ -36,10 +36,10 @@ class SetTable(Options):
     name: str
     """Name of the set in reasoning-gym."""
     weight: PositiveFloat = 1.0
-    """Share of the tasks, relative to the sum of all weights."""
+    """Weight of this entry; its share of the tasks is the weight divided by the sum of all weights."""
     level: NonNegativeInt | None = None
-    """Level of the set's curriculum from 0, the easiest; its ranges reach up to this level. Absent: the set's
-    defaults."""
+    """Level of the set's curriculum. 0 is the easiest; a level includes the easier tasks below it. Absent: the set's
+    default options."""
     options: dict[str, Any] = {}
     """Options of the set, which override the values of `level`."""
 
@@ -59,16 +59,16 @@ class TasksFile(Options):
     sets: tuple[SetTable, ...] = Field(min_length=1)
     """The sets that generate the tasks, evenly mixed."""
     size: int = Field(1000, ge=1, le=SEED_ROOM >> 2)
-    """Number of tasks."""
+    """Number of tasks in the file."""
     seed: int = Field(0, ge=0, lt=(1 << 32) // SEED_ROOM)
-    """Seed of the tasks; files with different seeds share no seed of reasoning-gym."""
+    """Seed of the tasks. Files with different seeds have no seed of reasoning-gym in common."""
     exclude: tuple[str, ...] = ()
-    """Paths, relative to this file's folder, of tasks files whose questions are excluded; a new task is drawn
-    instead."""
+    """Paths, relative to this file's folder, of tasks files whose questions must not occur; a task with such a question
+    is drawn again."""
 
 
 def read_tasks_file(path: Path) -> TasksFile:
-    """Read and check a tasks file. Raises ConfigError, which names the file and the key."""
+    """Read and check a tasks file. Raises ConfigError naming the file and the faulty key."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -84,7 +84,7 @@ def read_tasks_file(path: Path) -> TasksFile:
 
 
 def shares(tables: tuple[SetTable, ...], size: int) -> list[int]:
-    """Divide `size` tasks by the tables' weights; the largest remainders get the rest, earlier tables first."""
+    """Return each table's number of tasks, by weight. Tables with the largest remainders get the tasks left over."""
     total = sum(table.weight for table in tables)
     exact = [size * table.weight / total for table in tables]
     counts = [int(count) for count in exact]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment `search`, whose tool searches a file of documents."""
+"""The environment `search`: a tool with which the policy searches a file of documents."""

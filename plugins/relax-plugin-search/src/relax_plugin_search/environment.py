@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment `search`: the policy can search a file of documents before it answers.
 
-Calls of `search` return the documents found. The first turn without a call is the answer, which the run's `[[rewards]]`
-judge. A wrong call gets an error text as its result, so that the policy can learn from it.
+Calls of the tool `search` return documents. The first turn without a call is the answer, which the run's `[[rewards]]`
+judge. The result of a wrong call is an error text, from which the policy can learn.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ class SearchOptions(Options):
     corpus: Path
     """JSON lines file of documents, `{"text": ..., "title": ...}`; the title is optional."""
     top_k: int = Field(3, ge=1)
-    """Most documents that a search returns."""
+    """Maximum number of documents that a search returns."""
     max_chars: int = Field(2000, ge=1)
-    """Most characters of a document's text that are shown; a longer text is cut and ends with `...`."""
+    """Maximum number of characters of a document's text; a longer text is cut and ends with `...`."""
     max_searches: int = Field(0, ge=0)
-    """Most searches of a sample; a later call gets an error text. 0: no limit except `rollout.max_turns`."""
+    """Maximum number of searches in a sample; the result of a later call is an error text. 0: no limit except
+    `rollout.max_turns`."""
     template: str = "[{rank}] {title}\n{text}"
-    """Template of a document in an observation; placeholders: `{rank}` from 1, `{title}`, `{text}`."""
+    """Template of a document in an observation. Placeholders: `{rank}` from 1, `{title}`, `{text}`."""
     separator: str = "\n\n"
-    """Text between two documents."""
+    """Text between two documents in an observation."""
     nothing: str = "Nothing was found."
-    """Result of a search if no document has a word of the query."""
+    """Result of a search if no document contains a word of the query."""
 
     @field_validator("template")
     @classmethod
@@ -59,7 +60,7 @@ class Search(Environment[SearchOptions]):
 
     @classmethod
     async def open(cls, options: SearchOptions) -> Index:
-        """Read and index the corpus, once per worker."""
+        """Read and index the corpus; called once per worker."""
         return Index(read_documents(options.corpus))
 
     async def reset(self, task: Task, seed: int) -> Observation | None:

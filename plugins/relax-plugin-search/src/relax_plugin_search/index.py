@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An in-memory BM25 index of the documents in a JSON lines file.
 
-A word is a run of letters, digits and underscores, compared without case. Neither stemming nor stop words are used, so
-that every language and vocabulary is treated alike. Weights are computed when the index is built; a query only adds
-them.
+A word is a run of letters, digits and underscores; case is ignored. The index does no stemming and has no stop words,
+so it treats every language and vocabulary alike. Weights are computed when the index is built; a query only sums
+weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One passage, which is searched by its text and title."""
+    """One document; a search matches its text and its title."""
 
     text: str
     title: str = ""
@@ -49,7 +49,7 @@ class Index:
                 self._postings[word].append((number, rarity * times * (TERM_SATURATION + 1) / (times + room)))
 
     def search(self, query: str, top_k: int) -> list[Document]:
-        """Return the `top_k` best documents that have a word of the query; ties are in the order of the file."""
+        """Return the `top_k` best documents that contain a word of the query; ties stay in the order of the file."""
         scores: dict[int, float] = defaultdict(float)
         for word in sorted(set(words(query))):
             for number, weight in self._postings.get(word, ()):

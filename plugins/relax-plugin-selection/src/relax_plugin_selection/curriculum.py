@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `curriculum` sampler: it draws from a window of the easiest tasks, which grows until it holds all tasks."""
+"""The `curriculum` sampler: draws from the easiest tasks, whose number grows until all tasks take part."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from relax_core.api import ConfigError, Options, Sampler, Task
 
 class CurriculumOptions(Options):
     column: str = "difficulty"
-    """Column of the tasks that holds a number; tasks with smaller numbers come earlier."""
+    """Name of the task column with a difficulty as a number; tasks with smaller numbers come earlier."""
     start: float = Field(0.2, gt=0.0, le=1.0)
-    """Share of the tasks, the easiest, from which the first groups are drawn."""
+    """Share of all tasks from which the first group is drawn: the easiest tasks."""
     groups: PositiveInt = 1000
-    """Number of groups after which all tasks take part."""
+    """Number of groups after which all tasks take part; the share of tasks grows linearly until then."""
 
 
 class Curriculum(Sampler[CurriculumOptions]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters of finished groups. The run generates a new group for each dropped one, so that steps stay complete."""
+"""Filters of finished groups. The run generates a new group for each dropped group, so that steps stay complete."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from relax_core.api import AttemptId, Filter, Options, Outcome, Task, Trajectory
 
 class ZeroVarianceOptions(Options):
     tolerance: NonNegativeFloat = 0.0
-    """Largest difference between rewards of a group that still counts as equal."""
+    """Maximum difference between the rewards of a group that still count as equal."""
 
 
 class ZeroVariance(Filter[ZeroVarianceOptions]):
-    """Drops groups with equal rewards, which have no advantages (dynamic sampling of DAPO, arXiv 2503.14476, 3.2)."""
+    """Drops groups with equal rewards: their advantages are 0 (DAPO's dynamic sampling, arXiv 2503.14476, 3.2)."""
 
     def reject(
         self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
@@ -30,9 +30,9 @@ class ZeroVariance(Filter[ZeroVarianceOptions]):
 
 class RewardBandOptions(Options):
     low: float = 0.1
-    """Smallest mean reward of a group that is kept."""
+    """Minimum mean reward of a group; groups with a lower mean are dropped as too hard."""
     high: float = 0.9
-    """Largest mean reward of a group that is kept."""
+    """Maximum mean reward of a group; groups with a higher mean are dropped as too easy."""
 
 
 class RewardBand(Filter[RewardBandOptions]):
@@ -52,11 +52,11 @@ class RewardBand(Filter[RewardBandOptions]):
 
 class TruncatedOptions(Options):
     most: float = Field(0.5, ge=0.0, lt=1.0)
-    """Largest share of a group's samples that a limit may have cut off."""
+    """Maximum share of truncated samples in a group; groups with a larger share are dropped."""
 
 
 class Truncated(Filter[TruncatedOptions]):
-    """Drops groups with many truncated samples, whose rewards depend more on the length limit than on the task."""
+    """Drops groups with many truncated samples: their rewards depend more on the length limit than on the task."""
 
     def reject(
         self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
@@ -66,5 +66,5 @@ class Truncated(Filter[TruncatedOptions]):
 
 
 def _valid(rewards: Sequence[float]) -> list[float]:
-    """Return the rewards without NaN, the reward of samples that were not judged."""
+    """Return the rewards of judged samples; the reward of a sample that was not judged is NaN."""
     return [reward for reward in rewards if not math.isnan(reward)]

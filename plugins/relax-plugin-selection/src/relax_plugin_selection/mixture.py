@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `mixture` sampler: it draws kinds of tasks in given shares; a kind's tasks come once per epoch of that kind."""
+"""The `mixture` sampler: draws kinds of tasks in given shares; each task of a kind comes once per epoch of its kind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from relax_core.api import ConfigError, Options, Sampler, Task
 
 class MixtureOptions(Options):
     column: str = "source"
-    """Column of the tasks whose value is the kind."""
+    """Name of the task column whose value is a task's kind."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """Weight by kind, such as `{ maths = 2, code = 1 }`; 1 for kinds that are not named; 0 leaves a kind out."""
+    """Weight by kind, such as `{ maths = 2, code = 1 }`. A kind that is not named has weight 1; 0 excludes a kind."""
 
 
 class Mixture(Sampler[MixtureOptions]):

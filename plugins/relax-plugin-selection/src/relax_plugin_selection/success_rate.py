@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `success-rate` sampler: tasks with an uncertain outcome come more often than tasks always or never solved."""
+"""The `success-rate` sampler: tasks that are sometimes solved come more often than tasks always or never solved."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pydantic import Field
 from relax_core.api import Options, Sampler
 
 MOST = 0.25
-"""Maximum of p (1 - p)."""
+"""Maximum of a task's weight p (1 - p), for p = 1/2."""
 
 
 class SuccessRateOptions(Options):
     floor: float = Field(0.02, gt=0.0, le=MOST)
-    """Weight of a task always or never solved. A task solved half of the time, or not tried yet, weighs 0.25."""
+    """Weight of a task that is always or never solved. A task solved half of the time, or not yet tried, weighs 0.25."""
     memory: float = Field(0.5, ge=0.0, lt=1.0)
-    """Share of a task's former success rate that stays in the average after another group of the task."""
+    """Weight of a task's former success rate in the average with the rate of its newest group."""
     best: float = Field(1.0, gt=0.0)
-    """Reward of a fully solved task."""
+    """Reward of a sample that solves its task completely."""
 
 
 class SuccessRate(Sampler[SuccessRateOptions]):
-    """Weights tasks by p (1 - p), p = recent mean reward / `best` (learnability, arXiv 2408.15099 and 2502.12272)."""
+    """Draws tasks by weight p (1 - p), p = recent mean reward / `best` (learnability, arXiv 2408.15099, 2502.12272)."""
 
     def __init__(self, options: SuccessRateOptions | None = None) -> None:
         super().__init__(options)
         self._rates: dict[int, float] = {}
 
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
-        """Pick a task by rejection sampling, whose cost does not depend on the number of tasks."""
+        """Pick a task by rejection sampling; its cost does not depend on the number of tasks."""
         random = Random(f"success-rate {seed} {group}")
         while True:
             index = random.randrange(num_tasks)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stand-ins for CUDA packages that let SGLang be imported and run without CUDA, for development and tests.
 
-They declare names that SGLang's modules look up at import, and compute nothing. They are refused on a machine with a
-GPU. `tests/test_cpu_stand_ins.py` fails when SGLang no longer needs them.
+The stand-ins declare names that SGLang's modules look up at import, and compute nothing. On a machine with a GPU they
+can't be installed. `tests/test_cpu_stand_ins.py` fails when SGLang no longer needs the stand-ins.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 from relax_core.api.errors import InfrastructureError
 
 DETECTION = ("nms", "qnms")
-"""Operators of torchvision, whose wheels need CUDA and declare no operators without CUDA."""
+"""Operators of torchvision; its wheels need CUDA, and declare no operators without CUDA."""
 KERNELS = (
     "fused_sigmoid_mul_cpu", "fused_qk_gemma_rmsnorm_cpu", "fused_qk_gemma_rmsnorm_with_gate_cpu",
     "fused_qkvzba_split_reshape_cat_contiguous_cpu", "fused_gdn_gating_cpu", "fused_sigmoid_gating_delta_rule_update_cpu",
 )  # fmt: skip
 """Operators of sgl_kernel, which has no build for CPUs."""
 _declared: list[Any] = []
-"""torch libraries, kept because torch drops a library's operators when the object is freed."""
+"""torch libraries, kept alive because torch drops a library's operators when the library object is freed."""
 
 
 def install(gpu: bool) -> None:
@@ -62,7 +62,7 @@ class _NoCuda:
 
 
 def _hollow(name: str) -> types.ModuleType:
-    """Return a module from which any name can be imported, as a function that raises NotImplementedError."""
+    """Return a module from which any name can be imported; each name is a function that raises NotImplementedError."""
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SGLang engine: SGLang's scheduler and model in this process, stepped by one thread.
 
-SGLang fuses weights in its own layout, so fingerprints of memory are compared only between engines of one layout.
+SGLang fuses weights in its own layout, so weight fingerprints are compared only between engines of the same layout.
 """
 
 from __future__ import annotations

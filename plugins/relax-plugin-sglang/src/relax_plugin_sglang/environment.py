@@ -21,12 +21,12 @@ ON_CPU: Mapping[str, str] = {
 
 
 def on_gpu() -> bool:
-    """Return True if this machine has NVIDIA GPUs, judging by their device files."""
+    """Return True if this machine has an NVIDIA GPU, recognised by the driver's device file."""
     return Path("/dev/nvidiactl").exists()
 
 
 def prepare() -> None:
-    """Set the variables that are not set yet. Raises ConfigError if this interpreter does not have SGLang."""
+    """Set the variables that are not yet set. Raises ConfigError if this interpreter does not have SGLang."""
     if find_spec("sglang") is None:
         fix = (
             "set engine.python to an interpreter with it, or pip install 'relax-plugin-sglang[sglang]' "

@@ -24,12 +24,12 @@ from relax_plugin_sglang.scheduler import SteppedScheduler
 CPU_KV_TOKENS = 32768
 INTERFACE = "GLOO_SOCKET_IFNAME"
 SPARE = 8
-"""Positions added to the context, because SGLang keeps a few for itself."""
+"""Number of positions added to the context, because SGLang reserves a few positions for itself."""
 _launched: list[str] = []
 
 
 def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
-    """Return a started scheduler; once per process, since SGLang keeps configuration and process groups in globals.
+    """Start a scheduler, once per process, since SGLang keeps configuration and process groups in globals.
 
     Raises InfrastructureError for a second launch, and ConfigError for arguments that SGLang refuses.
     """
@@ -51,14 +51,14 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
 
 
 def replays(spec: EngineSpec) -> bool:
-    """Return True if the run replays routes: recording experts costs host memory for every cached token."""
+    """Return True if the run replays routes. Only then are routes recorded, which costs memory per cached token."""
     return spec.model.get("routing_replay") == "rollout"
 
 
 def _join_alone(device: str) -> None:
-    """Make torch's process group of this process alone, with a store in memory, before SGLang makes its own.
+    """Make torch's process group, of this process alone and with a store in memory, before SGLang would make one.
 
-    SGLang uses an existing group. The store of its own group would listen on every interface, without authentication.
+    SGLang uses an existing group. The store of SGLang's group would listen on every interface, without authentication.
     """
     backend = get_default_distributed_backend(device)
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -66,9 +66,9 @@ def _join_alone(device: str) -> None:
 
 @contextmanager
 def _gloo_on_loopback() -> Iterator[None]:
-    """Let process groups made within the context listen on loopback; gloo's default is the host name's interface.
+    """Let process groups that are made within the context listen on loopback only.
 
-    Groups made later, for weights from remote machines, choose their own interface.
+    gloo's default is the host name's interface. Later groups, for weights from remote hosts, choose their interface.
     """
     before = os.environ.get(INTERFACE)
     os.environ[INTERFACE] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
@@ -82,7 +82,7 @@ def _gloo_on_loopback() -> Iterator[None]:
 
 
 def _ports() -> PortArgs:
-    """Return SGLang's ports: its sockets are not opened, and one free port is only part of shared memory names."""
+    """Return ports for SGLang. No socket is opened; the one free port only becomes a part of shared memory names."""
     return PortArgs(
         tokenizer_ipc_name="", scheduler_input_ipc_name="", detokenizer_ipc_name="", nccl_port=get_free_port_below_ephemeral(),
         rpc_ipc_name="", metrics_ipc_name="", tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None,
@@ -101,7 +101,7 @@ def _arguments(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:
         "context_length": spec.max_context + SPARE if bounded else None, "max_total_tokens": tokens,
         "max_running_requests": spec.max_concurrency or options.max_batch_rows,
         "chunked_prefill_size": options.max_prefill_tokens, "mem_fraction_static": options.gpu_memory if gpu else None,
-        # With kv_across_versions, a shared cache could outlive the weights that computed it.
+        # If kv_across_versions is set, a shared cache could outlive the weights that computed it.
         "disable_radix_cache": not options.prefix_cache or spec.kv_across_versions,
         # A step must end before the next begins, so that weights change between two tokens.
         "disable_overlap_schedule": True, "disable_cuda_graph": not (gpu and options.graphs),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stepper around SGLang: it takes requests, returns new tokens after each step, and replaces weights between steps.
+"""A stepper around SGLang: takes requests, returns new tokens after each step, and replaces weights between steps.
 
-Everything here runs on one thread. SGLang's scheduler and model run in this process, so that nothing is sampled while
+All of this code runs on one thread. SGLang's scheduler and model run in this process, so no token is sampled while
 weights change.
 """
 
@@ -36,28 +36,28 @@ from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row
 
 BUCKET_BYTES = 256 << 20
-"""Bytes of weights that are passed to SGLang in one call."""
+"""Approximate number of bytes of weights that are passed to SGLang in one call."""
 SHARED_TOKENS = 64
-"""Minimum tokens of a prompt for which identical requests wait until the first one has filled the cache."""
+"""Minimum prompt length in tokens at which equal prompts wait until the first request has filled the cache."""
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class Sglang:
-    """A stepper with one model in this process."""
+    """A stepper with one SGLang model in this process."""
 
     def __init__(self, spec: EngineSpec, options: SglangOptions) -> None:
         _check_layers(spec)
         self._scheduler = launch(spec, options)
         self._inside: dict[str, str] = {}
-        """Name inside SGLang by request id; all have one length, since SGLang aborts every name with a given prefix."""
+        """SGLang's name of each request, by id. Names have equal length, since SGLang aborts all names with a prefix."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count()
         self._shares = options.prefix_cache and not spec.kv_across_versions
         self._waiting: dict[tuple[int, ...], list[GenerateRequest]] = {}
-        """Requests that wait by prompt, while one request computes the prompt's cache for all."""
+        """Waiting requests by prompt, while one request computes the prompt's cache for all."""
         self._prompts: dict[str, tuple[int, ...]] = {}
-        """Prompts by id of the request that computes the prompt's cache now."""
+        """Prompts whose cache is being computed, by the id of the computing request."""
         config = self._scheduler.model_config
         self.max_context: int = min(spec.max_context, self._scheduler.max_req_len - 1)
         self.vocab_size: int = config.vocab_size
@@ -90,7 +90,7 @@ class Sglang:
         )
 
     def _take(self, tokens: tuple[int, ...], params: SamplingParams, row: Row, **fields: Any) -> None:
-        """Queue a request under a new name; a sequence to score also asks for the prompt's log-probs."""
+        """Queue a request under a new SGLang name; for a sequence to score, also request the prompt's log-probs."""
         inside = self._inside[row.name] = f"{next(self._numbers):016}"
         params.normalize(None)
         request: dict[str, Any] = {
@@ -102,7 +102,7 @@ class Sglang:
             self._scheduler.take(TokenizedGenerateReqInput(**request), row)
 
     def abort(self, names: Sequence[str]) -> None:
-        """Abort requests. SGLang steps a running request once more, and that step's tokens are dropped."""
+        """Abort requests. SGLang steps a running request once more; the tokens of this step are dropped."""
         gone = frozenset(names)
         for name in names:
             self._prompts.pop(name, None)
@@ -113,7 +113,7 @@ class Sglang:
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        """Queue the waiting requests whose prompt is in the cache, or whose computing request has ended."""
+        """Queue waiting requests whose prompt is now cached, or whose prompt's computing request has ended."""
         computing = set(self._prompts.values())
         for tokens in [tokens for tokens in self._waiting if tokens not in computing]:
             for request in self._waiting.pop(tokens):
@@ -156,7 +156,7 @@ class Sglang:
         return [req.row.name for req in reqs if self._inside.get(req.row.name) == req.rid]
 
     def routes(self, name: str) -> bytes:
-        """Return the routes of all positions but the last, which SGLang keeps along with the KV cache."""
+        """Return a running request's routes at all positions but the last; SGLang keeps routes with its KV cache."""
         running = (req for req in self._scheduler.collect_inflight_reqs() if req.row.name == name)
         req = next((req for req in running if req.output_ids and not req.finished()), None)
         if req is None or self._routes is None:
@@ -191,14 +191,14 @@ class Sglang:
         }
 
     def forget_caches(self, running: bool) -> None:
-        if not running:  # running requests keep their caches, and then no prefixes are shared
+        if not running:  # running requests keep their caches; prefixes are not shared then
             return
         with torch.inference_mode():
             self._retract()
             self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
 
     def _retract(self) -> None:
-        """Return running requests to the queue with their tokens, and empty every cache."""
+        """Move running requests back to the queue with their tokens, and empty every cache."""
         scheduler = self._scheduler
         scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
         wanted = set(self._inside.values())
@@ -216,7 +216,7 @@ class Sglang:
         raise NotImplementedError("SGLang was not offloaded, since this engine does not support it")
 
     def stop(self) -> None:
-        """Do nothing: SGLang started no processes, and objects in this process are freed when the process ends."""
+        """Do nothing: SGLang started no processes, and the end of this process frees its objects."""
 
 
 def _check_layers(spec: EngineSpec) -> None:
@@ -230,7 +230,7 @@ def _check_layers(spec: EngineSpec) -> None:
 
 
 class _Routes(NamedTuple):
-    """The layers whose routes are returned, and the dtype of routes."""
+    """The indices of the layers that have routes, and the dtype of routes."""
 
     layers: list[int]
     dtype: str
@@ -241,7 +241,7 @@ class _Routes(NamedTuple):
         return cls(routed_layers(config), routing.dtype) if routing else None
 
     def bytes_of(self, choices: torch.Tensor) -> bytes:
-        """Return the bytes of this model's routes, from those of all layers [positions, all layers, top_k]."""
+        """Return the routes of `layers` as bytes, from `choices` [positions, all layers, top_k]."""
         return bytes(choices[:, self.layers].numpy().astype(np.dtype(self.dtype).newbyteorder("<")).tobytes())
 
 
@@ -254,7 +254,7 @@ def _finish(req: Any) -> tuple[FinishReason, str]:
 
 
 def _scored(req: Any, tokens: tuple[int, ...], temperature: float) -> tuple[float, ...]:
-    """Return the log-probs of all tokens but the first; another temperature needs those of the whole vocabulary."""
+    """Return the log-probs of all tokens but the first; a temperature other than 1 needs the whole vocabulary's."""
     if temperature == 1.0:
         return tuple(map(float, req.logprob.input_token_logprobs_val[1:]))
     scores = []
@@ -269,7 +269,7 @@ def _scored(req: Any, tokens: tuple[int, ...], temperature: float) -> tuple[floa
 
 
 def _buckets(arrays: Iterable[tuple[str, np.ndarray, str]]) -> Iterable[list[tuple[str, torch.Tensor]]]:
-    """Yield tensors, which own their memory, in lists of about `BUCKET_BYTES`."""
+    """Yield lists of (name, tensor) of about `BUCKET_BYTES` bytes; the tensors own their memory."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, array_, dtype in arrays:

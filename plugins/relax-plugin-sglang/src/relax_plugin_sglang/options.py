@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the SGLang engine. Sizes are explicit and not derived from free memory: processes share a machine."""
+"""Options of the SGLang engine. Sizes are set explicitly, not by free memory, because processes share a machine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pydantic import Field, PositiveInt, field_validator
 from relax_core.api.options import Options
 
 PARALLEL = frozenset({"tp_size", "pp_size", "dp_size", "ep_size", "nnodes"})
-"""Arguments of SGLang that must be 1, since its scheduler runs in the engine's process as the only rank."""
+"""SGLang arguments that must be 1, since SGLang's scheduler runs in the engine's process as the only rank."""
 
 
 class SglangOptions(Options):
     kv_cache_tokens: PositiveInt | None = None
-    """Size of the KV cache in tokens; absent: 32768 on a CPU, on a GPU the rest of `gpu_memory`."""
+    """Size of the KV cache in tokens. Absent: 32768 on a CPU; on a GPU, all of `gpu_memory` that weights do not take."""
     gpu_memory: float = Field(0.85, gt=0.0, le=1.0)
-    """Share of a GPU's memory for weights and KV cache together."""
+    """Share of a GPU's memory for weights and KV cache in total."""
     max_batch_rows: PositiveInt = 256
     """Maximum number of requests that decode together."""
     max_prefill_tokens: PositiveInt | None = None
-    """Maximum prompt tokens of an iteration; longer prompts are split into chunks. Absent: SGLang's choice."""
+    """Maximum number of prompt tokens in an iteration; longer prompts are split into chunks. Absent: SGLang's default."""
     prefix_cache: bool = True
     """Share the KV cache of common prompt prefixes between requests, until the next update of the weights."""
     keep_weights: bool = False
-    """Keep a copy of the weights in host memory, as large as the model, for `weights.payload = "delta"`."""
+    """Keep a copy of the weights in host memory; `weights.payload = "delta"` needs this copy."""
     attention: str | None = None
-    """Attention backend, by its name in SGLang; absent: `torch_native` on a CPU, on a GPU SGLang's choice."""
+    """Attention backend, by its name in SGLang. Absent: `torch_native` on a CPU, SGLang's default on a GPU."""
     graphs: bool = True
     """Use CUDA graphs on a GPU; a CPU always runs eagerly."""
     server_args: dict[str, Any] = Field(default_factory=dict)

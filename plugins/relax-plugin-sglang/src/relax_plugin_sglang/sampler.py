@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sampler for SGLang: draws depend on the request's seed and the token's position only.
+"""A sampler for SGLang: each draw depends only on the request's seed and the token's position.
 
-Log-probs are of the distribution that was sampled from. SGLang's own sampler returns log-probs before top_k and top_p,
-and has seeds in its deterministic mode only.
+Log-probs are of the distribution from which the token was sampled. SGLang's own sampler returns log-probs before top_k
+and top_p, and has seeds only in its deterministic mode.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Row:
 
     name: str
     request: GenerateRequest | None
-    """None for a sequence to score, which draws no tokens."""
+    """The request; None for a sequence to score, for which no tokens are drawn."""
     sent: int = 0
     """Number of tokens returned so far."""
     log_prob: float = 0.0
-    """Log-prob of the last token drawn."""
+    """Log-prob of the newest token."""
     top: tuple[tuple[int, float], ...] = ()
 
 
 class DrawingSampler(Sampler):
-    """A replacement of SGLang's sampler; `reqs` are the running batch's requests in order, each with its `Row`."""
+    """A replacement for SGLang's sampler. `reqs`: the running batch's requests in order, each with a `Row`."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class DrawingSampler(Sampler):
         return torch.from_numpy(drawn.tokens.astype(np.int32)).to(logits.device)
 
     def _rules_of(self, device: torch.device) -> Rules:
-        """Return the sampling rules of the running batch; they are rebuilt when its rows change."""
+        """Return the sampling rules of the running batch; rebuild the rules when the batch's rows change."""
         of = tuple(map(id, self.reqs))
         if self._rules is None or of != self._of:
             requests = [req.row.request for req in self.reqs]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's scheduler without its sockets and its loop: the engine's thread steps it and reads a list of results.
 
-It overrides SGLang's points of extension and `init_ipc_channels`. Scheduling, caches and model are SGLang's.
+The subclass overrides SGLang's extension points and `init_ipc_channels`. Scheduling, caches and model are SGLang's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relax_plugin_sglang.sampler import DrawingSampler, Row
 
 
 class _Unheard:
-    """A replacement of SGLang's sockets, which sends nothing."""
+    """A replacement for SGLang's sockets that sends nothing."""
 
     def send_output(self, *_: Any) -> None:
         pass
@@ -43,7 +43,7 @@ class SteppedScheduler(Scheduler):
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
         self.told: list[Req] = []
-        """Requests with new tokens or an end, from the steps since the list was last cleared."""
+        """Requests that got a new token or ended in a step since the list was last cleared."""
         self._rows: dict[str, Row] = {}
         super().__init__(server_args, port_args)
         runner = self.tp_worker.model_runner
@@ -69,7 +69,7 @@ class SteppedScheduler(Scheduler):
         self.handle_generate_request(request)
 
     def _create_generation_req(self, recv_req: TokenizedGenerateReqInput, *args: Any, **kwargs: Any) -> Req:
-        # A request stops at its own stop tokens only, not at those of the model folder.
+        # A request stops only at its own stop tokens, not at the model folder's.
         given: Mapping[str, Any] = {**kwargs, "eos_token_ids": None}
         req = super()._create_generation_req(recv_req, *args, **given)
         req.row = self._rows.pop(recv_req.rid)

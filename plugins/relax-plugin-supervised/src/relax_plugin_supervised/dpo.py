@@ -7,9 +7,9 @@
     hinge    L = max(0, 1 - beta h)                                        (SLiC, arXiv 2305.10425)
     ipo      L = (h' - 1 / (2 beta))^2                                     (arXiv 2310.12036, eq. 17)
 
-y_c is the chosen completion, y_r the rejected one, s the sigmoid, e `label_smoothing`. h' takes the mean of each
-log-ratio over its completion instead of the sum, as IPO's authors do. The implicit reward of a completion is beta times
-its log-ratio.
+y_c is the chosen completion, y_r the rejected completion, s the sigmoid, e `label_smoothing`. h' is h with log-ratios
+averaged over a completion's tokens instead of summed, as IPO's authors do. The implicit reward of a completion is beta
+times its log-ratio.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class DPOOptions(Options):
     """Options of DPO; the defaults are the paper's."""
 
     beta: float = Field(0.1, gt=0.0)
-    """Strength of the penalty for leaving the reference model. For `ipo` it is that paper's tau."""
+    """Strength of the penalty for leaving the reference model; for `ipo`, the parameter tau of the IPO paper."""
     loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
-    """`sigmoid`: the paper's loss. `robust`: a loss that corrects for wrong labels. `hinge`: SLiC. `ipo`: a square."""
+    """Loss on a pair. `sigmoid`: DPO's; `robust`: DPO's, corrected for wrong labels; `hinge`: SLiC's; `ipo`: IPO's."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
-    """Assumed share of pairs whose order is wrong; used by `sigmoid` and `robust` only."""
+    """Assumed share of pairs with the wrong completion as chosen; used only by `sigmoid` and `robust`."""
 
     @model_validator(mode="after")
     def _smoothing_has_an_effect(self) -> DPOOptions:

@@ -3,9 +3,9 @@
 
     L = - log s(r(x, y_c) - r(x, y_r) - m) + c (r(x, y_c) + r(x, y_r))^2
 
-s is the sigmoid, y_c the chosen completion, y_r the rejected one, r the scalar head at the last token. m is a margin by
-which r(y_c) must exceed r(y_r) (Llama 2, arXiv 2307.09288, eq. 2). c keeps rewards around 0 (arXiv 2312.09244, section
-2). The export loads as `AutoModelForSequenceClassification`.
+s is the sigmoid, y_c the chosen completion, y_r the rejected completion, r the scalar head's value at the last token. m
+is a margin by which r(y_c) must exceed r(y_r) (Llama 2, arXiv 2307.09288, eq. 2). The term with c keeps rewards near 0
+(arXiv 2312.09244, section 2). transformers' `AutoModelForSequenceClassification` loads the exported model.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class RewardModelOptions(Options):
     """Options of the reward model; the defaults use no margin and no centring, as in the paper."""
 
     margin: float = Field(0.0, ge=0.0)
-    """Margin by which the reward of a chosen completion must exceed that of the rejected one."""
+    """Margin m by which a chosen completion's reward must exceed the rejected completion's reward."""
     margins: bool = False
-    """Add the data's column `margin`, which holds a margin for each pair, to `margin`."""
+    """Add each pair's own margin, from the data's column `margin`, to the option `margin`."""
     center_coef: float = Field(0.0, ge=0.0)
-    """Weight of the squared sum of a pair's rewards; 0.01 keeps rewards around 0."""
+    """Weight c of the squared sum of a pair's rewards; 0.01 keeps rewards near 0."""
 
 
 class RewardModel(Algorithm[RewardModelOptions]):
-    """Learns to score the chosen completion of a pair above the rejected one."""
+    """Learns to score the chosen completion of a pair above the rejected completion."""
 
     source = Source.PAIRS
     paper = "arXiv 2203.02155"

@@ -4,7 +4,7 @@
     L = - sum_i sum_t m_it log p(y_it | x_i, y_i<t) / sum_i sum_t m_it          (`token`)
     L = - 1/N sum_i 1/|m_i| sum_t m_it log p(y_it | x_i, y_i<t)                 (`sequence`)
 
-`data.train_on` selects the tokens with m = 1. Sums run over the whole step, independently of micro-batches and ranks.
+The option `data.train_on` selects the tokens with m = 1. Sums run over the whole step, across micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class SFTOptions(Options):
     """Options of supervised fine-tuning."""
 
     aggregation: Literal["token", "sequence"] = "token"
-    """`token`: mean over all trained tokens of the step, so long answers weigh more. `sequence`: mean over each row's
-    tokens, then over rows."""
+    """Aggregation of the tokens' losses. `token`: mean over all trained tokens of the step, so long answers weigh more;
+    `sequence`: mean over each row's tokens, then over rows."""
 
 
 class SFT(Algorithm[SFTOptions]):

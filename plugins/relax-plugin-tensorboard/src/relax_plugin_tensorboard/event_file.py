@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorBoard event file of one session, and a reader of earlier sessions' files.
 
-The module imports tensorboard, so only an open sink imports it.
+This module imports tensorboard, so the sink imports this module only when it opens.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EventFile:
         self._add(event)
 
     def start(self, step: int) -> None:
-        """Make readers ignore the data of earlier files from `step` on."""
+        """Make TensorBoard ignore the data of earlier files from `step` on."""
         self._add(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class EventFile:
 
 
 def written(folder: Path) -> dict[str, int]:
-    """Return the last step of each tag in the folder's event files; a file is read up to a torn record."""
+    """Return the last step of each tag in the folder's event files. A file is read up to its first damaged record."""
     last: dict[str, int] = {}
     for path in sorted(folder.glob(f"{_PREFIX}*")):
         for event in EventFileLoader(str(path)).Load():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorBoard sink: writes scalars and a few transcripts as event files, with the `tensorboard` package alone.
+"""The TensorBoard sink: writes scalars and a few transcripts to event files; needs only the package `tensorboard`.
 
-A resumed run continues in the same folder. It marks the step from which TensorBoard ignores earlier data, so no step is
-shown twice. Every record is flushed, so a killed run loses at most the step in progress.
+A resumed run continues in the same folder. The sink marks the step from which TensorBoard ignores earlier data, so no
+step is shown twice. Every record is flushed, so a killed run loses at most the step in progress.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class TensorBoardOptions(Options):
     directory: str = "tensorboard"
-    """Folder of the event files; a relative path is inside the run directory."""
+    """Folder of the event files; a relative path starts in the run directory."""
     transcripts: bool = True
     """True: also write a few transcripts of each step as text."""
 
@@ -31,11 +31,11 @@ class TensorBoard(Sink[TensorBoardOptions]):
         super().__init__(options)
         self._writer: EventFile | None = None
         self._before: dict[str, int] = {}
-        """Last step of each tag in earlier sessions' files; empty once the first training step of this session is
-        written."""
+        """Last step of each tag in earlier sessions' files; empty after this session has written its first training
+        step."""
 
         self._held: list[tuple[int, list[str]]] = []
-        """Steps and transcripts held back until `_before` is empty: rollout may be several steps ahead of training."""
+        """Steps and their transcripts, held back until `_before` is empty, since rollout may be ahead of training."""
 
     def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:
         from relax_plugin_tensorboard.event_file import EventFile, written
@@ -76,7 +76,7 @@ class TensorBoard(Sink[TensorBoardOptions]):
     def _continue_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
         """Return the values to write; in a resumed session, make readers ignore earlier data from this step on.
 
-        A step that is only evaluated again keeps its earlier data; values that exist already are not returned.
+        A step that is only evaluated again keeps its earlier data; values that already exist are not returned.
         """
         if not self._before:
             return values

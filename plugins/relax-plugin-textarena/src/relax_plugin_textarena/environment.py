@@ -2,8 +2,8 @@
 """The environments `textarena` and `textarena-team`, for games of TextArena.
 
 In `textarena` the policy plays one seat and opponents play the rest. In `textarena-team` the policy plays all seats of
-one team, each in a separate conversation. Self-play is not offered: a sample has one value for all its tokens, but a
-win of one seat is a loss of its opponent.
+one team, each in a separate conversation. Self-play is not supported: a sample has one reward for all its tokens, but in
+self-play one seat's win is another seat's loss.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # importing TextArena takes a second
     from relax_plugin_textarena.match import Match
 
 COLUMN = "textarena"
-"""Column of the task file with a task's `TaskGame`, which overrides the options."""
+"""Name of the task file's column with a `TaskGame`, whose fields override the options for this task."""
 FORFEIT = -1.0
 """Value of a game that the policy does not finish, on the game's scale from -1 to 1."""
 MOVES_OF_OTHERS = 1000
-"""Most opponents' moves between two moves of the policy; no game comes near this number."""
+"""Maximum number of opponents' moves between two moves of the policy; no game comes near this number."""
 YOUR_TURN = "It is your turn."
 """Observation if the game has no new message, because an observation must not be empty."""
 
@@ -37,37 +37,37 @@ class TextArenaOptions(Options):
     id: str = "TicTacToe-v0"
     """TextArena's id of the game and its variant."""
     kwargs: dict[str, Any] = {}
-    """Settings of the game in TextArena, such as `{max_turns = 20}`."""
+    """Keyword arguments for the game in TextArena, such as `{max_turns = 20}`."""
     seats: int = Field(0, ge=0)
-    """Number of players; 0: the fewest that the game allows."""
+    """Number of players; 0: the minimum that the game allows."""
     seat: int = Field(0, ge=-1)
-    """The policy's seat, counted from 0; for a team, the team's first seat. -1: drawn from the seed."""
+    """The policy's seat, counted from 0; for a team, the team's first seat. -1: a random seat, drawn from the seed."""
     opponent: Literal["random", "replies", "engine"] = "random"
     """Player of the opponents' seats. `random`: random legal moves. `replies`: the texts in `replies`. `engine`: a pool
     of `[[engines]]`."""
     replies: tuple[str, ...] = ()
     """The opponents' replies, repeated in this order, such as `["[Cooperate]"]`."""
     engine: str = "opponent"
-    """With `opponent = "engine"`: the pool of `[[engines]]` that plays. Its weights are not updated."""
+    """For `opponent = "engine"`: name of the pool of `[[engines]]` that plays. Its weights are never updated."""
     engine_prompt: str = "You are playing a game. Answer with your move in the format that the game asks for."
     """System message for the pool's model; empty: no system message."""
     engine_max_new_tokens: PositiveInt = 256
-    """Most tokens of a move of the pool's model."""
+    """Maximum number of tokens in a move of the pool's model."""
     engine_temperature: float = Field(1.0, ge=0.0)
     """Temperature of the pool's model; 0: always the likeliest tokens."""
     after: str = ""
-    """Marker such as `</think>`: only the text after its last occurrence is the move, and a turn without the marker is
-    an empty move. Empty: the whole text is the move."""
+    """Marker such as `</think>`: only the text after the marker's last occurrence is the move, and a turn without the
+    marker is an empty move. Empty: the whole text is the move."""
     reward: Literal["unit", "game"] = "unit"
     """Scale of the reward. `unit`: 0 lost, 0.5 drawn, 1 won; games for one player give 0 to 1. `game`: the game's own
-    scale from -1 to 1, on which a sample that a limit cuts off, with value 0, has a higher value than a lost game."""
+    scale from -1 to 1; a sample that a limit cuts off gets 0, and so more than a lost game."""
     max_refused: PositiveInt = 8
-    """Number of refused moves in a row after which the policy has lost. Most games end after two."""
+    """Number of refused moves in a row after which the policy loses. Most games end earlier, after two."""
     max_turns: int = Field(0, ge=0)
-    """Number of the policy's turns after which it has lost; 0: no limit except the game's own."""
+    """Number of turns after which the policy loses; 0: no limit except the game's own."""
     seed_of: Literal["sample", "task"] = "sample"
-    """`sample`: each sample has its own seed. `task`: all samples of a task, in all epochs, have the same seed for
-    cards, boards and the opponents' moves."""
+    """Source of the seed for cards, boards and the opponents' moves. `sample`: each sample has its own seed; `task`: all
+    samples of a task, in all epochs, have the same seed."""
 
     @model_validator(mode="after")
     def _played(self) -> TextArenaOptions:
@@ -87,28 +87,28 @@ class TextArenaTeamOptions(TextArenaOptions):
     """Player of the opposing team: `replies`, or `engine` for a pool of `[[engines]]`. `random` is refused, because
     Taboo has no templates of moves."""
     replies: tuple[str, ...] = ("...",)
-    """The opponents' replies, repeated in this order. A clue with a forbidden word is refused by the game, which is an
-    error here."""
+    """The opponents' replies, repeated in this order. The game refuses a clue with a forbidden word, which fails the
+    sample."""
 
 
 class TaskGame(Options):
-    """The column `textarena` of a task; its fields override the options."""
+    """The fields of a task's column `textarena`, which override the options of the same name."""
 
     id: str = ""
-    """Id of the game. If it is set, the options' `kwargs` do not apply."""
+    """TextArena's id of the game. If it is set, the option `kwargs` does not apply."""
     kwargs: dict[str, Any] = {}
-    """Settings of the game."""
+    """Keyword arguments for the game."""
     seed: int = Field(0, ge=0)
-    """Seed of all samples of the task, for cards, boards and the opponents' moves; absent: as option `seed_of` says."""
+    """Seed of all samples of the task, for cards, boards and opponents' moves. Absent: the option `seed_of` decides."""
     seats: int = Field(0, ge=0)
-    """Number of players; 0: the fewest that the game allows."""
+    """Number of players; 0: the minimum that the game allows."""
     seat: int = Field(0, ge=-1)
-    """The policy's seat; -1: drawn from the seed."""
+    """The policy's seat, counted from 0; -1: a random seat, drawn from the seed."""
 
 
 @dataclass(slots=True)
 class Table:
-    """A match that has begun, and the players of the opponents' seats."""
+    """A match that has started, its seats, and its opponents."""
 
     match: Match
     seat: int
@@ -122,7 +122,7 @@ class Table:
 
 
 class TextArena(Environment[TextArenaOptions]):
-    """A game of TextArena, whose value for the policy's seat at its end is the reward."""
+    """A game of TextArena; the reward is the game's final value for the policy's seat."""
 
     gives_reward: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("relax_plugin_textarena.match",)
@@ -150,7 +150,7 @@ class TextArena(Environment[TextArenaOptions]):
         return Step(told(match, seat), over, self._worth() if over else None, self._info())
 
     async def _start(self, task: Task, seed: int) -> None:
-        """Begin the task's game, up to the policy's first turn."""
+        """Start the task's game, and let opponents move until the policy's first turn."""
         self._table = self._begin(task, seed)
         self._turns = self._refused = self._refused_now = self._refused_of_others = 0
         await self._let_others_play()
@@ -200,7 +200,7 @@ class TextArena(Environment[TextArenaOptions]):
 
 
 class TextArenaTeam(TextArena, Environment[TextArenaTeamOptions]):
-    """A game whose reward is the value of a team. The policy plays all its seats, each in a separate conversation."""
+    """A game of teams; the reward is the team's value. The policy plays each seat of its team in its own conversation."""
 
     plays_team: ClassVar[bool] = True
 
@@ -217,7 +217,7 @@ class TextArenaTeam(TextArena, Environment[TextArenaTeamOptions]):
 
 
 def begun(options: TextArenaOptions, column: object, name: str, seed: int, team: bool) -> Table:
-    """Begin the game of a task. Raises ValueError with the task and the fix if the game can't be played."""
+    """Start the game of a task. Raises ValueError with the task and the fix if the game can't be played."""
     from relax_plugin_textarena.match import Match, game_of
 
     try:
@@ -277,7 +277,7 @@ def joined(heard: list[tuple[str, str]]) -> str:
 
 
 def moved(text: str, after: str) -> str:
-    """Return the part of a response after the last `after`, which is the move; empty without this marker."""
+    """Return the move in a response: the text after the last marker `after`, or empty if the marker is missing."""
     if not after:
         return text
     _, mark, move = text.rpartition(after)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The games of TextArena as data: number of players, templates of moves, and the games that can't be played here.
+"""The games of TextArena as data: number of players, templates of moves, and games that Relax can't play.
 
 A game is named by its folder in `textarena.envs`, which all its variants share. A template describes a move: `<0-8>` is
 a number, `<a-e>` a letter, `<up,down>` a choice of words, `<near>` a square adjacent to the preceding square; all
@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHOWN = "<shown>"
-"""Template of games whose messages list the legal moves in brackets."""
+"""Template for games whose messages list the legal moves in brackets."""
 DIRECTION = "[<up,down,left,right>]"
 
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One game."""
+    """The moves and players of one game."""
 
     moves: tuple[str, ...] = ()
-    """Templates that generate every legal move; empty: free text or a notation without templates, so that the game has
-    no random opponent."""
+    """Templates that generate every legal move. Empty: moves are free text or have no template, so the game has no
+    random opponent."""
     seats: tuple[int, int] = (1, 1)
     """Lowest and highest number of players."""
     team: bool = False

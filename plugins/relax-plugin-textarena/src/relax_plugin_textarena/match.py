@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One game of TextArena: messages to each seat, moves, turn order and values, with a separate random state.
 
-Games draw from Python's global random generator. Each match keeps its own state of the generator, which is installed
-only while its game runs. So matches in one process stay independent.
+Games draw from Python's global random generator. Each match keeps its own state of this generator, and installs the
+state only while its game runs. So matches in one process stay independent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from textarena.envs.registration import ENV_REGISTRY
 from relax_plugin_textarena.games import BARRED, GAMES, Game
 
 FORFEIT = -1.0
-"""TextArena's value of a game that ends by refused moves, used if the game gives no number."""
+"""TextArena's value of a game that ends by refused moves, used if the game returns a reason instead of a number."""
 
 
 def game_of(variant: str) -> Game:
@@ -37,7 +37,7 @@ def game_of(variant: str) -> Game:
 
 
 class Match:
-    """One game.
+    """A game in progress.
 
         made -> (heard, say) by the seat whose turn it is ... -> done -> value of each seat
 
@@ -71,7 +71,7 @@ class Match:
         return int(self._rules.state.current_player_id)
 
     def heard(self, seat: int) -> list[tuple[str, str]]:
-        """Remove and return the new messages for a seat as (player, text); the game's messages have an empty player."""
+        """Remove and return a seat's new messages as (player, text); the player of the game's own messages is empty."""
         state = self._rules.state
         with self._alone():
             if seat == self.seat and not self.done:
@@ -91,7 +91,7 @@ class Match:
             return self._say(self._game, text)
 
     def allows(self, text: str) -> bool:
-        """Return True if the game accepts a move of the seat whose turn it is, by trying the move on a copy."""
+        """Return True if the game would accept this move now; the move is tried on a copy of the game."""
         state = self._rules.state
         logs, state.logs = state.logs, []  # logs only grow and no game reads them, so they are not copied
         chance = self._chance
@@ -104,7 +104,7 @@ class Match:
             state.logs, self._chance = logs, chance
 
     def value(self, seat: int) -> float:
-        """Return the game's value for a seat: -1 to 1, mostly 0 to 1 for one player. Raises RuntimeError."""
+        """Return a seat's value, -1 to 1 (one player: mostly 0 to 1). Raises RuntimeError if it is not a number."""
         state = self._rules.state
         reward = (state.rewards or {}).get(seat)
         if isinstance(reward, str) and state.game_info[seat]["invalid_move"]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing TextArena takes a second
     from relax_plugin_textarena.match import Match
 
 DRAWS = 30_000
-"""Most moves drawn until a seat counts as having no legal move: seven times the moves of the largest board."""
+"""Maximum number of draws before a seat counts as having no legal move: seven times the moves of the largest board."""
 _PLACE = re.compile(r"<([^<>]+)>")
 _SHOWN = re.compile(r"\[[^\[\]]+\]")
 
@@ -32,7 +32,7 @@ def made(template: str, random: Random) -> str:
 def legal_move(match: Match, templates: Sequence[str], told: str, random: Random) -> str:
     """Draw a legal move of the seat whose turn it is; `told` is the newest text that listed moves in brackets.
 
-    The game checks each move on a copy, so this function needs no rules. Raises RuntimeError without a legal move.
+    The game checks each move on a copy, so this function needs no rules. Raises RuntimeError if no move is legal.
     """
     if tuple(templates) == (SHOWN,):
         shown = shown_moves(told)

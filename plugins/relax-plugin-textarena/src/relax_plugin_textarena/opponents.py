@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Players of the opponents' seats: random legal moves, fixed replies, or a model of `[[engines]]`.
 
-A refused move of a scripted opponent is an error, because a policy would learn to win by such mistakes. A model may
-forfeit by the game's rules.
+If the game refuses a move of a scripted opponent, that is an error, because a policy would learn to win by such
+mistakes. A model may lose by a refused move, as the game's rules say.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Opponent(ABC):
     """The player of one seat."""
 
     scripted: bool = True
-    """True if a move that the game refuses is an error of the configuration."""
+    """True if a move that the game refuses is a fault of the configuration."""
 
     @abstractmethod
     async def move(self, match: Match, told: str, heard: Sequence[tuple[str, str]]) -> str:
@@ -57,7 +57,7 @@ class Replies(Opponent):
 
 
 class EngineOpponent(Opponent):
-    """An opponent that is a model, with the conversation of its seat."""
+    """A model of an engine pool as opponent; the model sees the whole conversation of its seat."""
 
     scripted = False
 

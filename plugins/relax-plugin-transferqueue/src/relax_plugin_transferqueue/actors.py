@@ -54,7 +54,7 @@ class ActorServers:
             raise
 
     async def dead(self) -> str:
-        """Return Ray's message for a dead server; empty if all servers live, or if Ray does not know."""
+        """Return Ray's message for a dead server; empty if all servers live, or if Ray does not answer."""
         try:
             async with asyncio.timeout(LOOK_S):
                 await asyncio.gather(*(actor.__ray_ready__.remote() for actor in self._actors))

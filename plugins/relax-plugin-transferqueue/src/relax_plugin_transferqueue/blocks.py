@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A block of ragged columns as one TransferQueue sample: a field of bytes per column, and a tag that describes them.
 
-The package returns every tensor as a row of a nested tensor. Bytes with their own description are returned unchanged.
+The TransferQueue package returns each tensor as a row of a nested tensor. Bytes are returned unchanged, and the tag
+holds their dtype and shape.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch import Tensor, from_numpy
 from relax_core.api.batch import Ragged
 
 Tag = Mapping[str, list[Any]]
-"""By column name: dtype, shape and row lengths."""
+"""Description of columns: dtype, shape and row lengths, by column name."""
 
 
 def packed(columns: Mapping[str, Ragged]) -> tuple[TensorDict, dict[str, Any]]:
-    """Return the fields of one sample, and its tag. Empty columns have no field."""
+    """Return columns as the fields of one sample, and the sample's tag. Empty columns have no field."""
     tag: dict[str, list[Any]] = {}
     fields: dict[str, Tensor] = {}
     for name, column in columns.items():
@@ -34,7 +35,7 @@ def packed(columns: Mapping[str, Ragged]) -> tuple[TensorDict, dict[str, Any]]:
 
 
 def unpacked(described: list[Any], raw: Tensor | None) -> Ragged:
-    """Return a column, built from description and bytes; `raw` is None for an empty column."""
+    """Build a column from its description in the tag and its bytes; `raw` is None for an empty column."""
     dtype, shape, lengths = np.dtype(described[0]), tuple(described[1]), np.frombuffer(described[2], np.int64)
     found = np.zeros(0, np.uint8) if raw is None else raw.numpy()
     if dtype.hasobject:

@@ -14,12 +14,12 @@ from relax_core.api.options import Options
 
 
 class TransferQueueOptions(Options):
-    """Options of the storage servers."""
+    """Options of the bus `transferqueue` for its storage servers."""
 
     units: PositiveInt = 1
-    """Number of storage servers; on a Ray cluster they are spread over its nodes."""
+    """Number of storage servers; on a Ray cluster, servers are spread over the nodes."""
     timeout_s: PositiveFloat = 60.0
-    """Seconds until a call fails. A dead server fails it within seconds."""
+    """Seconds until a call to a server fails. If a server is dead, the call fails within a few seconds."""
     trusted_network: bool = False
     """Confirm that only trusted hosts can reach the servers, which decode pickles. Required on more than one node."""
 

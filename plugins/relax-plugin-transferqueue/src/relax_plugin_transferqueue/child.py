@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TransferQueue's servers in one child process, for runs without a Ray cluster.
 
-The child runs this module. It ends when its standard input closes, which happens however its parent ends.
+The child runs this module. The child ends when its standard input closes, and so whenever its parent ends.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _first_line(process: subprocess.Popen[str]) -> str:
 
 
 def main(units: int) -> None:
-    """Write the servers' addresses to standard output, and serve until the parent is gone."""
+    """Start the servers, write their addresses to standard output, and serve until the parent is gone."""
     answer = os.dup(1)
     os.dup2(2, 1)  # keeps prints of the package out of the answer
     servers = [package.serve_controller(LOOPBACK), *(package.serve_unit(LOOPBACK) for _ in range(units))]

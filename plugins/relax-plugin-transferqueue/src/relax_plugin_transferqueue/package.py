@@ -19,7 +19,7 @@ LIMITS = {
     "TQ_NUM_THREADS": "1",
     "TQ_LOGGING_LEVEL": "CRITICAL",
 }
-"""Limits of the package. Its defaults wait ten minutes for a dead server. This plugin raises what the package logs."""
+"""Limits of the package, whose defaults wait ten minutes for a dead server. Logs are off; this plugin raises errors."""
 
 
 def load() -> None:
@@ -46,13 +46,13 @@ def serve_unit(address: str) -> Any:
 
 
 def _bound(module: Any, address: str, actor: Any, *arguments: Any) -> Any:
-    """Return an instance of the class below Ray's decorator, with its servers bound to `address`."""
+    """Return an instance of the class that Ray's decorator wraps, with its servers bound to `address`."""
     module.get_node_ip_address = lambda: address
     return actor.__ray_metadata__.modified_class(*arguments)
 
 
 def connect(name: str, controller: dict[str, Any], units: list[dict[str, Any]]) -> Any:
-    """Return a client of servers that `describe` describes. Blocks during the handshake."""
+    """Return a client of servers, given their descriptions by `describe`. Blocks during the handshake."""
     load()
     from transfer_queue.client import AsyncTransferQueueClient
 

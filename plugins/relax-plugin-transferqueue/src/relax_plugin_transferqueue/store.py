@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A payload store in TransferQueue: each block is one sample of the run's partition.
 
-Only the package's key-value calls are used; the bus decides on readiness, claims and capacity. Every call has a
-deadline. During a long call the servers are checked, and a dead server fails the call at once.
+The store uses only the package's key-value calls; the bus decides on readiness, claims and capacity. Every call has a
+deadline. A long call checks the servers every second, and fails at once if a server is dead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIX = "`relax resume` the run"
 
 
 class Servers(Protocol):
-    """The package's servers: their addresses, a check for a dead server, and their end."""
+    """The package's servers: their addresses, a check for dead servers, and a method to stop them."""
 
     shared: bool
     controller: dict[str, Any]
@@ -52,7 +52,7 @@ class TransferQueueStore:
     async def get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
     ) -> Mapping[int, Mapping[str, Ragged]]:
-        """Return the blocks' columns. The package sends whole columns, so `part` is cut on this side."""
+        """Return the blocks' columns. The package sends whole columns, so this process cuts out `part`."""
         found = await self._within(self._get(keys, frozenset(columns)), f"get of {len(keys)} blocks") if keys else {}
         if part is None:
             return found
@@ -105,7 +105,7 @@ class TransferQueueStore:
         return found
 
     async def _fields(self, client: Any, keys: Sequence[int], names: Sequence[str]) -> Any:
-        """Fetch fields of blocks that have every field named; the package returns only fields common to all samples."""
+        """Fetch fields of blocks that all have these fields; the package returns only fields common to all samples."""
         if not names:
             return {}
         meta = await self._meta(client, keys)
@@ -121,7 +121,7 @@ class TransferQueueStore:
         return await client.async_kv_retrieve_meta([str(key) for key in keys], self._partition, create=create)
 
     async def _client(self) -> Any:
-        """Return the client, which is connected once; concurrent callers wait for the same connection."""
+        """Return the client. It connects once; concurrent callers wait for the same connection."""
         if self._connecting is None:
             name = f"relax-{uuid.uuid4().hex[:12]}"
             work = asyncio.to_thread(package.connect, name, self._servers.controller, self._servers.units)
@@ -131,7 +131,7 @@ class TransferQueueStore:
     # -- deadlines ------------------------------------------------------------------------------------------------
 
     async def _within(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Return the result of the work.
+        """Run `work` with the deadline, and return its result.
 
         Raises DeadlineExceeded after the timeout, and InfrastructureError if the work fails or a server is dead.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stand-ins for torchvision that let vLLM's vision models be imported without CUDA, for development and tests.
 
-The modules of these models import torchvision, whose wheels need CUDA, to read images; this engine gets processed media
-instead. The stand-ins compute nothing, and calling one raises NotImplementedError. They exist only while `imported`
+The modules of these models import torchvision to read images, but its wheels need CUDA, and this engine gets processed
+media instead. The stand-ins compute nothing, and a call raises NotImplementedError. They exist only while `imported`
 runs, and never on a machine with a GPU. `tests/test_cpu_stand_ins.py` fails when vLLM no longer needs them.
 """
 
@@ -51,7 +51,7 @@ def stand_ins(gpu: bool) -> Iterator[None]:
 
 
 def _hollow(name: str) -> types.ModuleType:
-    """Return a module from which any name can be imported, as a function that raises NotImplementedError."""
+    """Return a module from which any name can be imported; each name is a function that raises NotImplementedError."""
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vLLM engine: vLLM's core in this process, stepped by one thread.
 
-vLLM fuses, shards and packs weights in its own layout, so fingerprints of memory are compared only between engines of
-one layout. On a CPU most weights can't be read back, and the receipt proves the bytes that arrived.
+vLLM fuses, shards and packs weights in its own layout, so weight fingerprints are compared only between engines of the
+same layout. On a CPU most weights can't be read back, so the receipt proves only the bytes that arrived.
 """
 
 from __future__ import annotations

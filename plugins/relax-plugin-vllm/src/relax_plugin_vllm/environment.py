@@ -23,12 +23,12 @@ ON_CPU: Mapping[str, str] = {
 
 
 def on_gpu() -> bool:
-    """Return True if this machine has NVIDIA GPUs, judging by their device files."""
+    """Return True if this machine has an NVIDIA GPU, recognised by the driver's device file."""
     return Path("/dev/nvidiactl").exists()
 
 
 def prepare() -> None:
-    """Set the variables that are not set yet. Raises ConfigError if this interpreter does not have vLLM."""
+    """Set the variables that are not yet set. Raises ConfigError if this interpreter does not have vLLM."""
     if find_spec("vllm") is None:
         fix = "set engine.python to an interpreter with it, or pip install 'relax-plugin-vllm[vllm]' (docs/engines.md)"
         raise ConfigError("engine.name", "vllm, which this interpreter does not have", fix)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stepper around vLLM: it takes requests, returns new tokens after each step, and replaces weights between two steps.
+"""A stepper around vLLM: takes requests, returns new tokens after each step, and replaces weights between two steps.
 
-Everything here runs on one thread. vLLM's scheduler and workers are unchanged; its core runs in this process, so that
-nothing is sampled while weights change.
+All of this code runs on one thread. vLLM's scheduler and workers are unchanged. vLLM's core runs in this process, so no
+token is sampled while weights change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SEED_MASK = (1 << 63) - 1
 CPU_KV_MB = 256
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a cache block on a CPU. Prompts share whole blocks only, and vLLM's default of 128 shares few."""
+"""Tokens in a cache block on a CPU. Prompts share only whole blocks, so vLLM's default of 128 would share little."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
 SUPPRESSED = -100.0
 """Logit bias of suppressed tokens, the strongest that vLLM accepts: it multiplies their odds by e^-100."""
@@ -44,9 +44,9 @@ class Vllm:
     def __init__(self, spec: EngineSpec, options: VllmOptions) -> None:
         self._llm = LLMEngine.from_engine_args(EngineArgs(**_arguments(spec, options)))
         self._seeds: dict[str, tuple[str, int, int]] = {}
-        """By request id: the name inside vLLM, the seed, and the number of prompt tokens."""
+        """vLLM's name, the seed and the number of prompt tokens of each request, by request id."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
-        """Tokens and temperature of each sequence to score, by its name."""
+        """Tokens and temperature of each sequence to score, by the sequence's name."""
         self._lies = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
         config = self._llm.vllm_config.model_config
@@ -78,7 +78,7 @@ class Vllm:
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
         """Queue a sequence for scoring, as a prompt whose log-probs vLLM returns.
 
-        At temperature 1 the log-probs of its tokens suffice; another temperature needs those of the whole vocabulary.
+        At temperature 1 the log-probs of its tokens suffice. Any other temperature needs those of the whole vocabulary.
         """
         params = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=0 if temperature == 1.0 else -1, detokenize=False,
@@ -146,7 +146,7 @@ class Vllm:
         return {name: digest for worker in found for name, digest in worker.items()}
 
     def forget_caches(self, running: bool) -> None:
-        """Drop shared KV caches, so that later requests compute anew; with `running`, running requests do so too."""
+        """Drop shared KV caches, so that later requests compute anew. `running`: running requests compute anew too."""
         self._llm.reset_prefix_cache(reset_running_requests=running)
         if running and self._prompt_media.takes_images:  # all requests start anew and encode their images again
             self._llm.reset_encoder_cache()
@@ -154,7 +154,7 @@ class Vllm:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def offload(self, parts: frozenset[str]) -> int:
-        """Free parts; return the bytes freed. vLLM can only free both parts, so a part not named is loaded again."""
+        """Free parts; return the bytes freed. vLLM can free only both parts, so a part not in `parts` is loaded again."""
         if self._lies:
             return 0
         free = torch.cuda.mem_get_info()[0]
@@ -170,7 +170,7 @@ class Vllm:
         self._lies = bool(self._llm.is_sleeping())
 
     def stop(self) -> None:
-        """End the processes that vLLM started; objects in this process are freed when the process ends."""
+        """End the processes that vLLM started. The end of this process frees vLLM's objects in it."""
         if not self._alone:
             self._llm.engine_core.shutdown()
 
@@ -178,8 +178,8 @@ class Vllm:
 def _pack_tied(model: torch.nn.Module) -> None:
     """Pack tied weights again after a reload on a CPU.
 
-    There vLLM multiplies by packed copies, but packs only weights that arrive under their own name. So a head that is
-    tied to the embedding would keep its old weights.
+    On a CPU vLLM multiplies by packed copies, but packs only weights that arrive under their own name. So a head that
+    is tied to the embedding would keep its old weights.
     """
     seen = set[int]()
     for module in model.modules():
@@ -191,7 +191,7 @@ def _pack_tied(model: torch.nn.Module) -> None:
 
 
 def _check_heads(size: int) -> None:
-    """Raise ConfigError for a head size without a CPU kernel; vLLM itself would fail only at the first token."""
+    """Raise ConfigError for an attention head size without a CPU kernel; vLLM would fail only at the first token."""
     known = CPUAttentionBackend.get_supported_head_sizes()
     if size not in known:
         has = ", ".join(map(str, known))
@@ -208,9 +208,9 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         "enable_expert_parallel": options.expert_parallel, "enforce_eager": not (gpu and options.graphs),
         "max_num_seqs": spec.max_concurrency or options.max_batch_rows, "max_num_batched_tokens": options.max_batch_tokens,
         "gpu_memory_utilization": options.gpu_memory, "enable_sleep_mode": gpu,
-        # For a prompt in chunks vLLM rewinds a draw, which a CPU generator can't do.
+        # For a prompt in chunks, vLLM rewinds a random draw, which is impossible with a CPU generator.
         "enable_chunked_prefill": None if gpu else False,
-        # With kv_across_versions, a shared cache could outlive the weights that computed it.
+        # If kv_across_versions is set, a shared cache could outlive the weights that computed it.
         "enable_prefix_caching": options.prefix_cache and not spec.kv_across_versions,
         "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "async_scheduling": False, "disable_log_stats": True,
     }  # fmt: skip
@@ -231,9 +231,9 @@ def _new(output: RequestOutput) -> StepOutput:
 
 
 def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:
-    """Return a function from log-probs at temperature 1 to a token's log-prob of logits / temperature.
+    """Return a function that computes a token's log-prob at `temperature` from log-probs at temperature 1.
 
-    This works because log-probs are logits plus a constant.
+    Log-probs at temperature 1 are logits plus a constant, so they can stand for logits.
     """
     if temperature == 1.0:
         return lambda row, token: float(row[token].logprob)
@@ -255,7 +255,7 @@ def _finish(reason: str | None) -> FinishReason:
 
 
 def _place_seed(seed: int, place: int) -> int:
-    """Return the seed of one token, by the finaliser of splitmix64, so that seeds of neighbours are unrelated."""
+    """Return the seed of the token at `place`, by splitmix64's finaliser: seeds of neighbouring tokens are unrelated."""
     mixed = (seed * 0x9E3779B97F4A7C15 + place * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

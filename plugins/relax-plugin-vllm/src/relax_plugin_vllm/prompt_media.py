@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images for vLLM: tensors from the run's media store, by key, instead of pictures.
+"""Images for vLLM, as tensors from the run's media store instead of pictures.
 
 The run's modality processor made these tensors, so trainer and engine compute with the same bits. vLLM's own processor
-is replaced by one that only declares how many tokens an image can take. Supports the models of Qwen3-VL.
+is replaced by a processor that only declares the maximum tokens of an image. Supports the models of Qwen3-VL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAMILIES: Mapping[str, str] = {
     "Qwen3VLForConditionalGeneration": "vllm.model_executor.models.qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "vllm.model_executor.models.qwen3_vl_moe",
 }
-"""Module of vLLM for each supported architecture, by its name in `config.json`."""
+"""vLLM's module for each supported architecture, by the architecture's name in `config.json`."""
 _PROCESSED: Mapping[str, Any] = {
     "skip_mm_profiling": True,
     "mm_processor_cache_gb": 0,
@@ -38,14 +38,14 @@ _PROCESSED: Mapping[str, Any] = {
 
 
 class PromptMedia:
-    """The prompts with media of one engine. `directory`: the run's media store; empty if the run has no media."""
+    """Builds one engine's prompts with media. `directory`: the run's media store; empty if the run has no media."""
 
     def __init__(self, directory: str, config: Any) -> None:
         self._store = MediaStore(directory, restore_s=RESTORE_S) if directory else None
         self._image: int | None = getattr(config, "image_token_id", None)
         self.takes_images = self._image is not None
         self.weights_epoch = 0
-        """Number of weight changes, part of each image's cache key, so that old weights' features are not reused."""
+        """Number of weight changes; a part of each image's cache key, so that features of old weights are not reused."""
 
     def prompt(self, tokens: Sequence[int], keys: Sequence[str]) -> Any:
         """Return a prompt in vLLM's format. Raises ValueError if placeholders and media do not match."""
@@ -72,7 +72,7 @@ def written(tokens: Sequence[int]) -> Any:
 
 
 def arguments(architectures: Sequence[str], media: str) -> dict[str, Any]:
-    """Return vLLM's arguments for a vision model, else nothing. Raises ConfigError if a run with media has none."""
+    """Return vLLM's arguments for a vision model, else {}. Raises ConfigError if a run with media has no such model."""
     known = [name for name in architectures if name in FAMILIES]
     if not known:
         if media:
@@ -93,7 +93,7 @@ def architectures_of(folder: str) -> list[str]:
 
 
 def _register(architecture: str) -> None:
-    """Register the model class itself, so that vLLM does not import it in another process to inspect it."""
+    """Register the model class itself; by name, vLLM would import and inspect it in a separate process."""
     made = getattr(imported(FAMILIES[architecture], on_gpu()), architecture)
     if made._processor_factory.processor is not _Nothing:
         del made._processor_factory
@@ -113,7 +113,7 @@ def _item(one: ProcessedMedia) -> MultiModalKwargsItem:
 
 
 def _places(tokens: Sequence[int], placeholder: int, shown: Sequence[ProcessedMedia]) -> list[PlaceholderRange]:
-    """Return the places of images in the prompt. Raises ValueError if an image's placeholders are not contiguous."""
+    """Return the range of each image's placeholders in the prompt. Raises ValueError if they are not contiguous."""
     places: list[PlaceholderRange] = []
     at = 0
     for one in shown:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guess the number: a small multi-turn environment in which the policy finds a hidden letter of the alphabet.
 
-Each guess is answered with a hint: `<`: the letter is before the guess; `>`: after it; `=`: found. Binary search finds
-15 of 16 letters within four guesses; guesses that ignore the hints find about one in five.
+Each guess gets a hint: `<` if the hidden letter is before the guess, `>` if it is after, `=` if the guess is right.
+Binary search finds 15 of 16 letters within four guesses; guesses that ignore the hints find about one in five.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GuessNumberOptions(Options):
 
 
 class GuessNumber(Environment[GuessNumberOptions]):
-    """A game whose hidden letter is the task's `answer`; the reward is 1 if a guess hits it, else 0."""
+    """A game with a hidden letter, the task's `answer`; the reward is 1 if a guess is right, else 0."""
 
     in_process: ClassVar[bool] = True
     gives_reward: ClassVar[bool] = True
@@ -53,7 +53,7 @@ class GuessNumber(Environment[GuessNumberOptions]):
         return Step(observation, hit or self._left == 0, float(hit), info)
 
     def _state(self, guess: str) -> str:
-        """Return the remaining letters and guesses as text, so that games in an equal state can be compared."""
+        """Return the remaining letters and guesses as text, so that turns in equal states can be compared."""
         if self._hint(guess) == "<":
             self._high = min(self._high, self._letters.index(guess))
         elif self._hint(guess) == ">":

@@ -2,8 +2,8 @@
 """Build the recipe in a folder: tokenizer, tasks, and a model that sometimes calls the calculator.
 
 `python -m relax_contrib.recipes.calculator.build FOLDER --seed 0`. The warm start trains on two kinds of conversations:
-one calls the calculator and repeats the result, the second guesses at once, wrongly. Reinforcement learning must find
-out that calling is better.
+one calls the calculator and repeats the result, the second answers at once with a random number. Reinforcement learning
+must find out that calling is better.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def build(folder: Path, seed: int) -> float:
 
 
 def warm_up(policy: Any, tokenizer: Any, train: list[Item], random: Random) -> float:
-    """Train on the policy's turns until the pass rate of sampled conversations reaches TARGET; return the pass rate."""
+    """Train on the policy's turns until the sampled pass rate reaches `TARGET`, or for `STEPS`; return the pass rate."""
     import torch
 
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: sums and products of two numbers, with tokenizer and chat template for calculator calls."""
+"""The task: sums and products of two numbers; also the tokenizer and the chat template for calculator calls."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the recipe in a folder: descriptions with cases, programs for the warm start, and a random model.
 
-`python -m relax_contrib.recipes.code.build FOLDER --seed 0`. Only a share of the warm start's programs is right; in
-the rest, one part fits another description. The warm start therefore ends near this share for any seed and length, and
-reinforcement learning must find out which programs are right.
+`python -m relax_contrib.recipes.code.build FOLDER --seed 0`. Only the share `RIGHT` of the warm start's programs is
+right; in the rest, one part fits a different description. So the warm start's pass rate ends near this share for any
+seed and length, and reinforcement learning must find out which programs are right.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def split(seed: int) -> Split:
 
 
 def misread(item: Item, random: Random) -> Item:
-    """Return an item of which one part differs; its program may still be right, as when a sum's numbers are swapped."""
+    """Return a copy of the item with one part changed; its program may still be right, as with a sum's numbers swapped."""
     part = random.randrange(len(PARTS))
     others = [value for value in PARTS[part] if value != item[part]]
     return Item(*item[:part], random.choice(others), *item[part + 1 :])

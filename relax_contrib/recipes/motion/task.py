@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 WAYS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-"""Directions as (rows, columns); a square moves SPEED times this per frame."""
+"""Directions as (rows, columns); in each frame, a square moves by `SPEED` times its direction."""
 QUESTION = "which way ?"
 SIDE, FRAMES, SPEED, SQUARE = 32, 8, 2, 10
 

@@ -47,7 +47,7 @@ def row(item: Item) -> dict[str, str]:
 
 
 def mistaken(item: Item) -> str:
-    """Return the item's wrong answer: the digits in a wrong order, or one changed if all are equal."""
+    """Return a wrong answer: the digits in a wrong order or, if all digits are equal, with one digit changed."""
     random = Random(f"mistake {item.prompt}")
     digits = list(item.answer)
     if len(set(digits)) == 1:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task: repair the one of three modules that contradicts its comment. Pure functions of a seed.
+"""The task: one of three modules contradicts its comment; find and repair this module. Pure functions of a seed.
 
-A module has one function of two numbers. Only the test shows which module is wrong: the prompt names all three, and
-each right module says nothing about the rest. The fix follows from the wrong module's comment and code. Held-out sets
-of modules never occur in training.
+A module has one function of two numbers. Only the test shows which module is wrong: the prompt names all three, and a
+right module does not reveal the wrong one. The fix follows from the wrong module's comment and code. Held-out sets of
+modules never occur in training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "max": ("larger", max),
     "min": ("smaller", min),
 }
-"""Operations by their name in the code: the word in the comment, and the function."""
+"""Word in the comment and function of each operation, by the operation's name in the code."""
 CODE = """\
 from operator import *
 # {word} of a and b
@@ -80,7 +80,7 @@ class Repository(NamedTuple):
         return {TEST_FILE: test} | {file_of(name): self.code(place) for place, name in enumerate(self.modules)}
 
     def cases(self, count: int, random: Random) -> list[tuple[str, int, int, int]]:
-        """Return `count` cases per module: (module, a, b, right value); all operations differ in value."""
+        """Return `count` cases per module: (module, a, b, right value); every wrong operation gives a wrong value."""
         pairs = [_telling(random) for _ in range(count)]
         return [
             (module, a, b, OPERATIONS[operation][1](a, b))
@@ -95,7 +95,7 @@ class Split(NamedTuple):
 
 
 def split(seed: int, num_train: int, num_held_out: int) -> Split:
-    """Draw repositories of sets of modules that are apart."""
+    """Draw training and held-out repositories; no set of modules occurs in both."""
     random = Random(f"repair {seed}")
     sets = list(combinations(MODULES, SIZE))
     random.shuffle(sets)

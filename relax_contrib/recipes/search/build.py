@@ -42,7 +42,7 @@ def _task(person: Person, kind: str) -> dict[str, Any]:
 
 
 def _conversation(asked: list[Person], random: Random) -> dict[str, Any]:
-    """Return a conversation with random choices: two words of the question, and a fact of a person with these names."""
+    """Return a conversation with random choices: two words to search for, and a fact about a person with these names."""
     person, kind = random.choice(asked), random.choice(list(FACTS))
     query = random.sample([kind, *person.name.split()], QUERY_WORDS)
     names = set(query) & set(person.name.split())

@@ -2,7 +2,7 @@
 """Build the recipe in a folder: a task for each meaning, turns of both roles for the warm start, and a random model.
 
 `python -m relax_contrib.recipes.signalling.build FOLDER --seed 0`. In the warm start, speakers say random signals and
-listeners name random meanings. It teaches which words each role may say; signals have no meaning yet.
+listeners name random meanings. This teaches which words each role may say; signals have no meaning yet.
 """
 
 from __future__ import annotations

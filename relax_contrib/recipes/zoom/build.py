@@ -2,7 +2,7 @@
 """Build the recipe in a folder: pictures, tasks, conversations for the warm start, and a random model.
 
 `python -m relax_contrib.recipes.zoom.build FOLDER --seed 0`. In about half of the conversations the assistant zooms
-into the quarter that the question names, else into another one; it always names the colour in the crop.
+into the quarter that the question names, else into a different quarter. It always names the colour in the crop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relax_contrib.recipes.zoom.task import BOXES, WORDS, Scene, call, crop, dra
 
 NUM_TRAIN, NUM_EVAL, NUM_SHOWN = 768, 256, 1024
 LOOKED_RIGHT = 0.3
-"""Share of the conversations that zoom into the named quarter; the rest choose a random quarter."""
+"""Share of the conversations that zoom into the named quarter on purpose; the rest choose any quarter at random."""
 
 
 def build(folder: Path, seed: int) -> None:

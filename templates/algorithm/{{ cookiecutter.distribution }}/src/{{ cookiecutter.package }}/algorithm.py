@@ -8,14 +8,14 @@ class {{ cookiecutter.class_name }}Options(Options):
     """Options of `{{ cookiecutter.name }}`."""
 
     clip: float = 0.2
-    """Bounds of the ratio to the old policy are 1 - clip and 1 + clip; beyond them a token gives no gradient."""
+    """Clip range of the ratio to the old policy: beyond 1 - clip or 1 + clip, a token gives no gradient."""
 
 
 class {{ cookiecutter.class_name }}(Algorithm[{{ cookiecutter.class_name }}Options]):
     """A policy gradient with the group's mean reward as baseline and a clipped ratio."""
 
     min_group_size = 2  # the baseline compares the samples of a group
-    denominators = frozenset({"tokens"})  # what the loss is divided by; one count alone lets training start early
+    denominators = frozenset({"tokens"})  # counts that divide the loss; with one, training can start before all rows arrive
     zero_advantage_skips = True  # rows with advantage 0 have no gradient, so their forward pass is skipped
 
     def columns(self) -> frozenset[Column]:
@@ -23,10 +23,10 @@ class {{ cookiecutter.class_name }}(Algorithm[{{ cookiecutter.class_name }}Optio
         return frozenset({OLD_LOG_PROBS})
 
     def advantages(self, groups: Groups) -> Advantages:
-        """Return the advantage of each sample, [groups, samples]: its reward minus the group's mean."""
+        """Return the advantage of each sample, [groups, samples]: the sample's reward minus the group's mean reward."""
         return Advantages(learn.group_mean(groups.rewards, groups.valid))
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
-        """Return one term, [tokens]; the trainer sums it over all chunks and divides by the update's trained tokens."""
+        """Return one term, [tokens]; the trainer sums the term over all chunks and divides by the trained tokens."""
         ratio = learn.log_ratio(batch, policy.log_probs, batch.column("old_log_probs")).exp()
         return Loss({"policy": Term(learn.clipped_surrogate(ratio, batch.advantages, self.options.clip, self.options.clip))})

@@ -22,7 +22,7 @@ class {{ cookiecutter.class_name }}(Environment[{{ cookiecutter.class_name }}Opt
         return None
 
     async def step(self, action: Action) -> Step:
-        """Answer one turn of the policy. The policy sees the answer; its tokens are never trained."""
+        """Answer one turn of the policy. The policy sees the answer; the answer's tokens are never trained."""
         self.tries += 1
         if self.answer in action.text:
             return Step("Right.", done=True, reward=1.0 / self.tries)

@@ -26,12 +26,11 @@ from relax_core.bus.journal import (
     RememberedRecord,
     StepRecord,
 )
+from relax_core.bus.late import LATE_RULES, Backlog, Ended
 from relax_core.bus.leases import Credits, Holders, Lease, Leases, belongs
 from relax_core.bus.ledger import AttemptState, Group, Ledger, Lineage, SampleHistograms
 from relax_core.bus.store import Place, RowTable, Samples, check_seals
 
-MAX_RETRIES = 3
-"""Number of times that `late = "regenerate"` issues a late group again before dropping it."""
 MAX_NAMED = 5
 """Largest number of ids named in a problem of the account; further ids are only counted."""
 
@@ -48,8 +47,9 @@ class TransferQueue:
     Invariants:
     - Every issued attempt is trained, dropped, or found with a holder: a producer, the table of rows, or a lease.
     - A group is claimed exactly while it is in one lease that trains; a lease holds whole groups.
-    - Unless `late = "mask"`, the unclaimed groups after every change, except spare ones, can be trained before they
-      become stale (see `bus.gate`). While a claim is overdue, this is deferred to the commit of its step.
+    - The late rule (`bus.late`) is asked after every change, and the groups that it names are ended. Unless the rule is
+      `mask`, the unclaimed groups, except spare ones, can then be trained before they become stale. While a claim is
+      overdue, this is deferred to the commit of its step.
     - No token of a live group is of weights outside the `lineage`. A put with such a token ends its group, and a
       rollback ends the groups whose tokens fall outside.
     - `credits` counts the rows and bytes that are stored and not yet trained, and those of puts in progress.
@@ -66,6 +66,7 @@ class TransferQueue:
         remembered = remembered or RememberedRecord()
         self.settings, self.version = settings, version
         self.rule = gate.Rule(settings.max_staleness, settings.groups_per_step, settings.spare_groups, settings.steps)
+        self.late_rule = LATE_RULES[settings.late](self.rule)
         self.credits = Credits(settings.max_rows, settings.max_bytes)
         self.table = RowTable(self.credits)
         self.ledger = Ledger(settings.group_size, remembered)
@@ -217,7 +218,7 @@ class TransferQueue:
         for number in sorted({seal.attempt.group for seal in sealed}):
             self._end_if_too_few_valid(number)
         if not self._overdue:
-            self._drop_overflow(DropReason.STALE)
+            self._end_late(self.late_rule.after_put(self._backlog()))
 
     def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
         """Drop attempts; with `regenerate`, end their groups too and issue these groups again as another retry."""
@@ -271,11 +272,8 @@ class TransferQueue:
             self._overdue |= request.overdue
             for group in picked:
                 self.ledger.claim(group, True)
-            if self.settings.late != "wait":
-                self._drop_overflow(DropReason.STALE)
-        mask_before = 0
-        if (request.trains or request.follows) and self.settings.late == "mask" and self.rule.max_staleness is not None:
-            mask_before = max(0, request.step - self.rule.max_staleness)
+            self._end_late(self.late_rule.after_claim(self._backlog()))
+        mask_before = self.late_rule.mask_before(request.step) if request.trains or request.follows else 0
         versions: dict[str, Mapping[int, Version]] = {}
         for name in sorted({*request.columns, *(self.settings.columns if request.trains else ())}):
             derived = {group.number: group.derived[name][0] for group in picked if name in group.derived}
@@ -294,18 +292,14 @@ class TransferQueue:
         return found
 
     def _ready_for_step(self, request: ClaimRequest) -> list[Group]:
-        """Return ready groups that may join the coming step, in claim order.
-
-        With `late = "wait"`, a group must wait for groups that become stale sooner, until the step's deadline. With "mask",
-        groups never become stale, since their stale tokens are masked.
-        """
-        version, rule, late = self.version.step, self.rule, self.settings.late
+        """Return ready groups that may join the coming step, in claim order."""
+        version = self.version.step
         if request.step != version:
             raise StaleFence(f"bus: claim: got step {request.step}, the next is {version}; call version() first")
         self._late |= request.overdue
         columns = frozenset((*request.columns, *self.settings.columns))
         claimed = self._num_claimed
-        k = rule.max_staleness or 0
+        k = self.rule.max_staleness or 0
         due = Counter(group.floor + k for group in self.ledger.live.values() if not group.claimed)
         picked: list[Group] = []
         for group in sorted(self.ledger.live.values(), key=Group.claim_order):
@@ -313,14 +307,7 @@ class TransferQueue:
                 break
             if not group.complete or group.claimed or group.newest > version or not group.has(columns):
                 continue
-            taken = claimed + len(picked)
-            if late == "mask":
-                joins = taken < rule.groups_per_step
-            elif request.overdue or late != "wait":
-                joins = gate.may_train(rule, version, taken, group.floor)
-            else:
-                joins = gate.may_claim(rule, version, taken, due, group.floor)
-            if joins:
+            if self.late_rule.may_claim(version, claimed + len(picked), due, group.floor, request.overdue):
                 picked.append(group)
                 due[group.floor + k] -= 1
         return picked
@@ -419,15 +406,7 @@ class TransferQueue:
         self.version = self.version.next()
         self.ledger.records.append(StepRecord(self.version.step, self.version.incarnation))
         self._forget_stale_columns()
-        if late and self.settings.late == "mask":  # so that the next step does not wait for the same slow groups
-            k = self.rule.max_staleness
-            for group in [] if k is None else list(self.ledger.live.values()):
-                if not group.complete and group.floor + (k or 0) < self.version.step:
-                    self._end_late(group.number, DropReason.DEADLINE)
-        elif short and self.settings.late == "wait":
-            self._drop_overflow(DropReason.DEADLINE)
-        else:
-            self._drop_overflow(DropReason.SPARE if self.rule.spare_groups else DropReason.STALE)
+        self._end_late(self.late_rule.after_step(self._backlog(), short, late))
         wanted = self._unacknowledged()
         for group in self.ledger.provisional.values():  # a rollback issues groups again whose rows are removed here
             if self.credits.kept_bytes <= self.credits.max_bytes:
@@ -454,8 +433,7 @@ class TransferQueue:
             raise StaleFence(f"bus: let_go: got step {step}, the next is {self.version.step}; call version()")
         unclaimed = sorted((g for g in self.ledger.live.values() if not g.claimed), key=Group.claim_order)
         slow = tuple(g.number for g in unclaimed[: self.settings.groups_per_step] if not g.complete)
-        for number in slow:
-            self._end_late(number, DropReason.DEADLINE, max_retries=1)
+        self._end_late(Ended(slow, DropReason.DEADLINE), empty=True)
         self._late = False
         return slow
 
@@ -527,25 +505,17 @@ class TransferQueue:
         if group is not None and group.complete and len(group.valid) < max(1, self.settings.min_valid):
             self._end(group, DropReason.TOO_FEW_VALID)
 
-    def _drop_overflow(self, reason: DropReason) -> None:
-        """End the fewest groups so that the rest can be trained in time; with `late = "mask"` no group becomes stale."""
-        rule = self.rule
-        if rule.max_staleness is None or self.settings.late == "mask":
-            return
-        live = self.ledger.live.values()
-        unclaimed = [(g.floor + rule.max_staleness, g.complete, g.number) for g in live if not g.claimed]
-        for number in gate.victims(rule, self.version.step, self._num_claimed, unclaimed, rule.spare_groups):
-            self._end_late(number, reason)
+    def _backlog(self) -> Backlog:
+        k = self.rule.max_staleness or 0
+        groups = [(g.floor + k, g.complete, g.number) for g in self.ledger.live.values() if not g.claimed]
+        return Backlog(self.version.step, self._num_claimed, groups)
 
-    def _end_late(self, number: int, reason: DropReason, max_retries: int = MAX_RETRIES) -> None:
-        """End a late group.
-
-        With `late = "regenerate"` the group is issued again, at most `max_retries` times, so that a slow task does not
-        keep a step waiting for ever.
-        """
-        group = self.ledger.live[number]
-        again = self.settings.late == "regenerate" and group.retry < max_retries
-        self._end(group, DropReason.REGENERATED if again else reason, again, retry=int(again))
+    def _end_late(self, ended: Ended, empty: bool = False) -> None:
+        """End late groups; the late rule decides which are issued again. `empty`: the step has no ready group."""
+        for number in ended.groups:
+            group = self.ledger.live[number]
+            again = self.late_rule.issues_again(group.retry, empty)
+            self._end(group, DropReason.REGENERATED if again else ended.reason, again, retry=int(again))
 
     def _remove(self, group: Group, kept: bool = False) -> None:
         """Remove the rows and leases of a group, and forget which tasks have claimed it."""

@@ -2,8 +2,7 @@
 """The bus as a service: the queue's state machine with waiting, durability and payloads around it.
 
 The service has one event loop and one writer thread, and no process-local state beyond its arguments, so any process
-may host it. If clients access the payload store directly, their host calls only the methods for metadata (`begin_put`,
-`end_put`, `locate`, `begin_write`, `end_write`) and never handles a payload.
+may host it. A client that can reach the payload store has a `RowAccess` of its own; the service then handles no payload.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
@@ -26,13 +26,13 @@ from relax_core.api.bus import (
     Registration,
     Sealed,
 )
-from relax_core.api.errors import RelaxError
+from relax_core.api.errors import StaleFence
 from relax_core.api.role import Clock, SystemClock
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.journal import LedgerJournal, NoteRecord
 from relax_core.bus.queue import TransferQueue
-from relax_core.bus.store import Place, check_columns, check_cut, check_seals, read
+from relax_core.bus.store import Place, assemble, check_columns, check_cut, check_seals
 from relax_core.rpc.waiting import TimedCondition
 
 
@@ -51,7 +51,63 @@ async def open_bus(
     return BusService(queue, store, journal, clock or SystemClock(), dict(remembered.notes))
 
 
-class BusService:
+def without_rows(claim: Claim) -> Claim:
+    """Return the claim without its rows and samples, which the bus already has."""
+    return replace(claim, rows=(), samples={})
+
+
+class RowAccess:
+    """The calls of `api.bus.Bus` that move payloads: a bus, perhaps of another process, gets only the metadata.
+
+    A put or write stores its block between `begin_...` and `end_...`. A block that the bus no longer expects is freed.
+    """
+
+    def __init__(self, bus: BusService, store: PayloadStore) -> None:
+        self._bus, self.store = bus, store
+
+    async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
+        check_seals(batch.ids, sealed)
+        size = batch.size_bytes
+        key = await self._bus.begin_put(tuple(seal.attempt for seal in sealed), len(batch), size, wait_s)
+        if key is None:
+            return False
+        try:
+            await self.store.put(key, batch.columns)
+        except BaseException:
+            await self._bus.cancel_put(key)
+            raise
+        try:
+            await self._bus.end_put(key, batch.ids, tuple(batch.columns), size, tuple(sealed))
+        except StaleFence:
+            await self.store.free([key])
+            raise
+        return True
+
+    async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
+        return await self._read(claim, columns, None)
+
+    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
+        check_cut(part)
+        return await self._read(claim, columns, part)
+
+    async def _read(self, claim: Claim, columns: Sequence[str], part: Cut | None) -> RowBatch:
+        places = await self._bus.locate(without_rows(claim), columns)
+        keys = list(dict.fromkeys(key for at in places.values() for key, _ in at))
+        return RowBatch(claim.rows, assemble(places, await self.store.get(keys, columns, part)))
+
+    async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
+        check_columns(claim, columns)
+        lease, size = without_rows(claim), sum(column.size_bytes for column in columns.values())
+        key = await self._bus.begin_write(lease)
+        await self.store.put(key, columns)
+        try:
+            await self._bus.end_write(lease, key, tuple(columns), size, version)
+        except StaleFence:
+            await self.store.free([key])
+            raise
+
+
+class BusService(RowAccess):
     """The implementation of `api.bus.Bus`.
 
     Invariants:
@@ -70,7 +126,8 @@ class BusService:
         clock: Clock,
         kept: Mapping[str, str] = {},
     ) -> None:
-        self.queue, self.store = queue, store
+        super().__init__(self, store)
+        self.queue = queue
         self._kept = dict(kept)
         self._journal, self._clock = journal, clock
         self._writer = ThreadPoolExecutor(1, "relax-ledger")
@@ -130,19 +187,6 @@ class BusService:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
-        check_seals(batch.ids, sealed)
-        key = await self.begin_put([seal.attempt for seal in sealed], len(batch), batch.size_bytes, wait_s)
-        if key is None:
-            return False
-        try:
-            await self.store.put(key, batch.columns)
-        except BaseException:
-            await self.cancel_put(key)
-            raise
-        await self.end_put(key, batch.ids, tuple(batch.columns), batch.size_bytes, sealed)
-        return True
-
     async def begin_put(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, wait_s: float) -> int | None:
         """Reserve credit for a put; return the key under which to store the payloads, or None after `wait_s`."""
         return await self._changes.wait_for(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
@@ -182,26 +226,9 @@ class BusService:
         await self._changed()
         return ended
 
-    async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        return await read(self.store, claim, self.queue.locate(claim, columns, self._clock.now()), columns)
-
-    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
-        check_cut(part)
-        return await read(self.store, claim, self.queue.locate(claim, columns, self._clock.now()), columns, part)
-
     async def locate(self, claim: Claim, columns: Sequence[str]) -> Mapping[str, Sequence[Place]]:
         """Return the block key and index of every claimed row, by column, for `assemble`."""
         return self.queue.locate(claim, columns, self._clock.now())
-
-    async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
-        check_columns(claim, columns)
-        key = self.queue.begin_write(claim, self._clock.now())
-        await self.store.put(key, columns)
-        try:
-            await self.end_write(claim, key, tuple(columns), sum(c.size_bytes for c in columns.values()), version)
-        except RelaxError:
-            await self.store.free([key])
-            raise
 
     async def begin_write(self, claim: Claim) -> int:
         """Return the key under which to store derived columns. Raises StaleFence if the claim's lease has ended."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
+from relax_core.api.batch import AttemptId, Cut, Ragged, RowId
 from relax_core.api.bus import BusComponent, Claim, PayloadStore, Sealed
 from relax_core.api.errors import RelaxError
 from relax_core.bus.leases import Credits
@@ -179,18 +179,6 @@ class MemoryStore:
 def cut(block: Mapping[str, Ragged], part: Cut) -> dict[str, Ragged]:
     """Cut every row of a block to these tokens and layers."""
     return {name: column.cut(part) for name, column in block.items()}
-
-
-async def read(
-    store: PayloadStore,
-    claim: Claim,
-    places: Mapping[str, Sequence[Place]],
-    columns: Sequence[str],
-    part: Cut | None = None,
-) -> RowBatch:
-    """Read columns of the claimed rows from their places; with `part`, only this part of every row."""
-    keys = list(dict.fromkeys(key for at in places.values() for key, _ in at))
-    return RowBatch(claim.rows, assemble(places, await store.get(keys, columns, part)))
 
 
 def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str, Ragged]:

@@ -12,20 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 import ray
 from pydantic import PositiveInt
 
-from relax_core.api.batch import Cut, Ragged, RowBatch, RowId
-from relax_core.api.bus import BusComponent, Claim, PayloadStore, Sealed
-from relax_core.api.errors import DeadlineExceeded, InfrastructureError, StaleFence, WorkerDied
+from relax_core.api.batch import Cut, Ragged, RowId
+from relax_core.api.bus import BusComponent, Claim, PayloadStore
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.options import Options
 from relax_core.api.weights import Version
-from relax_core.bus.service import BusService
-from relax_core.bus.store import Blocks, MemoryStore, check_columns, check_cut, check_seals, cut, read
+from relax_core.bus.service import BusService, RowAccess, without_rows
+from relax_core.bus.store import Blocks, MemoryStore, cut
 from relax_core.runners.ray.block_folder import BlockFolder, new_folder_name
 from relax_core.runners.ray.connection import CALL_S, RpcActor, RpcClient, answered, asked
 
@@ -59,79 +58,26 @@ class BusClient:
     """
 
     def __init__(self, hub: RpcClient, store: PayloadStore | None) -> None:
-        self._bus, self._store = hub.service(BusService, "bus"), store
+        self._bus = hub.service(BusService, "bus")
+        self._rows = self._bus if store is None else RowAccess(self._bus, store)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
-        if self._store is None:
-            return await self._bus.put(batch, sealed, wait_s)
-        check_seals(batch.ids, sealed)
-        size = batch.size_bytes
-        key = await self._bus.begin_put(tuple(seal.attempt for seal in sealed), len(batch), size, wait_s)
-        if key is None:
-            return False
-        try:
-            await self._store.put(key, batch.columns)
-        except BaseException:
-            await self._bus.cancel_put(key)
-            raise
-        try:
-            await self._bus.end_put(key, batch.ids, tuple(batch.columns), size, tuple(sealed))
-        except StaleFence:
-            await self._store.free([key])
-            raise
-        return True
-
-    async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        if self._store is None:
-            return await self._bus.read(claim, columns)
-        return await read(self._store, claim, await self._bus.locate(_lease(claim), columns), columns)
-
-    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
-        if self._store is None:
-            return await self._bus.read_slice(claim, columns, part)
-        check_cut(part)
-        return await read(self._store, claim, await self._bus.locate(_lease(claim), columns), columns, part)
-
-    async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
-        if self._store is None:
-            await self._bus.write(claim, columns, version)
-            return
-        check_columns(claim, columns)
-        key = await self._bus.begin_write(_lease(claim))
-        await self._store.put(key, columns)
-        size = sum(column.size_bytes for column in columns.values())
-        try:
-            await self._bus.end_write(_lease(claim), key, tuple(columns), size, version)
-        except StaleFence:
-            await self._store.free([key])
-            raise
+        return getattr(self._rows if hasattr(RowAccess, name) else self._bus, name)
 
     async def verify(self, claim: Claim) -> None:
-        await self._bus.verify(_lease(claim))
+        await self._bus.verify(without_rows(claim))
 
     async def acknowledge(self, claim: Claim) -> None:
-        await self._bus.acknowledge(_lease(claim))
+        await self._bus.acknowledge(without_rows(claim))
 
     async def release(self, claim: Claim) -> None:
-        await self._bus.release(_lease(claim))
+        await self._bus.release(without_rows(claim))
 
     async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
-        return await self._bus.trained([_lease(claim) for claim in claims], step, tuple(without_gradient))
-
-    async def kept(self, name: str) -> Mapping[str, Any] | None:
-        found: Mapping[str, Any] | None = await self._bus.kept(name)
-        return found
+        return await self._bus.trained([without_rows(claim) for claim in claims], step, tuple(without_gradient))
 
     async def close(self) -> None:
         """Do nothing: the hub closes the bus."""
-
-
-def _lease(claim: Claim) -> Claim:
-    """Return the claim without its rows and samples, which the bus already has."""
-    return replace(claim, rows=(), samples={})
 
 
 @ray.remote(num_cpus=0, max_restarts=STORAGE_RESTARTS, max_task_retries=-1)

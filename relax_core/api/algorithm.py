@@ -210,8 +210,6 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
     """Largest staleness, in versions, for which the algorithm is correct; None: any."""
     greedy_baseline: ClassVar[bool] = False
     """True: each group gets one more sample, at temperature 0 and never trained; its reward is `Groups.baseline`."""
-    old_log_probs_tolerance: ClassVar[int] = 0
-    """Number of versions by which `old_log_probs` may differ from the step's start; the core does not read it yet."""
     denominators: frozenset[str] = frozenset()
     """Names of the counts that the loss's terms divide by. With exactly one, a step can be trained while its last
     groups are still being generated. With several, or none named here, each step waits for all of its rows."""

@@ -155,8 +155,6 @@ class Column:
     """`bfloat16` values are stored as their bits in uint16; `object` is a msgpack value."""
     per: Per = "token"
     shape: tuple[int, ...] = ()
-    by_reference: bool = False
-    """True: a large column, to be read in parts with `Bus.read_slice`."""
 
 
 TOKENS = Column("tokens", "int32")
@@ -191,7 +189,7 @@ MEDIA = Column("media", "uint8", per="row", shape=(16,))
 
 def routed_experts(layers: int, top_k: int, wide: bool = False) -> Column:
     """Return the column of experts that each token visited in each layer: [tokens, layers, top_k]; `wide`: uint16."""
-    return Column("routed_experts", "uint16" if wide else "uint8", shape=(layers, top_k), by_reference=True)
+    return Column("routed_experts", "uint16" if wide else "uint8", shape=(layers, top_k))
 
 
 def student_top_k_ids(k: int) -> Column:

@@ -203,9 +203,6 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
         """
         raise NotImplementedError
 
-    def check(self, model: Mapping[str, Any]) -> Any:
-        """Raise ConfigError for options that don't fit the model; the core does not call this method yet."""
-
 
 def switched_off(engine: type[Engine], capability: str, options: Mapping[str, Any]) -> str:
     """Return the option that must still be set to true to enable a capability; empty if no option is missing."""

@@ -40,8 +40,6 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     """A family of models: its chat rendering, freezable parts and media placeholders."""
 
     kind: ClassVar[str] = "model-family"
-    model_types: ClassVar[tuple[str, ...]] = ()
-    """`model_type` values of the Hugging Face configurations that the family serves; empty: any."""
     modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Parts that training can freeze (`vision`, `audio`, `language`, `projector`): name -> patterns of module names."""
 

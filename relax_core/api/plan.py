@@ -38,12 +38,8 @@ class Operation:
     reads: Reads = Reads.NONE
     updates: str = ""
     """The model that the operation trains; empty: none."""
-    scope: str = "row"
-    """row, group or batch: the rows that must be ready before the operation starts. The core does not read it."""
     row_filter: str = ""
     """Filter of the rows, such as `domain=maths`; empty: all rows. Producers of one column need distinct filters."""
-    trigger: str = "rows"
-    """rows, step or admission: the event that starts the operation. The core does not read it."""
     model: str = "actor"
     """The model whose weights the operation reads."""
 

@@ -104,8 +104,6 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "trainer"
     streams: ClassVar[bool] = True
     """True: `accumulate` may run before all chunks of the update are known."""
-    pipelined: ClassVar[bool] = False
-    """True: a chunk's micro-batches must run together (pipeline schedules); the core does not read it yet."""
     replays_routes: ClassVar[bool] = False
     """True: rows with `routed_experts` visit these experts, and `forward` can return `routed_experts`."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)

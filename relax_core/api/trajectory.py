@@ -63,7 +63,6 @@ class DropReason(StrEnum):
     """A rollback abandoned the weights that sampled some of the tokens."""
     RESUMED = "resumed"
     """The attempt was in flight when the run stopped, or a rollback lost its rows; the group was issued again."""
-    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,8 +141,8 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT, step INTEGER, value TEXT NOT NULL, 
 """
 
 OVER = """(g.pending = 0 AND g.step IS NULL AND (SELECT count(*) FROM ended e
-    WHERE e.number = g.number AND e.issue = g.issue AND e.reason != ?1) >= g.size)"""
-"""SQL condition: the group is neither trained nor pending, and all its members ended, none for reason ?1 (stopped)."""
+    WHERE e.number = g.number AND e.issue = g.issue) >= g.size)"""
+"""SQL condition: the group is neither trained nor pending, and all its members ended."""
 LARGER = "ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
 
 STATEMENTS: dict[type, tuple[str, ...]] = {
@@ -242,9 +242,7 @@ class LedgerJournal:
         run = self._db.execute
         (before,) = run("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'final'").fetchone()
         run(f"INSERT INTO meta VALUES ('final', ?), ('folded', ?) {LARGER}", (final, before))
-        over = run(
-            f"SELECT number FROM groups g WHERE step <= ?2 OR {OVER}", (DropReason.STOPPED.value, before)
-        ).fetchall()
+        over = run(f"SELECT number FROM groups g WHERE step <= ? OR {OVER}", (before,)).fetchall()
         self._db.executemany("DELETE FROM groups WHERE number = ?", over)
         ranges: list[tuple[int, int]] = []
         for first, last in sorted([*run("SELECT first, last FROM folded_groups"), *((n, n) for (n,) in over)]):
@@ -361,15 +359,11 @@ class LedgerJournal:
         run("DELETE FROM notes WHERE step >= ?", (step,))
 
     def _end_in_flight(self) -> None:
-        """End the groups that are not over, and mark them for another issue.
-
-        A group is over when it was trained, or when all its members ended for reasons other than a stop of the run.
-        """
+        """End the groups that are neither trained nor ended, and mark them for another issue."""
         open_groups = self._db.execute(
             "SELECT g.number, g.issue, g.size, "
             "(SELECT group_concat(e.sample) FROM ended e WHERE e.number = g.number AND e.issue = g.issue) "
-            f"FROM groups g WHERE g.pending = 0 AND g.step IS NULL AND NOT {OVER}",
-            (DropReason.STOPPED.value,),
+            f"FROM groups g WHERE g.pending = 0 AND g.step IS NULL AND NOT {OVER}"
         ).fetchall()
         for number, issue, size, ended in open_groups:
             known = {int(sample) for sample in (ended or "").split(",") if sample}

@@ -154,8 +154,7 @@ class RunController:
         """Run every stage and return the run's summary. Raises the error that ended the run, after recording it."""
         prepared, config, catalogue = self._prepared, self._prepared.config, self._prepared.catalogue
         sinks = {choice.name: cast(Sink, catalogue.build(choice.chosen)) for choice in config.sinks}
-        observers: dict[str, object] = catalogue.observers().plugins()
-        notifier, directory = None, prepared.directory
+        observers, notifier, directory = catalogue.observers(), None, prepared.directory
         if config.notify.urls:
             urls = [url.reveal() for url in config.notify.urls]
             name = config.run.name or directory.name

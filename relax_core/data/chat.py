@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
@@ -32,8 +32,6 @@ PROMPT_END = 16
 
 class ChatFamily(ModelFamily[Options]):
     """A model family that renders chats with the files of the model folder."""
-
-    model_types: ClassVar[tuple[str, ...]] = ()
 
     def open(self, model: Mapping[str, Any]) -> None:
         """Read the model folder. Templates that show the date get the date of this call."""

@@ -373,10 +373,6 @@ class MediaBudget:
         for key in found:
             self.retain(known_groups - 1, key)
 
-    @property
-    def total_bytes(self) -> int:
-        return self._total
-
     def __contains__(self, key: str) -> bool:
         return key in self._sizes
 

@@ -166,7 +166,6 @@ class MixedAlgorithm(Algorithm[Options]):
             "greedy_baseline": made[0].greedy_baseline,
             "min_group_size": max(part.min_group_size for part in made),
             "max_staleness": min((k for part in made if (k := part.max_staleness) is not None), default=None),
-            "old_log_probs_tolerance": min(part.old_log_probs_tolerance for part in made),
         }
         routed: MixedAlgorithm = type("MixedAlgorithm", (MixedAlgorithm,), says)(parts)
         return routed

@@ -122,10 +122,6 @@ class RunDirectory:
     def logs(self) -> Path:
         return self.path / "logs"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def write_config(self, toml: str) -> None:
         """Write the resolved configuration; its secrets are references, and stray secret values are redacted."""
         text = toml if toml.startswith("# schema") else f"# schema: relax.config/1\n{toml}"
@@ -239,10 +235,6 @@ class RunDirectory:
         except OSError:  # no such request, or the file system is temporarily unreachable
             return False
         return True
-
-    def is_requested(self, request: Request) -> bool:
-        """Return True if the request is open: sent, and not yet taken."""
-        return self._request_file(request).exists()
 
     def _request_file(self, request: Request) -> Path:
         return self.path / f".{request}-request"

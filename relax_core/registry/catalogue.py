@@ -31,8 +31,8 @@ from relax_core.registry.handshake import (
     resolve,
 )
 from relax_core.registry.loader import (
+    HOOKS,
     Loader,
-    Observers,
     build_options,
     contract_violation,
     import_target,
@@ -171,9 +171,14 @@ class Catalogue:
                 f"{chosen.kind} {title}", f"cannot be built: {said(error)}", plugin_frames(error)
             ) from error
 
-    def observers(self) -> Observers:
-        """Return the observers: plugins that receive the events of a run."""
-        return Observers(self._loader.manager)
+    def observers(self) -> dict[str, object]:
+        """Return the plugins that implement an observer hook, by name; observers must not change any data."""
+        manager, observed = self._loader.manager, set(HOOKS.values())
+        return {
+            name: plugin
+            for name, plugin in manager.list_name_plugin()
+            if any(caller.name in observed for caller in manager.get_hookcallers(plugin) or ())
+        }
 
     def resolved(self) -> tuple[ResolvedPlugin, ...]:
         """List all loaded plugins with versions; classes passed from Python are sent to workers separately."""

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from email.message import Message
 from email.parser import HeaderParser
@@ -42,9 +42,6 @@ _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MARK = f"{hooks.PROJECT}_impl"
 GROUP = "relax.plugins"
 SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
-STRIKES = 3
-Failed = Callable[[str, Exception, bool], None]
-"""Callback for an error of an observer: (distribution, error, True if the distribution is switched off now)."""
 
 HOOKS: dict[type, str] = {
     events.RunStarted: "relax_run_started",
@@ -215,47 +212,6 @@ def kebab(name: str) -> str:
     """Return a name in kebab-case: `my-reward` for `MyReward` and `my_reward`, `http-reward` for `HTTPReward`."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
     return re.sub(r"[^a-z0-9]+", "-", split.lower()).strip("-")
-
-
-class Observers:
-    """Plugins that receive the events of a run; they must not change any data.
-
-    A run uses only `plugins`; the run's recorder calls the hooks, in threads with deadlines. `notify` calls hooks
-    directly, without a deadline, and switches a plugin off after three errors.
-    """
-
-    def __init__(self, manager: pluggy.PluginManager) -> None:
-        self._manager = manager
-        self._strikes: Counter[str] = Counter()
-
-    def plugins(self) -> dict[str, object]:
-        """Return the plugins that implement an observer hook, by name."""
-        hooks = set(HOOKS.values())
-        return {
-            name: plugin
-            for name, plugin in self._manager.list_name_plugin()
-            if any(caller.name in hooks for caller in self._manager.get_hookcallers(plugin) or ())
-        }
-
-    def calls(self, hook_name: str) -> tuple[tuple[str, Callable[..., object]], ...]:
-        """Return (distribution, callable that takes `event=`) for each observer that is not switched off."""
-        caller = getattr(self._manager.hook, hook_name)
-
-        def calling(impl: pluggy.HookImpl) -> Callable[..., object]:
-            """Return a callable that passes only the arguments that the implementation declares."""
-            return lambda **arguments: impl.function(*(arguments[name] for name in impl.argnames))
-
-        listening = ((impl.plugin_name.partition(":")[0], impl) for impl in caller.get_hookimpls())
-        return tuple((dist, calling(impl)) for dist, impl in listening if self._strikes[dist] < STRIKES)
-
-    def notify(self, hook_name: str, event: events.Event, failed: Failed) -> None:
-        """Call each observer in turn; pass errors to `failed`, and switch a plugin off at its third error."""
-        for dist, call in self.calls(hook_name):
-            try:
-                call(event=event)
-            except Exception as error:
-                self._strikes[dist] += 1
-                failed(dist, error, self._strikes[dist] >= STRIKES)
 
 
 def missing_methods(cls: type) -> list[str]:

@@ -66,10 +66,7 @@ class Actor(Role):
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
         consumes = frozenset({"tokens", "loss_mask"})
-        return (
-            Operation("actor.fit", cls.name, consumes, frozenset(), Reads.STEP_START, updates="actor", scope="batch",
-                      trigger="step"),
-        )  # fmt: skip
+        return (Operation("actor.fit", cls.name, consumes, frozenset(), Reads.STEP_START, updates="actor"),)
 
     async def run(self, context: RunContext) -> None:
         self._context, self._non_finite = context, NonFinitePolicy(context, self.name)

@@ -51,9 +51,8 @@ class Critic(Role):
         rows = frozenset(INPUTS)
         return (
             Operation(VALUES, cls.name, rows, frozenset({"values"}), Reads.LATEST, model=cls.name),
-            Operation(FIT, cls.name, rows, frozenset(), Reads.LATEST, updates=cls.name, scope="batch", trigger="step",
-                      model=cls.name),
-        )  # fmt: skip
+            Operation(FIT, cls.name, rows, frozenset(), Reads.LATEST, updates=cls.name, model=cls.name),
+        )
 
     async def run(self, context: RunContext) -> None:
         self._context, self._skipped = context, RestartBudget(MAX_NOT_FINITE)

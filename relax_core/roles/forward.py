@@ -155,9 +155,7 @@ class AdvantagesRole(Role):
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
         consumes = frozenset({"tokens", "loss_mask", "rewards"})
-        return (
-            Operation("advantages.compute", cls.name, consumes, frozenset({"advantages", "returns"}), scope="group"),
-        )
+        return (Operation("advantages.compute", cls.name, consumes, frozenset({"advantages", "returns"})),)
 
     async def run(self, context: RunContext) -> None:
         # Torch takes seconds to import: import it in a thread while the other roles start, not at the first step.

@@ -59,7 +59,7 @@ class Rollout(Role):
         always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"}
         turns = {column.name for column in TURN_COLUMNS}
         produced = frozenset(always | turns | {"teacher_index", "algorithm_index", "media", *ROUTES})
-        return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
+        return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST),)
 
     async def run(self, context: RunContext) -> None:
         self._context = context

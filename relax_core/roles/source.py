@@ -41,7 +41,7 @@ class RowSource(Role):
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
         produced = frozenset({"tokens", "loss_mask", "margins", "media"})
-        return (Operation("source.rows", cls.name, frozenset(), produced, trigger="admission"),)
+        return (Operation("source.rows", cls.name, frozenset(), produced),)
 
     async def run(self, context: RunContext) -> None:
         self._context, self._admitted = context, 0

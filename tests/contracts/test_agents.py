@@ -12,7 +12,6 @@ import numpy as np
 from relax_core.api import (
     Action,
     AttemptId,
-    Column,
     Environment,
     Media,
     Message,
@@ -140,9 +139,6 @@ async def test_its_rows_travel_as_one_sealed_sample() -> None:
     assert same.trained_tokens == 4
 
 
-MEDIA = Column("media", "object", per="row", by_reference=True)
-
-
 class Frames(ModalityProcessor[Options]):
     """One number a second of video, one placeholder a frame."""
 
@@ -169,7 +165,7 @@ def test_two_views_of_a_video_share_what_is_stored_and_are_named_in_the_row() ->
     assert [each.num_placeholders for each in shown] == [processor.budget(view, {}) for view in views] == [3, 4]
     assert all(np.shares_memory(each.tensors["frames"], store["k1"].tensors["frames"]) for each in shown)
     references = tuple(view.reference for view in views)
-    assert references == ("k1#t=0.0,3.0", "k1#t=5.0,9.0") and MEDIA.by_reference
+    assert references == ("k1#t=0.0,3.0", "k1#t=5.0,9.0")
     assert messages.decode(messages.encode((task, references))) == (task, references)
 
 

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.plan import Operation, Reads
+from relax_core.api.plan import Operation
 from relax_core.control.planner import draw, mermaid, select
 
 
 def operation(name: str, consumes: str = "", produces: str = "", row_filter: str = "", updates: str = "") -> Operation:
     role = name.partition(".")[0]
-    return Operation(
-        name, role, frozenset(consumes.split()), frozenset(produces.split()), Reads.NONE, updates, "row", row_filter
-    )
+    columns = frozenset(consumes.split()), frozenset(produces.split())
+    return Operation(name, role, *columns, updates=updates, row_filter=row_filter)
 
 
 ROLLOUT = operation("rollout.generate", "", "tokens rewards")

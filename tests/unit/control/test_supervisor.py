@@ -152,7 +152,7 @@ def test_the_orphans_of_a_dead_driver_end_before_the_next_one_starts_which_is_no
 def test_a_stop_that_was_asked_for_is_not_answered_by_a_restart(supervise: Supervise, tmp_path: Path) -> None:
     RunDirectory.open(tmp_path / "run").request("stop")
     assert supervise("die").wait(DEADLINE_S) == 4
-    assert len(starts(tmp_path)) == 1 and not RunDirectory.open(tmp_path / "run").is_requested("stop")
+    assert len(starts(tmp_path)) == 1 and not RunDirectory.open(tmp_path / "run").take_request("stop")
 
 
 def test_a_run_between_two_drivers_is_restarting_and_without_a_supervisor_it_is_lost(

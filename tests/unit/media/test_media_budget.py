@@ -75,7 +75,7 @@ class Needs(RuleBasedStateMachine):
     def a_needed_medium_is_there(self):
         if hasattr(self, "budget"):
             assert {key for _, key in self.held} <= set(self.there)
-            assert self.budget.total_bytes == sum(self.there.values())
+            assert {key: self.budget.size_of(key) for key in self.used} == {**dict.fromkeys(self.used), **self.there}
 
 
 TestNeeds = Needs.TestCase

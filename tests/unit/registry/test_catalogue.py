@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Options, PluginError, Reward
-from relax_core.api.events import RunFinished, StepFinished
 from relax_core.registry import Catalogue, ResolvedPlugin
 from relax_core.registry.catalogue import KNOWN
 
@@ -176,22 +175,10 @@ def test_a_class_passed_from_python_must_be_of_its_kind():
         load().add("reward", "lucky", Options)
 
 
-def test_observers_are_told_and_one_that_raises_three_times_is_off(site):
-    site.install("fake-watch", "seen = []\n@hook\ndef relax_step_finished(event):\n    seen.append(event.step)")
-    site.install("fake-moody", "@hook\ndef relax_step_finished():\n    raise OSError('not today')")
-    observers = load().observers()
-    failures: list[tuple[str, str, bool]] = []
-    for step in range(5):
-        observers.notify(
-            "relax_step_finished", StepFinished(step, {}), lambda *f: failures.append((f[0], str(f[1]), f[2]))
-        )
-    import fake_watch.plugin
-
-    assert fake_watch.plugin.seen == [0, 1, 2, 3, 4]
-    assert failures == [("fake-moody", "not today", False)] * 2 + [("fake-moody", "not today", True)]
-    assert [dist for dist, _ in observers.calls("relax_step_finished")] == ["fake-watch"]
-    observers.notify("relax_run_finished", RunFinished("finished", {}), lambda *f: failures.append(f))
-    assert len(failures) == 3
+def test_the_observers_are_the_plugins_with_an_observer_hook(site, half):
+    half()
+    site.install("fake-watch", "@hook\ndef relax_step_finished(event):\n    pass")
+    assert [name.partition(":")[0] for name in load().observers()] == ["fake-watch"]
 
 
 def test_every_event_that_observers_get_has_its_hook():

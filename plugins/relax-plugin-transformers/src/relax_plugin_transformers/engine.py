@@ -21,7 +21,7 @@ from relax_core.engine_kit.model_weights import StagedAdapter
 from relax_core.engine_kit.threaded_engine import Arriving, ThreadedEngine
 from relax_core.media.store import RESTORE_S, MediaStore
 from relax_plugin_transformers.estimate import estimate
-from relax_plugin_transformers.loading import context_limit, load_model, read_config
+from relax_plugin_transformers.loading import context_limit, load_model
 from relax_plugin_transformers.options import TransformersOptions
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
     )  # fmt: skip
     _weights: Resident
     _adapters: Adapters
-
-    def check(self, model: Mapping[str, Any]) -> None:
-        read_config(model)
 
     def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
         return estimate(spec, self.options, work)

@@ -2,7 +2,7 @@
 """The contract of the bus: admission of groups, rows, claims under leases, and the ledger's account.
 
 Different roles fill the columns of a row at different times. A consumer claims rows whose columns are ready, under its
-own task name. The claim is a lease; each later call with the claim checks the lease's fencing token. Every call that
+own task name. The claim is a lease; each later call with the claim checks that the lease is in force. Every call that
 can wait takes `wait_s` and returns an empty result after that time.
 """
 
@@ -103,7 +103,7 @@ class Claim:
     """A lease on rows of whole groups, ordered by group, sample, row."""
 
     lease: int
-    fence: int
+    """Number of the lease, used for no other lease: the fencing token."""
     task: str
     rows: tuple[RowId, ...]
     samples: Mapping[AttemptId, Sealed]

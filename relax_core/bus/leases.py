@@ -25,7 +25,6 @@ class Lease:
     """A lease in force: the rows of whole groups, held by one task until `expires`."""
 
     number: int
-    fence: int
     task: str
     groups: tuple[int, ...]
     rows: tuple[RowId, ...]
@@ -41,7 +40,7 @@ class Leases:
     queue commits or undoes a step without it.
 
     Invariants:
-    - Use of a lease that has ended, or with a wrong fencing token, raises StaleFence: a late holder changes nothing.
+    - Use of a lease that has ended raises StaleFence: a late holder changes nothing.
     - A task never gets a group that is in its `done`, unless the task follows the actor. Revoking a lease removes the
       lease's groups from `done`.
     """
@@ -56,16 +55,16 @@ class Leases:
         self._next = 1
 
     def grant(self, task: str, groups: tuple[int, ...], rows: tuple[RowId, ...], trains: bool, now: float) -> Lease:
-        lease = Lease(self._next, self._next, task, groups, rows, trains, now + self.lease_s)
+        lease = Lease(self._next, task, groups, rows, trains, now + self.lease_s)
         self._next += 1
         self.out[lease.number] = lease
         self.done.setdefault(task, set()).update(groups)
         return lease
 
     def check(self, claim: Claim, now: float) -> Lease:
-        """Renew and return the lease of a claim. Raises StaleFence if the lease has ended or its fence differs."""
+        """Renew and return the lease of a claim. Raises StaleFence if the lease has ended."""
         lease = self.out.get(claim.lease)
-        if lease is None or lease.fence != claim.fence or lease.expires <= now:
+        if lease is None or lease.expires <= now:
             held = "ended" if lease is None else "expired"
             raise StaleFence(f"lease {claim.lease} of task {claim.task} has {held}; drop the claim and claim again")
         lease.expires = now + self.lease_s

@@ -279,7 +279,7 @@ class TransferQueue:
             derived = {group.number: group.derived[name][0] for group in picked if name in group.derived}
             if made := {number: version for number, version in derived.items() if version is not None}:
                 versions[name] = made
-        return Claim(lease.number, lease.fence, request.task, rows, samples, numbers, mask_before, versions)
+        return Claim(lease.number, request.task, rows, samples, numbers, mask_before, versions)
 
     def _trained_by_step(self, request: ClaimRequest) -> list[Group]:
         """Return all groups that a step trained. Raises RelaxError if rows are gone or `followers` lacks the task."""
@@ -362,8 +362,7 @@ class TransferQueue:
 
     def release(self, claim: Claim) -> None:
         """Give the rows of a claim back; do nothing if its lease has ended."""
-        lease = self.leases.out.get(claim.lease)
-        if lease is not None and lease.fence == claim.fence:
+        if (lease := self.leases.out.get(claim.lease)) is not None:
             self._revoke(lease)
 
     def expire(self, now: float) -> None:

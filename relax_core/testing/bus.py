@@ -250,7 +250,7 @@ class BusSuite(TrainingSuite):
         await lab.bus.release(first)
         await lab.bus.release(first)
         second = await lab.claim("one")
-        assert second.rows == first.rows and second.fence != first.fence
+        assert second.rows == first.rows and second.lease != first.lease
 
     @scenario(lease_s=0.2)
     async def test_an_expired_lease_gives_its_rows_to_the_next_claim_and_fences_the_old_holder(

@@ -78,7 +78,7 @@ class Bench:
 
     def _claimed(self, rows: RowBatch) -> ClaimedRows:
         groups = tuple(dict.fromkeys(row.group for row in rows.ids))
-        claim = Claim(1, 1, "actor", rows.ids, {}, groups)
+        claim = Claim(1, "actor", rows.ids, {}, groups)
         return ClaimedRows(claim, rows, self.algorithm.zero_advantage_skips)
 
 

@@ -27,7 +27,7 @@ seals = st.builds(
 
 @given(st.lists(seals, max_size=6))
 def test_seals_and_the_samples_of_a_claim_arrive_as_they_were(made: list[Sealed]) -> None:
-    claim = Claim(1, 2, "actor", (), Samples.of(made), (3,))
+    claim = Claim(1, "actor", (), Samples.of(made), (3,))
     sent = messages.decode(messages.encode((tuple(made), claim, tuple(seal.attempt for seal in made))))
     assert sent == (tuple(made), claim, tuple(seal.attempt for seal in made))
     assert all(type(seal.attempt) is AttemptId for seal in (*sent[0], *sent[1].samples.values()))

@@ -42,7 +42,7 @@ def batch(groups: list[int], advantages: list[float] | None = None, versions: li
 def claim(rows: RowBatch, versions: dict[str, dict[int, Version]] | None = None) -> Claim:
     samples = {row.attempt_id: Sealed(row.attempt_id, 1, Outcome.FINISHED, float(row.sample % 2)) for row in rows.ids}
     groups = tuple(dict.fromkeys(row.group for row in rows.ids))
-    return Claim(1, 1, "actor", rows.ids, samples, groups, versions=versions or {})
+    return Claim(1, "actor", rows.ids, samples, groups, versions=versions or {})
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=24), st.integers(1, 8), st.randoms())
@@ -201,7 +201,7 @@ def test_the_metrics_of_a_step_say_what_was_trained_however_it_came(chunks: list
 
 
 def test_a_step_without_a_single_row_has_metrics_too() -> None:
-    empty = Claim(1, 1, "actor", (), {AttemptId(1, 0, 0): Sealed(AttemptId(1, 0, 0), 0, Outcome.FINISHED, 0.5)}, (1,))
+    empty = Claim(1, "actor", (), {AttemptId(1, 0, 0): Sealed(AttemptId(1, 0, 0), 0, Outcome.FINISHED, 0.5)}, (1,))
     step = TrainingStep(NOW, 1, 2)
     (part,) = step.add(ClaimedRows(empty, batch([])))
     step.results.append(UpdateResult(UpdateOutcome.APPLIED))

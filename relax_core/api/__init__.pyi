@@ -21,8 +21,7 @@ from .batch import (
 )
 from .bus import (
     Account as Account, Bus as Bus, BusComponent as BusComponent, BusSettings as BusSettings, Claim as Claim,
-    ClaimRequest as ClaimRequest, Issue as Issue, PayloadStore as PayloadStore, Registration as Registration,
-    Sealed as Sealed,
+    ClaimRequest as ClaimRequest, Issue as Issue, PayloadStore as PayloadStore, Sealed as Sealed,
 )
 from .component import (
     Chosen as Chosen, Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind,

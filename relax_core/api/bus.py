@@ -131,20 +131,14 @@ class Account:
     """The differences, with the ids of the attempts; empty if balanced."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """The answer to `Bus.register`: a role's new incarnation."""
-
-    incarnation: int
-    reissued: int = 0
-    """Number of unfinished groups of the former incarnation, which `admit` issues again."""
-
-
 class Bus(Protocol):
     """The bus of a run. Every method is safe to repeat after a lost answer unless its docstring says otherwise."""
 
-    async def register(self, role: str) -> Registration:
-        """Start a new incarnation of a role: revoke its leases, and issue its unfinished groups again."""
+    async def register(self, role: str) -> int:
+        """Start a new incarnation of a role and return its number.
+
+        The role's leases are revoked, and `admit` issues its unfinished groups again.
+        """
         ...
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:

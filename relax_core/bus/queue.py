@@ -13,7 +13,7 @@ from itertools import starmap
 from typing import Any
 
 from relax_core.api.batch import AttemptId, RowId
-from relax_core.api.bus import Account, BusSettings, Claim, ClaimRequest, Issue, Registration, Sealed
+from relax_core.api.bus import Account, BusSettings, Claim, ClaimRequest, Issue, Sealed
 from relax_core.api.errors import ConfigError, RelaxError, StaleFence
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
@@ -87,7 +87,7 @@ class TransferQueue:
 
     # -- roles, holders and admission ----------------------------------------------------------------------------
 
-    def register(self, role: str, now: float) -> Registration:
+    def register(self, role: str, now: float) -> int:
         """Begin a new incarnation of a role: revoke its leases, and issue its unfinished groups again, unchanged."""
         self._roles[role] = incarnation = self._roles.get(role, 0) + 1
         self.ledger.records.append(RegisteredRecord(role, incarnation))
@@ -95,10 +95,9 @@ class TransferQueue:
             self._revoke(lease)
         self.holders.forget(role)
         self._cancel_puts([key for key, put in self.credits.reserved.items() if belongs(put.holder, role)])
-        lost = [group for group in self.ledger.live.values() if group.running and belongs(group.holder, role)]
-        for group in lost:
+        for group in [g for g in self.ledger.live.values() if g.running and belongs(g.holder, role)]:
             self._end(group, DropReason.REGENERATED, again=True)
-        return Registration(incarnation, len(lost))
+        return incarnation
 
     def incarnation(self, name: str) -> int:
         """Return the number of times that the role of this task or holder has registered."""

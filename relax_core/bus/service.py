@@ -23,7 +23,6 @@ from relax_core.api.bus import (
     ClaimRequest,
     Issue,
     PayloadStore,
-    Registration,
     Sealed,
 )
 from relax_core.api.errors import StaleFence
@@ -139,11 +138,11 @@ class BusService(RowAccess):
 
     # -- roles and admission --------------------------------------------------------------------------------------
 
-    async def register(self, role: str) -> Registration:
-        registration = self.queue.register(role, self._clock.now())
+    async def register(self, role: str) -> int:
+        incarnation = self.queue.register(role, self._clock.now())
         await self._changed()
         await self._durable()
-        return registration
+        return incarnation
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
         self._serving[holder] = version

@@ -146,7 +146,7 @@ class Critic(Role):
 
     async def _go_back(self, actor: Version) -> None:
         """Undo the steps that the actor has rolled back: load the newest checkpoint that is not ahead of the actor."""
-        incarnation = (await self._context.bus.register(self.name)).incarnation
+        incarnation = await self._context.bus.register(self.name)
         learnt, self.version = self.version.step, Version(self.name, incarnation, 0)
         self._actor = actor
         await self._restore()

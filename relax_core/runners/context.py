@@ -232,7 +232,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
         if not budget.spent and without_s is not None:
             lost_at = context.clock.now() - without_s
         try:
-            context = make_context((await context.bus.register(role.name)).incarnation)
+            context = make_context(await context.bus.register(role.name))
             context.restarted, context.lost_at = without_s is not None, lost_at
             with collected_seldom():
                 await _run_attended(role, context)

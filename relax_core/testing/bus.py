@@ -269,7 +269,7 @@ class BusSuite(TrainingSuite):
         first = await lab.bus.register("actor")
         old = await lab.claim_step()
         second = await lab.bus.register("actor")
-        assert second.incarnation > first.incarnation
+        assert second > first
         await _fenced(lab, old)
         with pytest.raises(StaleFence):
             await lab.bus.trained([old], 0)
@@ -297,8 +297,7 @@ class BusSuite(TrainingSuite):
         await lab.bus.register("rollout")
         done, lost = await lab.admit(2)
         await lab.put(done.attempts)
-        registration = await lab.bus.register("rollout")
-        assert registration.reissued == 1
+        await lab.bus.register("rollout")
         lab.held.clear()
         lab.admitted = 0
         (again,) = await lab.admit(1)

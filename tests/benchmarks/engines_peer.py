@@ -21,7 +21,7 @@ Generate = Callable[[Prompts, Sequence[int]], None]
 
 
 def vllm(folder: str, context: int) -> Generate:
-    from relax_plugin_vllm.environment import prepare
+    from relax_plugin_vllm.environment_variables import prepare
     from relax_plugin_vllm.options import VllmOptions
 
     from relax_core.api.engine import EngineSpec
@@ -42,7 +42,7 @@ def vllm(folder: str, context: int) -> Generate:
 
 def sglang(folder: str, context: int) -> Generate:
     from relax_plugin_sglang.cpu_stand_ins import install
-    from relax_plugin_sglang.environment import on_gpu, prepare
+    from relax_plugin_sglang.environment_variables import on_gpu, prepare
     from relax_plugin_sglang.options import SglangOptions
 
     from relax_core.api.engine import EngineSpec

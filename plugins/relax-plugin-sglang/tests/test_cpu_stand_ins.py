@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from relax_plugin_sglang.environment import ALWAYS, ON_CPU
+from relax_plugin_sglang.environment_variables import ALWAYS, ON_CPU
 
 
 def test_sglang_can_not_be_imported_without_them() -> None:

@@ -15,7 +15,7 @@ from relax_core.api import ConfigError, EngineSpec, GenerateRequest, Infrastruct
 
 
 def test_an_interpreter_without_sglang_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_plugin_sglang.environment.find_spec", lambda name: None)
+    monkeypatch.setattr("relax_plugin_sglang.environment_variables.find_spec", lambda name: None)
 
     async def start() -> None:
         await SglangEngine(SglangOptions()).start(EngineSpec({"path": str(tmp_path)}, 64))

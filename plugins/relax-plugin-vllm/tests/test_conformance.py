@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from relax_plugin_vllm.environment import on_gpu
+from relax_plugin_vllm.environment_variables import on_gpu
 
 from relax_core.testing.engine import EngineSuite, PrefixChecks
 

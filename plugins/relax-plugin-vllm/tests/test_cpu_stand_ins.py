@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from relax_plugin_vllm.cpu_stand_ins import stand_ins
-from relax_plugin_vllm.environment import ALWAYS, ON_CPU
+from relax_plugin_vllm.environment_variables import ALWAYS, ON_CPU
 
 from relax_core.api.errors import InfrastructureError
 

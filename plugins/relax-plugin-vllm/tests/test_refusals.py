@@ -14,7 +14,7 @@ from relax_core.api import ConfigError, EngineSpec, GenerateRequest, Infrastruct
 
 
 def test_an_interpreter_without_vllm_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_plugin_vllm.environment.find_spec", lambda name: None)
+    monkeypatch.setattr("relax_plugin_vllm.environment_variables.find_spec", lambda name: None)
 
     async def start() -> None:
         await VllmEngine(VllmOptions()).start(EngineSpec({"path": str(tmp_path)}, 64))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from relax_core.api.engine import Capabilities, EngineSpec
 from relax_core.engine_kit.stepped_engine import SteppedEngine, Stepper
-from relax_plugin_sglang.environment import on_gpu, prepare
+from relax_plugin_sglang.environment_variables import on_gpu, prepare
 from relax_plugin_sglang.options import SglangOptions
 
 

@@ -17,7 +17,7 @@ from sglang.srt.utils.network import get_free_port_below_ephemeral
 
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_plugin_sglang.environment import on_gpu
+from relax_plugin_sglang.environment_variables import on_gpu
 from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.scheduler import SteppedScheduler
 

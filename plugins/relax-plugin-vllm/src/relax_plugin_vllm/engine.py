@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from relax_core.api.engine import Capabilities, EngineSpec
 from relax_core.engine_kit.stepped_engine import SteppedEngine, Stepper
-from relax_plugin_vllm.environment import on_gpu, prepare
+from relax_plugin_vllm.environment_variables import on_gpu, prepare
 from relax_plugin_vllm.options import VllmOptions
 
 

@@ -22,7 +22,7 @@ from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError
 from relax_core.engine_kit.model_weights import as_tensor
 from relax_core.engine_kit.stepped_engine import StepOutput
-from relax_plugin_vllm.environment import on_gpu
+from relax_plugin_vllm.environment_variables import on_gpu
 from relax_plugin_vllm.options import VllmOptions
 from relax_plugin_vllm.prompt_media import PromptMedia, architectures_of, arguments as media_arguments, written
 

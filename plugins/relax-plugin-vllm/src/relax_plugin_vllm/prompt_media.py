@@ -23,7 +23,7 @@ from relax_core.api.modality import ProcessedMedia
 from relax_core.learn.huggingface import conserved
 from relax_core.media.store import RESTORE_S, MediaStore
 from relax_plugin_vllm.cpu_stand_ins import imported
-from relax_plugin_vllm.environment import on_gpu
+from relax_plugin_vllm.environment_variables import on_gpu
 
 FAMILIES: Mapping[str, str] = {
     "Qwen3VLForConditionalGeneration": "vllm.model_executor.models.qwen3_vl",

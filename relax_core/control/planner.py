@@ -135,7 +135,7 @@ def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -
     if replay == "off":
         return ()
     trainer = config.trainer.chosen.name
-    if not cast(type[Trainer], catalogue.target("trainer", trainer)).replays_routes:
+    if not cast(type[Trainer], catalogue.target("trainer", trainer)).replays_experts:
         raise ConfigError(field, replay, f"trainer {trainer} can't replay routes: use torch, or leave it out")
     if (config.model.path / "config.json").is_file() and routing(config.model.path) is None:
         raise ConfigError(field, replay, f"{config.model.path} has no experts to route to: leave it out")

@@ -8,10 +8,8 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 
-import relax_core
-
-_CORE = os.path.dirname(os.path.abspath(relax_core.__file__)) + os.sep
 _LOADER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_CORE = os.path.dirname(os.path.dirname(_LOADER)) + os.sep
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = sysconfig.get_path("purelib") + os.sep
 

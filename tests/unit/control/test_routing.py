@@ -25,7 +25,7 @@ class Deaf(TransformersEngine):
     capabilities: ClassVar[Capabilities] = Capabilities()
 
 class Plain(TorchTrainer):
-    replays_routes: ClassVar[bool] = False
+    replays_experts: ClassVar[bool] = False
 """
 MOE = {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
 

@@ -12,14 +12,11 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relax_core.api import Box, ProgramEnd, ProgramResult, Task
 from relax_plugin_agents.forward import GATEWAY
-from relax_plugin_agents.program import QUOTED_BYTES, describe, variables
-
-if TYPE_CHECKING:
-    from relax_plugin_agents.environment import ModelAccess
+from relax_plugin_agents.program import QUOTED_BYTES, ModelAccess, describe, variables
 
 AGENT_S = 7 * 86400.0
 """Time limit of an agent's program in seconds; in practice the environment's deadline ends the program earlier."""

@@ -19,7 +19,7 @@ from relax_plugin_agents.boxed import AGENT_S, read_copies, run_agent, run_judge
 from relax_plugin_agents.forward import GATEWAY
 from relax_plugin_agents.gateway import AgentSession, Gateway
 from relax_plugin_agents.history import Call
-from relax_plugin_agents.program import run_program
+from relax_plugin_agents.program import ModelAccess, run_program
 
 MAX_BOXED_BYTES = 1 << 30
 """Maximum bytes of all requests of a sample from its box, so that a program in the box cannot fill the run's memory."""
@@ -111,22 +111,6 @@ class AgentOptions(Options):
         low, high = self.judge_range
         if not (low <= high and math.isfinite(low) and math.isfinite(high)):
             raise ValueError(f"judge_range: got {low:g}, {high:g}; give the lowest reward, then the highest")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelAccess:
-    """The address, key and model name with which an agent calls the policy for one sample."""
-
-    url: str
-    """Base URL for Anthropic's clients."""
-    key: str = field(repr=False)
-    name: str
-    seed: int
-
-    @property
-    def openai_url(self) -> str:
-        """Base URL for OpenAI's clients."""
-        return f"{self.url}/v1"
 
 
 class Agent(Environment[AgentOptions]):

@@ -11,14 +11,12 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relax_core.api import Task
 from relax_core.api.task import Message
-
-if TYPE_CHECKING:
-    from relax_plugin_agents.environment import ModelAccess
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
 """Environment variables that a program inherits from the run."""
@@ -26,6 +24,22 @@ MARK = "RELAX_SAMPLE"
 """Environment variable with a random value that all processes of a sample inherit, in any process session."""
 QUOTED_BYTES = 2000
 """Number of bytes at the end of a failed program's output that an error quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAccess:
+    """The address, key and model name with which an agent calls the policy for one sample."""
+
+    url: str
+    """Base URL for Anthropic's clients."""
+    key: str = field(repr=False)
+    name: str
+    seed: int
+
+    @property
+    def openai_url(self) -> str:
+        """Base URL for OpenAI's clients."""
+        return f"{self.url}/v1"
 
 
 async def run_program(

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from relax_core.api import ConfigError, TrainerSpec
-from relax_plugin_torch.freezing import found, freeze, frozen_in, hold_frozen_in, named
-from relax_plugin_torch.model import fingerprint, named_tensors
+from relax_plugin_torch.freezing import found, freeze, frozen_in, named
 from relax_plugin_torch.setup import TRAINED_ROLES
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Adapters:
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._whole = frozenset(trained - self._names)
         self.base = ""
-        """Fingerprint of the base model as published; `settle` sets it before training starts."""
+        """Fingerprint of the base model as published; the rank sets it before training starts."""
 
     # -- names ----------------------------------------------------------------------------------------------------
 
@@ -179,20 +178,6 @@ def choose_trained(model: PreTrainedModel, spec: TrainerSpec) -> Adapters | None
 
 def _there(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(pattern for pattern in patterns if any(named(model, pattern)))
-
-
-def settle(model: PreTrainedModel, spec: TrainerSpec, publishes: torch.dtype, frozen: torch.dtype) -> Adapters | None:
-    """Freeze parts of a loaded model and add its adapters; return the adapters, or None if the model gets none.
-
-    Also record the fingerprint of the base as published in the dtype `publishes`, and store frozen layers in the dtype
-    `frozen`.
-    """
-    adapters = choose_trained(model, spec)
-    if adapters is not None:
-        adapters.base = fingerprint(named_tensors(model, adapters), publishes)
-    if not all(parameter.requires_grad for parameter in model.parameters()):
-        hold_frozen_in(model, frozen)
-    return adapters
 
 
 def _peft_config(table: LoraTable, modules: tuple[str, ...]) -> LoraConfig:

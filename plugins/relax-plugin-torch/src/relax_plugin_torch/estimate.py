@@ -26,15 +26,14 @@ from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.live_bytes import LiveBytes
 from relax_plugin_torch.model import FIELD, check_folder, has_towers
 from relax_plugin_torch.offloading import check_offload
-from relax_plugin_torch.optimizer import Kind, make_optimizer
+from relax_plugin_torch.optimizer import make_optimizer
+from relax_plugin_torch.options import OptimizerKind, TorchOptions
 from relax_plugin_torch.policy import Flops
 from relax_plugin_torch.ranks import BUCKET
 from relax_plugin_torch.setup import TRAINED_ROLES, choose_format, frozen_format, publish_format, rounded
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-    from relax_plugin_torch.trainer import TorchOptions
 
 UNMASKED = "relax-unmasked-sdpa"
 """Name of the attention without masks that estimates register in transformers."""
@@ -259,7 +258,7 @@ def _on_fake_tensors(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: Kind) -> torch.optim.Optimizer:
+def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: OptimizerKind) -> torch.optim.Optimizer:
     """Return an optimizer after its first step, so that its moments exist."""
     optimizer = make_optimizer(model, spec.optimizer, "sgd" if kind == "sgd" else "adamw")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

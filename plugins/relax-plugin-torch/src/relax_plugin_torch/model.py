@@ -16,12 +16,11 @@ from torch import Tensor
 from relax_core.api import ConfigError, RowBatch, TensorInfo
 from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
 from relax_core.learn.huggingface import parts_of
+from relax_plugin_torch.adapters import Adapters
 from relax_plugin_torch.sharding import gathered, local
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from relax_plugin_torch.adapters import Adapters
 
 SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",

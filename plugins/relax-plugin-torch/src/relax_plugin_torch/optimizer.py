@@ -7,25 +7,25 @@ Bytes of state per parameter: adamw 8, adamw-8bit 2, sgd 4, adafactor almost non
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from relax_core.api import ConfigError, OptimizerSpec
+from relax_plugin_torch.options import OptimizerKind
 from relax_plugin_torch.sharding import alike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Kind = Literal["adamw", "adamw-8bit", "adafactor", "sgd"]
 FIELD = "trainer.optimizer"
 LOW_BIT = "pip install 'relax-plugin-torch[low-bit]'"
 WHOLE = ("adamw-8bit", "adafactor")
 """Optimizers whose state can't be sharded: adamw-8bit quantizes in blocks, adafactor keeps row and column sums."""
 
 
-def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec, kind: Kind = "adamw") -> torch.optim.Optimizer:
+def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec, kind: OptimizerKind = "adamw") -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [trained[index] for index in part if (trained[index].dim() >= 2) is decays],
@@ -36,7 +36,7 @@ def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec, kind: Kind = "ad
     return _made(kind, [group for group in groups if group["params"]], spec)
 
 
-def _made(kind: Kind, groups: list[dict[str, Any]], spec: OptimizerSpec) -> torch.optim.Optimizer:
+def _made(kind: OptimizerKind, groups: list[dict[str, Any]], spec: OptimizerSpec) -> torch.optim.Optimizer:
     if kind == "adamw":
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, fused=True)
     if kind == "sgd":
@@ -51,7 +51,7 @@ def _made(kind: Kind, groups: list[dict[str, Any]], spec: OptimizerSpec) -> torc
     return made
 
 
-def check_whole(kind: Kind, shared_out: bool) -> None:
+def check_whole(kind: OptimizerKind, shared_out: bool) -> None:
     """Raise ConfigError for sharded weights with an optimizer whose state can't be sharded."""
     if shared_out and kind in WHOLE:
         fix = "its state needs whole tensors; set trainer.sharding = none, or choose adamw or sgd"

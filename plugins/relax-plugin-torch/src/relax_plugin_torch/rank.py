@@ -8,7 +8,7 @@ transports with the `build` function that it is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,17 +30,27 @@ from relax_core.api import (
 )
 from relax_core.api.weights import Payload
 from relax_core.learn.packed import columns_of
-from relax_plugin_torch.adapters import FOLDER, Dropout, settle
+from relax_plugin_torch.adapters import FOLDER, Dropout, choose_trained
 from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
 from relax_plugin_torch.checkpoint import Snapshot, Writing, load_checkpoint, new_directory, save_checkpoint, seed_all
+from relax_plugin_torch.expert_replay import OUTPUT, ExpertReplay
+from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
-from relax_plugin_torch.model import check_rows, export_folder, fingerprint, load_model, own_tensors, whole_tensors
+from relax_plugin_torch.model import (
+    check_rows,
+    export_folder,
+    fingerprint,
+    load_model,
+    named_tensors,
+    own_tensors,
+    whole_tensors,
+)
 from relax_plugin_torch.offloading import Offloader, check_offload
 from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
+from relax_plugin_torch.options import TorchOptions
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.ranks import Ranks, collective_call
-from relax_plugin_torch.routes import OUTPUT, Routes
 from relax_plugin_torch.row_media import RowMedia, check_media, check_text_only, towers
 from relax_plugin_torch.setup import (
     HEAD_OUTPUTS,
@@ -59,9 +69,6 @@ from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_ou
 from relax_plugin_torch.tensor_parallel import TensorParallelGroup, check_tensor_parallel
 from relax_plugin_torch.update import LossScale, Progress, Update
 
-if TYPE_CHECKING:
-    from relax_plugin_torch.trainer import TorchOptions
-
 
 class Rank:
     """The model, optimizer and training progress of one rank."""
@@ -79,7 +86,10 @@ class Rank:
         self._load(options)
         self.progress = Progress()
         self._update: Update | None = None
-        self._adapters = settle(self._model, spec, self._publishes, frozen_format(self._publishes, self._dtype))
+        self._adapters = choose_trained(self._model, spec)
+        if self._adapters is not None:
+            self._adapters.base = fingerprint(named_tensors(self._model, self._adapters), self._publishes)
+        hold_frozen_in(self._model, frozen_format(self._publishes, self._dtype))
         if options.activation_checkpointing:
             recompute_blocks(self._model, draws=self._adapters is not None and self._adapters.table.dropout > 0)
         self._choose_algorithm()
@@ -119,7 +129,7 @@ class Rank:
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
             share_prefixes=options.share_prefixes, row_media=self._row_media, suppress=self._spec.suppress_tokens,
-            routes=Routes.of(self._model, self._spec, options),
+            expert_replay=ExpertReplay.of(self._model, self._spec, options),
         )  # fmt: skip
 
     def _choose_algorithm(self) -> None:
@@ -280,7 +290,9 @@ class Rank:
 
     @collective_call
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        able = sorted(self._scalars or (HEAD_OUTPUTS if self._policy.routes is None else HEAD_OUTPUTS | {OUTPUT}))
+        able = sorted(
+            self._scalars or (HEAD_OUTPUTS if self._policy.expert_replay is None else HEAD_OUTPUTS | {OUTPUT})
+        )
         outputs = [Output.parse(key) for key in columns]
         unknown = [output.key for output in outputs if output.name not in able]
         if unknown:
@@ -306,9 +318,9 @@ class Rank:
                 self._policy.attend()
             else:
                 filled = columns_of(batch, self._policy.score(batch, [one for one in outputs if one.name != OUTPUT]))
-                routes = self._policy.routes
-                if routes is not None and any(one.name == OUTPUT for one in outputs):
-                    filled[OUTPUT] = routes.column(batch)
+                replay = self._policy.expert_replay
+                if replay is not None and any(one.name == OUTPUT for one in outputs):
+                    filled[OUTPUT] = replay.column(batch)
                 yield filled
 
     # -- weights ------------------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from relax_core.api import Algorithm, ConfigError, TrainerSpec
+from relax_plugin_torch.options import Attention
 
 TRAINED_ROLES = ("actor", "critic")
 ROLES = (*TRAINED_ROLES, "reference", "actor_fwd", "teacher")
@@ -119,7 +120,6 @@ def rounded(dtype: torch.dtype) -> torch.dtype | None:
 
 
 FLASH = "flash_attention_2"
-Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
 
 def choose_attention(wanted: Attention, device: torch.device, dtype: torch.dtype, deterministic: bool) -> str:

@@ -8,9 +8,7 @@ does the work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from relax_core.api import (
     Chosen,
@@ -18,7 +16,6 @@ from relax_core.api import (
     ChunkPlan,
     Estimate,
     Manifest,
-    Options,
     RowBatch,
     Trainer,
     TrainerSpec,
@@ -28,6 +25,7 @@ from relax_core.api import (
 )
 from relax_core.api.weights import Payload
 from relax_core.learn import plan_micro_batches
+from relax_plugin_torch.options import TorchOptions
 
 if TYPE_CHECKING:
     from relax_plugin_torch.rank import Rank
@@ -36,51 +34,11 @@ TOKENS_PER_MICRO_BATCH = 2048
 """Default size in padded tokens, before prompts are shared. On a CPU, fewer cost overhead, more overflow the caches."""
 
 
-class TorchOptions(Options):
-    """Settings of how the trainer computes; settings that define the experiment are in the core tables."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the model. `auto` is a GPU (a different one for each rank) if torch sees any, else the CPU."""
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention implementation, by its name in transformers. `auto` is flash-attn, which needs no padding, on a GPU with
-    the package, a 16-bit `model.dtype` and `deterministic = false`; else `sdpa`."""
-    compile: bool = False
-    """Compile the model's blocks with torch.compile. This pays in long runs of small models or short rows. It delays
-    the first step by a minute or more, on a CPU by several minutes, and needs a C++ compiler there."""
-    activation_checkpointing: bool = False
-    """Keep only the inputs of each block, and compute the rest again in the backward pass. Results are the same bit
-    for bit; memory shrinks, and computation grows by about a third."""
-    share_prefixes: bool = True
-    """Compute a prompt once for all rows of a group that share it, if this is cheaper than once for each row."""
-    sharding: Literal["auto", "none", "fsdp"] = "auto"
-    """Weights on several ranks. `none`: each rank has a copy. `fsdp`: each rank holds a shard of weights, gradients and
-    optimizer state. `auto`: `fsdp` if copies would take more than half of a GPU's memory, else `none`."""
-    tensor_parallel: int = Field(1, ge=1)
-    """Number of ranks that compute the same rows together, each with a part of every matrix that the model's own plan
-    splits. It must divide the number of ranks. For models whose layers are too large for one GPU."""
-    collective_timeout_s: float = Field(600.0, gt=0)
-    """Seconds that a rank waits for the slowest rank within one call before the call fails."""
-    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "sgd"] = "adamw"
-    """Optimizer that applies the `[optimizer]` table. `adamw-8bit` keeps its moments in 8-bit blocks (needs torchao).
-    `adafactor` keeps sums of rows and columns instead of moments, and ignores `betas`. The first of `betas` is the
-    momentum of `sgd`."""
-    offload_optimizer: bool = False
-    """Keep the optimizer's state in pinned host memory, and copy it to the GPU only for updates and checkpoints. This
-    frees GPU memory for activations, and costs a copy in each direction."""
-    loss_scale: float = Field(65536.0, ge=1.0)
-    """Initial factor on losses in float16, which keeps small gradients from rounding to 0; each overflow halves it."""
-    loss_scale_window: int = Field(200, ge=1)
-    """Number of float16 updates without an overflow after which the loss scale is doubled."""
-    logits_mb: int = Field(128, gt=0)
-    """Upper limit in MiB of float32 logits in memory at once. Larger logits are computed in slices, and once more in
-    the backward pass."""
-
-
 class TorchTrainer(Trainer[TorchOptions]):
     """A trainer of causal language models that `transformers` loads, with or without vision and audio inputs."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
-    replays_routes: ClassVar[bool] = True
+    replays_experts: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = (
         "relax_plugin_torch.rank", "transformers.modeling_utils", "transformers.masking_utils",
     )  # fmt: skip

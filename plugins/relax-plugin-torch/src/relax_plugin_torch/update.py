@@ -53,8 +53,8 @@ class Update:
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()
         self._metrics.append(loss.metrics)
-        if self._policy.routes is not None:
-            self._metrics.append(self._policy.routes.metrics())
+        if self._policy.expert_replay is not None:
+            self._metrics.append(self._policy.expert_replay.metrics())
         if "log_probs" in outputs and step_start is not None and batch.has("rollout_log_probs"):
             apart = outputs["log_probs"].detach() - batch.column("rollout_log_probs")
             fresh = None  # tokens without lag, whose difference comes from the engine and not from learning

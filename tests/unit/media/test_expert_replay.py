@@ -17,7 +17,7 @@ from tests.unit.media import test_families as families
 
 torch = pytest.importorskip("torch")
 
-from relax_plugin_torch.routes import Routes  # noqa: E402
+from relax_plugin_torch.expert_replay import ExpertReplay  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
@@ -64,12 +64,12 @@ async def test_routes_of_tokens_and_media_are_replayed_where_they_were_told(mode
     experts = np.frombuffer(b"".join(values), np.uint8).reshape(-1, own.layers, own.top_k)
     valid = Ragged(np.frombuffer(b"".join(known), np.uint8), lengths)
     policy = model.policy()
-    policy.routes = Routes(policy.model)
+    policy.expert_replay = ExpertReplay(policy.model)
     with torch.no_grad():
         plain = policy.score(PackedBatch(rows))["log_probs"]
         planned = rows.with_columns({"routed_experts": Ragged(experts, lengths), "routed_valid": valid})
         replayed = policy.score(PackedBatch(planned))["log_probs"]
-        counted = {name: float(total / count) for name, (total, count) in policy.routes.metrics().items()}
+        counted = {name: float(total / count) for name, (total, count) in policy.expert_replay.metrics().items()}
         others = Ragged((experts + 1) % own.experts, lengths)
         shifted = policy.score(PackedBatch(planned.with_columns({"routed_experts": others})))["log_probs"]
     assert counted["routing/replayed"] == 1.0 and counted["routing/differs"] <= NEAR

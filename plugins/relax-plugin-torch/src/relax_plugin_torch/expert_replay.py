@@ -17,11 +17,10 @@ from relax_core import learn
 from relax_core.api import ROUTES, ConfigError, Ragged, TrainerSpec
 from relax_core.learn.huggingface import FIELD, RouteReplay
 from relax_plugin_torch.layout import Layout
+from relax_plugin_torch.options import TorchOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from relax_plugin_torch.trainer import TorchOptions
 
 EXPERTS, VALID = ROUTES
 OUTPUT = "routed_experts"
@@ -31,7 +30,7 @@ _ROLES = frozenset({"actor", "actor_fwd"})
 Sums = dict[str, tuple[Tensor, Tensor]]
 
 
-class Routes:
+class ExpertReplay:
     """The replay of recorded routing in one model, batch by batch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -40,7 +39,7 @@ class Routes:
         self._planned = False
 
     @classmethod
-    def of(cls, model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions) -> Routes | None:
+    def of(cls, model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions) -> ExpertReplay | None:
         """Return the replay for a model, or None if nothing is replayed. Raises ConfigError if replay is impossible."""
         replay = spec.model.get("routing_replay", "off")
         if replay == "off" or spec.role not in _ROLES:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from relax_plugin_torch.blocks import recompute_blocks
+from relax_plugin_torch.expert_replay import ExpertReplay, beside
 from relax_plugin_torch.layout import PrefixTree, by_row, one_line
 from relax_plugin_torch.policy import Policy
-from relax_plugin_torch.routes import Routes, beside
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -35,7 +35,9 @@ def model(kind: str = "qwen3_moe", **changes: Any) -> PreTrainedModel:
 
 
 def policy(of: PreTrainedModel, share: bool = True) -> Policy:
-    return Policy(of, temperature=1.0, autocast=None, max_logits=2**20, share_prefixes=share, routes=Routes(of))
+    return Policy(
+        of, temperature=1.0, autocast=None, max_logits=2**20, share_prefixes=share, expert_replay=ExpertReplay(of)
+    )
 
 
 def rows(routes: np.ndarray | None = None, valid: np.ndarray | None = None) -> RowBatch:
@@ -60,10 +62,10 @@ def scored(by: Policy, batch: RowBatch, how: str = "auto") -> tuple[Tensor, lear
 
 
 def own_routes(by: Policy, how: str = "row") -> np.ndarray:
-    assert by.routes is not None
+    assert by.expert_replay is not None
     with torch.no_grad():
         _, packed = scored(by, rows(), how)
-    return by.routes.column(packed).values
+    return by.expert_replay.column(packed).values
 
 
 def others(routes: np.ndarray) -> np.ndarray:
@@ -89,7 +91,7 @@ def test_own_routes_change_nothing_and_others_do(kind: str) -> None:
 @pytest.mark.parametrize("how", ["row", "line", "tree"])
 def test_a_layout_replays_each_token_its_own_routes(how: str) -> None:
     by = policy(model())
-    assert by.routes is not None
+    assert by.expert_replay is not None
     routes = others(own_routes(by))
     if how == "line":  # rows in one line need a kernel that keeps them apart; here a row alone stands for it
         batch = rows(routes).take([2])
@@ -98,14 +100,14 @@ def test_a_layout_replays_each_token_its_own_routes(how: str) -> None:
         return
     together, packed = scored(by, rows(routes), how)
     np.testing.assert_array_equal(
-        np.sort(by.routes._replay._planned.transpose(0, 1)[by.routes._places].numpy(), -1),  # type: ignore[union-attr]
-        np.sort(routes[by.routes._inputs.numpy()], -1),
+        np.sort(by.expert_replay._replay._planned.transpose(0, 1)[by.expert_replay._places].numpy(), -1),  # type: ignore[union-attr]
+        np.sort(routes[by.expert_replay._inputs.numpy()], -1),
     )
     starts = np.cumsum([0, *map(len, ROWS)])
     for number in range(len(ROWS)):
         alone, _ = scored(by, rows(routes).take([number]), "row")
         torch.testing.assert_close(together[starts[number] : starts[number + 1]], alone, atol=1e-5, rtol=0)
-    assert float(by.routes.metrics()["routing/replayed"][0]) > 0
+    assert float(by.expert_replay.metrics()["routing/replayed"][0]) > 0
 
 
 def test_prefixes_with_other_routes_are_not_shared() -> None:
@@ -130,13 +132,13 @@ def test_positions_without_routes_go_their_own_way_and_are_counted() -> None:
     half = nowhere.copy()
     half[: len(ROWS[0])] = 1
     scored(by, rows(shifted, half))
-    assert by.routes is not None
-    counted = {name: (float(total), float(count)) for name, (total, count) in by.routes.metrics().items()}
+    assert by.expert_replay is not None
+    counted = {name: (float(total), float(count)) for name, (total, count) in by.expert_replay.metrics().items()}
     fed = float(sum(map(len, ROWS)) - len(ROWS))
     assert counted["routing/replayed"] == (len(ROWS[0]) - 1, fed)
     assert counted["routing/differs"] == (len(ROWS[0]) - 1, len(ROWS[0]) - 1)
     scored(by, rows(own_routes(by)))
-    assert float(by.routes.metrics()["routing/differs"][0]) == 0.0
+    assert float(by.expert_replay.metrics()["routing/differs"][0]) == 0.0
 
 
 def gradients(by: Policy, batch: RowBatch) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 
 import pytest
 from relax_plugin_transformers.engine import TransformersEngine
+from relax_plugin_transformers.reservation import grown, rounded
 
 from relax_core.api import EngineSpec, Workload
 from tests.benchmarks.trainer import Size, build
@@ -54,3 +55,8 @@ def test_it_is_said_where_more_rows_come_than_run_at_once(folders):
     spec = EngineSpec(model={"path": str(folders["0.2M"]), "dtype": "float32"}, max_context=64)
     assert len(engine.estimate(spec, Workload(1, 4, 24, 40)).notes) == 1
     assert "rows join a batch" in engine.estimate(spec, Workload(2, 4, 24, 40)).notes[1]
+
+
+def test_a_reservation_grows_by_half_and_in_steps_of_sixteen_columns():
+    assert [rounded(columns) for columns in (0, 1, 16, 17)] == [0, 16, 16, 32]
+    assert [grown(*sizes) for sizes in ((0, 5), (10, 10), (10, 11), (10, 40))] == [5, 10, 15, 40]

@@ -17,6 +17,7 @@ from relax_core.engine_kit import engine_thread as api
 from relax_core.learn.logits import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.model import CausalModel, aligned
+from relax_plugin_transformers.reservation import AHEAD
 
 _ROW = np.dtype(
     [
@@ -28,8 +29,6 @@ _ROW = np.dtype(
 )  # fmt: skip
 _OF_NOW = np.iinfo(np.int64).max
 """Value of the field `oldest` if the current weights computed the row's whole cache."""
-_AHEAD = 64
-"""Columns that a new cache reserves for tokens that are not yet sampled."""
 _TRIM = 64
 """Minimum number of leading columns that no row uses before the cache is copied without these columns."""
 
@@ -91,7 +90,7 @@ class Batch:
         number = {prompt: row for row, prompt in enumerate(prompts)}
         index = torch.tensor([number[member.prompt] for member in members], device=model.device)
         tokens, start = aligned([tokens for tokens, _ in prompts], model.device)
-        ahead = min(_AHEAD, int(batch._rows["remaining"].max()))
+        ahead = min(AHEAD, int(batch._rows["remaining"].max()))
         model.routes.watch(batch._routed)
         cache, logits, jumps = model.prefill(tokens, start, tokens.shape[1], [media for _, media in prompts])
         if model.routes.on:
@@ -125,7 +124,7 @@ class Batch:
         if self._cache is None:
             model.routes.watch(False)
             media = [member.request.media for member in self.members]
-            self._cache, _, _ = model.prefill(self._history, self._rows["start"], self.length + _AHEAD, media)
+            self._cache, _, _ = model.prefill(self._history, self._rows["start"], self.length + AHEAD, media)
         model.routes.watch(self._routed)
         dead = int(self._rows["start"].min())
         if dead >= max(_TRIM, self.length // 2):

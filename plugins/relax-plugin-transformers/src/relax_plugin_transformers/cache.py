@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-_ROUND = 16
-"""Number of columns of which each reservation is a multiple."""
+from relax_plugin_transformers.reservation import grown, rounded
 
 
 class Extent:
@@ -162,7 +161,7 @@ class RowsCache(Cache):
     def __init__(self, kinds: Sequence[str], rows: int, columns: int) -> None:
         """Reserve rows and columns. `kinds`: the kind of each layer, as in `layer_types` of `config.json`."""
         self.extent = Extent()
-        self.capacity = (rows, _rounded(columns))
+        self.capacity = (rows, rounded(columns))
         made = (StateLayer if kind == "linear_attention" else RowsLayer for kind in kinds)
         super().__init__(layers=[layer(self.extent, *self.capacity) for layer in made])
 
@@ -190,11 +189,7 @@ class RowsCache(Cache):
         """Make room for `rows` and `columns`, keeping the first `used_rows`; a growth is at least by half."""
         if rows <= self.capacity[0] and columns <= self.capacity[1]:
             return
-        if rows > self.capacity[0]:
-            rows = max(rows, self.capacity[0] * 3 // 2)
-        if columns > self.capacity[1]:
-            columns = max(columns, self.capacity[1] * 3 // 2)
-        self._rebuild(max(rows, self.capacity[0]), max(columns, self.capacity[1]), slice(0, used_rows), 0, 0)
+        self._rebuild(grown(self.capacity[0], rows), grown(self.capacity[1], columns), slice(0, used_rows), 0, 0)
 
     def pick(self, index: torch.Tensor, columns: int) -> None:
         """Replace the rows by the rows of `index`. Indices may repeat: samples of a prompt share its prefill."""
@@ -207,7 +202,7 @@ class RowsCache(Cache):
         self.extent.length += by
 
     def _rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
-        self.capacity = (rows, _rounded(columns))
+        self.capacity = (rows, rounded(columns))
         for layer in self.layers:
             layer.rebuild(*self.capacity, index, shift, drop)
 
@@ -222,7 +217,3 @@ class RowsCache(Cache):
         """Copy the rows `source` over the rows `target`, which have finished."""
         for layer in self.layers:
             layer.move(source, target)
-
-
-def _rounded(columns: int) -> int:
-    return -(-columns // _ROUND) * _ROUND

@@ -17,11 +17,9 @@ from relax_core.api.engine import EngineSpec
 from relax_core.api.plan import RESERVED, Estimate, Workload
 from relax_plugin_transformers.loading import read_config
 from relax_plugin_transformers.options import TransformersOptions
+from relax_plugin_transformers.reservation import AHEAD, grown, rounded
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_ROUND, _AHEAD = 16, 64
-"""Copies of `cache._ROUND` and `batch._AHEAD`: reserved columns are a multiple of the first, and exceed the prompt by
-the second."""
 _CDF_ELEMENTS = 1 << 24
 """Maximum number of float64 values that sampling sums at once."""
 
@@ -122,20 +120,20 @@ def _moments(model: _Model, options: TransformersOptions, work: Workload, rows: 
     """Yield the memory in use in addition to the weights, at each point where it may peak."""
     eager, group = options.attention == "eager", max(1, work.group_size)
     prompts, at_once = -(-rows // group), max(1, options.max_prefill_tokens // max(1, work.prompt_tokens))
-    each, ahead = min(prompts, at_once), work.prompt_tokens + min(_AHEAD, work.new_tokens)
+    each, ahead = min(prompts, at_once), work.prompt_tokens + min(AHEAD, work.new_tokens)
     passed = min(each * work.prompt_tokens, options.max_prefill_tokens)
-    columns, reserved = _rounded(ahead), 0
+    columns, reserved = rounded(ahead), 0
     for first in range(0, prompts, each):
         ran, come = min(each, prompts - first), min(rows - first * group, each * group)
         held = reserved * columns * model.token
-        prompt = ran * _rounded(work.prompt_tokens) * model.token
+        prompt = ran * rounded(work.prompt_tokens) * model.token
         computed = model.computed(passed, work.prompt_tokens, eager)
         yield {"kv cache": held + prompt, "activations": computed, "logits": 4 * ran * model.vocab}
         new = come * columns * model.token
         picked = come * work.prompt_tokens * model.cell + prompt // (2 * model.layers)
         yield {"kv cache": held + new + picked, "logits": 4 * ran * model.vocab}
         yield {"kv cache": held + new, "logits": 4 * ran * model.vocab + _drawn(come, model.vocab)}
-        before, reserved = reserved, _grown(reserved, min(rows, first * group + come))
+        before, reserved = reserved, grown(reserved, min(rows, first * group + come))
         if before:
             yield {"kv cache": (reserved * columns) * model.token + new + before * columns * model.cell}
     yield from _decoding(model, work, rows, reserved, columns)
@@ -145,15 +143,10 @@ def _decoding(model: _Model, work: Workload, rows: int, reserved: int, columns: 
     """Yield the memory in use at the peaks of decoding."""
     needed = work.row_tokens - 1
     while columns < needed:
-        old, columns = columns, _rounded(columns * 3 // 2)
+        old, columns = columns, rounded(grown(columns, columns + 1))
         yield {"kv cache": reserved * (columns * model.token + old * model.cell)}
     cache, history = reserved * columns * model.token, 2 * 8 * rows * needed
     yield {"kv cache": cache, "activations": history, "logits": _drawn(rows, model.vocab)}
-
-
-def _grown(reserved: int, rows: int) -> int:
-    """Return the number of rows that a cache with `reserved` rows reserves after it grows to `rows`."""
-    return max(rows, reserved * 3 // 2) if reserved and rows > reserved else max(rows, reserved)
 
 
 def _drawn(rows: int, vocab: int) -> int:
@@ -170,10 +163,6 @@ def _dtype(spec: EngineSpec, config: Mapping[str, Any]) -> str:
 def _rows(spec: EngineSpec, options: TransformersOptions, work: Workload) -> int:
     most = min(spec.max_concurrency or options.max_batch_rows, options.max_batch_tokens // max(1, work.row_tokens))
     return max(1, min(work.rows, most))
-
-
-def _rounded(columns: int) -> int:
-    return -(-columns // _ROUND) * _ROUND
 
 
 def _elements(folder: Path) -> int:

@@ -42,6 +42,10 @@ def _made(kind: OptimizerKind, groups: list[dict[str, Any]], spec: OptimizerSpec
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.betas[0], fused=True)
     if kind == "adafactor":
+        default = OptimizerSpec(spec.lr).betas
+        if tuple(spec.betas) != default:
+            fix = f"adafactor has no betas: set the default {list(default)}, or another trainer.optimizer"
+            raise ConfigError("optimizer.betas", list(spec.betas), fix)
         return torch.optim.Adafactor(groups, lr=spec.lr)
     try:
         from torchao.optim import AdamW8bit

@@ -39,8 +39,8 @@ class TorchOptions(Options):
     """Seconds that a rank waits for the slowest rank within one call before the call fails."""
     optimizer: OptimizerKind = "adamw"
     """Optimizer that applies the `[optimizer]` table. `adamw-8bit` keeps its moments in 8-bit blocks (needs torchao).
-    `adafactor` keeps sums of rows and columns instead of moments, and ignores `betas`. The first of `betas` is the
-    momentum of `sgd`."""
+    `adafactor` keeps sums of rows and columns instead of moments, and needs the default `betas`, which have no effect.
+    The first of `betas` is the momentum of `sgd`."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in pinned host memory, and copy it to the GPU only for updates and checkpoints. This
     frees GPU memory for activations, and costs a copy in each direction."""

@@ -333,7 +333,8 @@ number of groups per call varies. Invalid samples get no advantage, even if the 
 another loss, write a component: `relax new algorithm`."""
 _PARTS = """\
 `from relax_core import learn` offers the parts of the algorithms for your own. `learn.PolicyGradient` is the base class of
-the family: an algorithm adds `credit` and `surrogate`."""
+the family: an algorithm defines `credit`, `surrogate` or both. `learn.ClippedPolicyGradient` and `learn.PlainPolicyGradient`
+have a surrogate, so that a new advantage estimator is one function."""
 _KINDS = """\
 Kinds of components. A plugin registers components of these kinds through the kind's hook, and a configuration chooses a
 component by name in the kind's table. `relax_core/api/component.py` defines the kinds; this page, `relax plugins`, `relax

@@ -7,14 +7,14 @@ from .advantages import (
     STD_EPS as STD_EPS, at_last_token as at_last_token, beyond_baseline as beyond_baseline,
     context_credit as context_credit, gae as gae, group_mean
     as group_mean, group_mean_relative as group_mean_relative, group_mean_std as group_mean_std, informative as
-    informative, leave_one_out as leave_one_out, length_weighted_baseline as length_weighted_baseline, of_turns as
-    of_turns, overlong_penalty as overlong_penalty, per_reward as per_reward, reward_to_go as reward_to_go,
-    step_credit as step_credit, turn_returns as turn_returns, whiten as whiten,
+    informative, leave_one_out as leave_one_out, length_weighted_baseline as length_weighted_baseline, of_samples as
+    of_samples, of_turns as of_turns, overlong_penalty as overlong_penalty, per_reward as per_reward, per_trajectory as
+    per_trajectory, reward_to_go as reward_to_go, step_credit as step_credit, token_rewards as token_rewards,
+    turn_returns as turn_returns, whiten as whiten,
 )
 from .counts import (
     Denominators as Denominators, aggregate as aggregate, check_lag as check_lag, count as count, mean as mean,
-    merge_metrics as merge_metrics, per_trajectory as per_trajectory, reduce as reduce, rows_with_gradient as
-    rows_with_gradient,
+    merge_metrics as merge_metrics, reduce as reduce, rows_with_gradient as rows_with_gradient,
 )
 from .groups import Grouping as Grouping
 from .logits import Wanted as Wanted, score_distribution as score_distribution
@@ -26,8 +26,9 @@ from .off_policy import (
 from .packed import Outputs as Outputs, PackedBatch as PackedBatch, prepared_columns as prepared_columns
 from .plan import SCHEDULES as SCHEDULES, lr_factor as lr_factor, plan_micro_batches as plan_micro_batches
 from .policy_gradient import (
-    ClippedOptions as ClippedOptions, PolicyGradient as PolicyGradient, PolicyGradientOptions as PolicyGradientOptions,
-    Surrogate as Surrogate, clipped_ratio as clipped_ratio,
+    ClippedOptions as ClippedOptions, ClippedPolicyGradient as ClippedPolicyGradient, PlainOptions as PlainOptions,
+    PlainPolicyGradient as PlainPolicyGradient, PolicyGradient as PolicyGradient, PolicyGradientOptions as
+    PolicyGradientOptions, Surrogate as Surrogate,
 )
 from .losses import (
     binary_divergence as binary_divergence, clipped as clipped, clipped_surrogate as clipped_surrogate,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from relax_core.api.algorithm import Groups
+from relax_core.learn.losses import kl_k1
 
 STD_EPS = 1e-6
 """Added to standard deviations to keep nearly constant groups finite; far below any meaningful spread of rewards."""
@@ -165,6 +166,23 @@ def of_turns(values: Tensor, groups: Groups) -> Tensor:
     return tokens
 
 
+def of_samples(values: Tensor, groups: Groups) -> Tensor:
+    """Return for each token its sample's value: [groups, samples] -> [tokens]."""
+    if groups.row_sample is None or groups.row_lengths is None:
+        raise ValueError("of_samples: values of tokens need row_sample and row_lengths of the groups")
+    return values.reshape(-1)[groups.row_sample].repeat_interleave(groups.row_lengths)
+
+
+def per_trajectory(advantages: Tensor, groups: Groups) -> Tensor:
+    """Divide advantages, [groups, samples] or [tokens], by the trained tokens of their whole sample.
+
+    A sample with several rows (branches, compacted contexts) then weighs as much as a sample with one row. This works
+    because every surrogate here is linear in a positive factor of the advantages.
+    """
+    lengths = groups.lengths.clamp(min=1)
+    return advantages / (lengths if advantages.shape == groups.rewards.shape else of_samples(lengths, groups))
+
+
 def reward_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, gamma: float = 1.0) -> Tensor:
     """Return `G_t = r_t + gamma G_(t+1)` (Sutton and Barto, eq. 3.9); 0 for masked tokens."""
     return _unpack(_discounted(_pack(rewards, mask, lengths), gamma), mask, lengths)
@@ -190,6 +208,21 @@ def at_last_token(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     place = torch.arange(len(mask), device=mask.device)
     last = place.new_full((len(lengths),), -1).scatter_reduce(0, row, torch.where(mask, place, -1), "amax")
     return torch.where(place == last[row], values[row], 0.0)
+
+
+def token_rewards(groups: Groups, kl_coef: float = 0.0) -> Tensor:
+    """Return each token's reward, [tokens]: its sample's at the last trained token of a row, less `kl_coef` times k1.
+
+    k1 is `log p - log q` of policy and reference, as in InstructGPT (Ouyang et al., arXiv 2203.02155, eq. 2). If
+    `kl_coef` is not 0, the groups need the columns rollout_log_probs and ref_log_probs.
+    """
+    columns, lengths = groups.token_columns, groups.row_lengths
+    if groups.row_sample is None or lengths is None:
+        raise ValueError("token_rewards: rewards of tokens need row_sample and row_lengths of the groups")
+    earned = at_last_token(groups.rewards.reshape(-1)[groups.row_sample], columns["loss_mask"].bool(), lengths)
+    if not kl_coef:
+        return earned
+    return earned - kl_coef * kl_k1(columns["rollout_log_probs"], columns["ref_log_probs"]).to(earned.dtype)
 
 
 def turn_returns(step_rewards: Tensor, gamma: float = 1.0) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from relax_core.api.algorithm import Groups, Loss, LossBatch, Term
+from relax_core.api.algorithm import Loss, LossBatch, Term
 from relax_core.api.batch import RowBatch
 
 if TYPE_CHECKING:
@@ -41,20 +41,6 @@ def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float 
     if how == "sequence":
         return Term(batch.sequence_mean(values), weight, DENOMINATOR[how], per="row")
     return Term(values, weight / fixed_length if how == "fixed" else weight, DENOMINATOR[how])
-
-
-def per_trajectory(advantages: Tensor, groups: Groups) -> Tensor:
-    """Divide advantages, [groups, samples] or [tokens], by the trained tokens of their whole sample.
-
-    A sample with several rows (branches, compacted contexts) then weighs as much as a sample with one row. This works
-    because every surrogate here is linear in a positive factor of the advantages.
-    """
-    lengths = groups.lengths.clamp(min=1)
-    if advantages.shape == groups.rewards.shape:
-        return advantages / lengths
-    if groups.row_sample is None or groups.row_lengths is None:
-        raise ValueError("per_trajectory: advantages of tokens need row_sample and row_lengths of the groups")
-    return advantages / lengths.reshape(-1)[groups.row_sample].repeat_interleave(groups.row_lengths)
 
 
 def reduce(loss: Loss, batch: LossBatch, denominators: Denominators) -> dict[str, Tensor]:
@@ -212,11 +198,11 @@ def mean(metric: Metric) -> float:
 # Quantiles are kept as counts in fixed buckets, as metrics `NAME_p99@BUCKET`, which add up for any split into batches.
 
 PER_OCTAVE = 16
-LEAST, MOST = -32, 8
+MIN_OCTAVE, MAX_OCTAVE = -32, 8
 """Exponents of 2 of the least and the largest size in buckets. Quantiles are off by at most 4.5 % between these sizes;
 smaller sizes count as 0, larger sizes as the largest.
 """
-BUCKETS = (MOST - LEAST) * PER_OCTAVE + 1
+BUCKETS = (MAX_OCTAVE - MIN_OCTAVE) * PER_OCTAVE + 1
 _KEY = re.compile(r"(?P<name>.+_p(?P<percent>\d\d))@(?P<bucket>\d+)")
 
 
@@ -245,6 +231,6 @@ def _quantile(counts: Mapping[int, float], share: float) -> float:
     for bucket, number in sorted(counts.items()):
         if before + number > rank:
             inside = (rank - before + 0.5) / number
-            return 2.0 ** (LEAST + (bucket - 1 + inside) / PER_OCTAVE) if bucket else 0.0
+            return 2.0 ** (MIN_OCTAVE + (bucket - 1 + inside) / PER_OCTAVE) if bucket else 0.0
         before += number
     return 0.0

@@ -18,6 +18,7 @@ from relax_core.api.algorithm import Advantages, Algorithm, Groups, Loss, LossBa
 from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, Column, Ragged, RowBatch
 from relax_core.api.bus import Sealed
 from relax_core.api.options import Options
+from relax_core.learn.advantages import of_samples
 from relax_core.learn.counts import merge_metrics
 
 
@@ -104,8 +105,8 @@ class Grouping:
         """
         values, valid = advantages.values, self.groups.valid
         if values.shape == valid.shape:
-            values = torch.repeat_interleave(values.reshape(-1)[self._row_sample], self._row_lengths)
-        judged = torch.repeat_interleave(valid.reshape(-1)[self._row_sample], self._row_lengths)
+            values = of_samples(values, self.groups)
+        judged = of_samples(valid, self.groups)
         columns = {"advantages": self._column(values, "advantages", judged)}
         if advantages.returns is not None:
             columns["returns"] = self._column(advantages.returns, "returns", torch.ones_like(judged))

@@ -130,7 +130,7 @@ def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Te
 Divergence = Literal["reverse", "forward", "jsd"]
 LEAST = 1e-6
 """Least mass outside the support, so that nothing is divided by 0 if the support is the whole vocabulary."""
-MOST = 20.0
+MAX_LOG_RATIO = 20.0
 """Largest log ratio that is exponentiated."""
 
 
@@ -162,7 +162,7 @@ def sampled_credit(kind: Divergence, student: Tensor, teacher: Tensor, beta: flo
 
     A policy gradient with this credit is minus the gradient of the divergence.
     """
-    ratio = (teacher - student).clamp(max=MOST)
+    ratio = (teacher - student).clamp(max=MAX_LOG_RATIO)
     if kind == "reverse":
         return ratio
     if kind == "forward":
@@ -175,7 +175,7 @@ def sampled_divergence(student: Tensor, teacher: Tensor, reverse: bool) -> Tenso
 
     With `reverse`, a value is half the square of the log ratio, otherwise (forward) k3.
     """
-    ratio = (teacher - student).clamp(max=MOST)
+    ratio = (teacher - student).clamp(max=MAX_LOG_RATIO)
     return ratio.square() / 2 if reverse else ratio.expm1() - ratio
 
 

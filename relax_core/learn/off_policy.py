@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from relax_core.api.algorithm import LossBatch
-from relax_core.learn.counts import BUCKETS, LEAST, PER_OCTAVE, Metric, merge_metrics
+from relax_core.learn.counts import BUCKETS, MIN_OCTAVE, PER_OCTAVE, Metric, merge_metrics
+from relax_core.learn.losses import MAX_LOG_RATIO
 
 Level = Literal["token", "sequence", "geometric"]
 
@@ -101,8 +102,6 @@ def second_moment_mask(log_ratio: Tensor, chosen: Tensor, bound: float) -> Tenso
 
 
 DIFFERENCE, KL, RATIO = "train/rollout_log_prob_diff", "train/rollout_kl", "train/rollout_ratio"
-MOST = 20.0
-"""Largest log ratio that is exponentiated."""
 
 
 class Mismatch:
@@ -127,20 +126,20 @@ class Mismatch:
 
     def _add(self, apart: Tensor, mask: Tensor, of: str) -> None:
         size, count = torch.where(mask, apart.abs(), 0.0).double(), mask.sum()
-        log = torch.where(mask, apart, 0.0).double().clamp(-MOST, MOST)
+        log = torch.where(mask, apart, 0.0).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         some = count.clamp(max=1)
         self._parts.append(
             {
                 f"{DIFFERENCE}{of}": (size.sum(), count),
                 f"{DIFFERENCE}{of}_max": (size.max(), some),
                 f"{KL}{of}": ((log.expm1() - log).sum(), count),
-                f"{RATIO}{of}_max": (log.masked_fill(~mask, -MOST).max().exp(), some),
-                f"{RATIO}{of}_min": (log.masked_fill(~mask, MOST).min().exp(), some),
+                f"{RATIO}{of}_max": (log.masked_fill(~mask, -MAX_LOG_RATIO).max().exp(), some),
+                f"{RATIO}{of}_min": (log.masked_fill(~mask, MAX_LOG_RATIO).min().exp(), some),
             }
         )
         # Count the masked sizes by bucket; NaN falls into the last. Sorting is deterministic, also on a GPU.
         ranked = torch.where(mask, size, -1.0).sort().values
-        edges = torch.arange(BUCKETS - 1, device=size.device, dtype=size.dtype) / PER_OCTAVE + LEAST
+        edges = torch.arange(BUCKETS - 1, device=size.device, dtype=size.dtype) / PER_OCTAVE + MIN_OCTAVE
         below = torch.searchsorted(ranked, torch.cat([edges.new_zeros(1), edges.exp2()]))
         counts = torch.cat([below, below.new_tensor([len(ranked)])]).diff()
         name = f"{DIFFERENCE}{of}_p99"

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common base of policy-gradient algorithms: options, columns and the sum of terms.
 
-An algorithm adds its credit and surrogate:
+An algorithm is a credit and a surrogate, and defines only the part that is new:
 
-    class Mine(PolicyGradient[MineOptions]):
-        def credit(self, groups): ...                      # rewards to advantages
-        def surrogate(self, batch, policy, anchor): ...    # the loss of each token
+    class Mine(ClippedPolicyGradient[ClippedOptions]):        # or PlainPolicyGradient[PlainOptions]
+        def credit(self, groups): ...                         # rewards to advantages
+
+    class Mine(PolicyGradient[MineOptions]):                  # credits as GRPO does
+        def surrogate(self, batch, policy, anchor): ...       # the loss of each token
 
 Off-policy corrections, the divergence from a reference, entropy and aggregation come from options that mean the same in
 every algorithm. This module loads no torch until it computes. Algorithms of a different shape derive from `Algorithm`.
@@ -32,8 +34,6 @@ from relax_core.api.algorithm import (
     LossBatch,
     Output,
     PolicyOutputs,
-    Scope,
-    Source,
     Term,
 )
 from relax_core.api.batch import (
@@ -54,6 +54,8 @@ from relax_core.learn.counts import DENOMINATOR, Aggregation
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from relax_core.learn.off_policy import Level
 
 WEIGHS = ("truncate", "mask", "reject")
 """Corrections that weigh a token by w, the policy at the step's start over the policy that sampled."""
@@ -149,7 +151,21 @@ class ClippedOptions(PolicyGradientOptions):
         return self
 
 
+class PlainOptions(PolicyGradientOptions):
+    """Options of algorithms without a ratio."""
+
+    aggregation: Aggregation = "sum"
+    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
+    `fixed` and `trajectory` mean the same as in `grpo`."""
+    correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
+    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
+    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
+    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
+
+
 PolicyGradientOptionsT = TypeVar("PolicyGradientOptionsT", bound=PolicyGradientOptions)
+ClippedOptionsT = TypeVar("ClippedOptionsT", bound=ClippedOptions)
+PlainOptionsT = TypeVar("PlainOptionsT", bound=PlainOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +179,11 @@ class Surrogate:
     metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
-def clipped_ratio(options: ClippedOptions, ratio: Tensor, advantages: Tensor) -> Surrogate:
-    """Return the clipped surrogate of each token from the ratio, [tokens], of the token or of its sequence."""
-    bounds = options.clip_low, options.clip_high, options.dual_clip
-    values = learn.clipped_surrogate(ratio, advantages, *bounds)
-    return Surrogate(values, learn.clipped(ratio.detach(), advantages, *bounds))
-
-
 class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOptionsT]):
     """An algorithm whose loss is a weighted surrogate, plus optional terms for divergence and entropy."""
 
-    source, statistics = Source.ROLLOUT, Scope.GROUP
+    min_group_size: ClassVar[int] = 2
+    """Smallest group with samples to compare; an algorithm whose credit compares no samples of a group sets 1."""
     has_ratio: ClassVar[bool] = True
     """True if the surrogate reads the anchor's log-probs."""
 
@@ -201,10 +211,12 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
 
     # -- defined by each algorithm -------------------------------------------------------------------------------
 
-    @abstractmethod
     def credit(self, groups: Groups) -> Tensor:
-        """Return advantages of samples [groups, samples], or of tokens [tokens]."""
-        raise NotImplementedError
+        """Return advantages of samples [groups, samples], or of tokens [tokens].
+
+        The default is GRPO's, the reward normalised within its group (arXiv 2402.03300, section 4.1.2).
+        """
+        return learn.group_mean_std(groups.rewards, groups.valid)
 
     @abstractmethod
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
@@ -223,11 +235,14 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
             groups = replace(groups, rewards=rewards)
         values = self.credit(groups) if self._own_credit is None else self._own_credit(groups)
         if not hasattr(values, "shape"):
+            source = "algorithm.advantages: the function" if self._own_credit else f"{type(self).__name__}.credit"
             got = type(values).__name__
-            raise TypeError(
-                f"algorithm.advantages: the function gave a {got}; give a tensor [groups, samples] or [tokens]"
-            )
-        return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
+            raise TypeError(f"{source} gave a {got}; give a tensor [groups, samples] or [tokens]")
+        return Advantages(self._by_trajectory(values, groups))
+
+    def _by_trajectory(self, values: Tensor, groups: Groups) -> Tensor:
+        """Divide advantages by the tokens of their sample if the aggregation is `trajectory`."""
+        return learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values
 
     def _load_credit(self) -> Callable[[Groups], Tensor] | None:
         """Import the function that the option `advantages` names; return None if the option is empty."""
@@ -312,3 +327,27 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
             metrics["policy/sequence_masked"] = ((~kept & mask).sum(), mask.sum())
             weight = kept.to(policy.log_probs.dtype) if weight is None else weight * kept
         return weight, metrics
+
+
+class ClippedPolicyGradient(PolicyGradient[ClippedOptionsT], Generic[ClippedOptionsT]):
+    """A policy gradient with PPO's surrogate, which clips the ratio (arXiv 1707.06347, eq. 7)."""
+
+    ratio_level: ClassVar[Level] = "token"
+    """Level of the ratio: of each token, or the product (`sequence`) or geometric mean (`geometric`) of its row."""
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """Return the clipped surrogate of each token."""
+        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor, self.ratio_level).exp()
+        bounds = options.clip_low, options.clip_high, options.dual_clip
+        values = learn.clipped_surrogate(ratio, batch.advantages, *bounds)
+        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, *bounds))
+
+
+class PlainPolicyGradient(PolicyGradient[PlainOptionsT], Generic[PlainOptionsT]):
+    """A policy gradient without a ratio: the surrogate is the log-prob times the advantage (Williams 1992)."""
+
+    has_ratio = False
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """Return the negative of each token's log-prob times its advantage."""
+        return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

@@ -22,13 +22,13 @@ MUTANTS = {
         "by chance": ("reward=1.0 / self.tries", "reward=__import__('random').random()"),
     },
     "algorithm": {
-        "wrong type": ("return Loss(", "return dict("),
-        "blocking": ("ratio = ", "__import__('time').sleep(3600)\n        ratio = "),
-        "by chance": (".exp()", ".exp() * __import__('torch').rand(())"),
+        "wrong type": ("learn.group_mean(groups.rewards, groups.valid)", "0.0"),
+        "blocking": ("return learn.", "__import__('time').sleep(3600)\n        return learn."),
+        "by chance": ("return learn.", "return __import__('torch').rand(()) * learn."),
     },
 }
 SAID = {
-    "wrong type": ("return a number", "return a Step", "return Loss"),
+    "wrong type": ("return a number", "return a Step", "give a tensor"),
     "blocking": ("blocks for ever",),
     "by chance": ("gave another result",),
 }

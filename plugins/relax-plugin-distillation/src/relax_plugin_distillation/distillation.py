@@ -33,18 +33,19 @@ from relax_core.api import (
     teacher_log_probs_at,
     teacher_top_k,
 )
-from relax_core.learn.policy_gradient import PolicyGradient, Sums, Surrogate, clipped_ratio
+from relax_core.learn.policy_gradient import ClippedPolicyGradient, Sums
 from relax_plugin_distillation.options import DistillationOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Distillation(PolicyGradient[DistillationOptions]):
+class Distillation(ClippedPolicyGradient[DistillationOptions]):
     """On-policy distillation: a teacher model scores every token that the policy samples."""
 
     paper = "arXiv 2306.13649"
     reads_rewards = False
+    min_group_size = 1
 
     def __init__(self, options: DistillationOptions | None = None) -> None:
         super().__init__(options)
@@ -77,19 +78,13 @@ class Distillation(PolicyGradient[DistillationOptions]):
         rewards = options.reward_coef * learn.group_mean_std(groups.rewards, groups.valid)
         if options.mode == "loss":
             return rewards
-        of_sample = cast("Tensor", groups.row_sample).repeat_interleave(cast("Tensor", groups.row_lengths))
         columns = groups.token_columns
-        mask = columns["loss_mask"].bool() & groups.valid.reshape(-1)[of_sample]
+        mask = columns["loss_mask"].bool() & learn.of_samples(groups.valid, groups)
         student, teacher = columns["rollout_log_probs"].double(), columns["teacher_log_probs"].double()
         credit = mask * learn.sampled_credit(options.divergence, student, teacher, options.beta)
         if options.discount:
             credit = learn.reward_to_go(credit, mask, cast("Tensor", groups.row_lengths), options.discount)
-        return options.coef * credit + mask * rewards.reshape(-1)[of_sample]
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)
+        return options.coef * credit + mask * learn.of_samples(rewards, groups)
 
     # -- mode = "loss" -------------------------------------------------------------------------------------------
 

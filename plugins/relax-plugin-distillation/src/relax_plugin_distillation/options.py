@@ -45,10 +45,6 @@ class DistillationOptions(ClippedOptions):
     discount: float = Field(0.0, ge=0.0, le=1.0)
     """For `mode = "advantage"`: discount factor per token for the teacher's terms of later tokens. 0: a token's
     advantage is its own term; 1: the sum of all terms from the token on."""
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Distance of the ratio's lower bound below 1: the bound is 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0.0)
-    """Distance of the ratio's upper bound above 1: the bound is 1 + clip_high."""
 
     @property
     def samples(self) -> bool:

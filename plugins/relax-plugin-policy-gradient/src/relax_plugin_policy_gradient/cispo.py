@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.api import LossBatch, PolicyOutputs
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ class CISPO(PolicyGradient[CISPOOptions]):
     """REINFORCE with a bounded importance weight."""
 
     paper = "arXiv 2506.13585"
-    min_group_size = 2
-
-    def credit(self, groups: Groups) -> Tensor:
-        """Return A_i (eq. 5): the reward normalised within the group."""
-        return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Return the term of eq. 4 for each token."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
+from relax_core.api import Groups
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 class DAPOOptions(ClippedOptions):
     """Options of DAPO; defaults are the paper's (section 4.1), except `correction` and the overlong penalty's lengths."""
 
-    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
-    """Distance of the ratio's lower bound below 1: the bound is 1 - clip_low."""
     clip_high: float = Field(0.28, gt=0.0)
     """Distance of the ratio's upper bound above 1; larger than clip_low, so that unlikely tokens can gain probability."""
     overlong_length: int = Field(0, ge=0)
@@ -45,11 +43,10 @@ class DAPOOptions(ClippedOptions):
         return self
 
 
-class DAPO(PolicyGradient[DAPOOptions]):
+class DAPO(ClippedPolicyGradient[DAPOOptions]):
     """GRPO with a larger upper bound of the ratio, a mean over tokens, and a soft overlong penalty."""
 
     paper = "arXiv 2503.14476"
-    min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
         """Return A_i (eq. 9) of the rewards with the soft overlong penalty of eq. 13."""
@@ -57,8 +54,3 @@ class DAPO(PolicyGradient[DAPOOptions]):
             penalty = learn.overlong_penalty(groups.lengths, self.options.overlong_length, self.options.overlong_buffer)
             groups = replace(groups, rewards=groups.rewards + penalty)
         return learn.group_mean_std(groups.rewards, groups.valid)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token (eq. 8)."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.api import LossBatch, PolicyOutputs
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
 if TYPE_CHECKING:
@@ -41,11 +41,6 @@ class DPPO(PolicyGradient[DPPOOptions]):
     """A policy gradient without the tokens whose probability has already moved too far."""
 
     paper = "arXiv 2602.04879"
-    min_group_size = 2
-
-    def credit(self, groups: Groups) -> Tensor:
-        """Return the reward normalised within the group, as in GRPO."""
-        return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Return the masked, unclipped surrogate of each token."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.api import Groups
 from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,17 +28,11 @@ class DrGRPOOptions(ClippedOptions):
     `fixed` and `trajectory` mean the same as in `grpo`."""
 
 
-class DrGRPO(PolicyGradient[DrGRPOOptions]):
+class DrGRPO(ClippedPolicyGradient[DrGRPOOptions]):
     """GRPO without division by an answer's length and by the rewards' standard deviation."""
 
     paper = "arXiv 2503.20783"
-    min_group_size = 2
 
     def credit(self, groups: Groups) -> Tensor:
         """Return the reward minus the group's mean, not divided by the standard deviation."""
         return learn.group_mean(groups.rewards, groups.valid)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)

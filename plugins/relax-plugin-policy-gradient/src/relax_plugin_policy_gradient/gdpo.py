@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
+from relax_core.api import Groups, Scope
 from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,11 +33,10 @@ class GDPOOptions(ClippedOptions):
     `fixed` and `trajectory` mean the same as in `grpo`."""
 
 
-class GDPO(PolicyGradient[GDPOOptions]):
+class GDPO(ClippedPolicyGradient[GDPOOptions]):
     """GRPO with several rewards, each normalised separately."""
 
     paper = "arXiv 2601.05242"
-    min_group_size = 2
     statistics = Scope.BATCH
 
     def credit(self, groups: Groups) -> Tensor:
@@ -50,8 +49,3 @@ class GDPO(PolicyGradient[GDPOOptions]):
             raise ValueError(f"weights: got {', '.join(unknown)}; use names of {', '.join(sorted(groups.parts))}")
         parts = groups.parts or {"reward": groups.rewards}
         return learn.whiten(learn.per_reward(parts, groups.valid, self.options.weights), groups.valid)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)

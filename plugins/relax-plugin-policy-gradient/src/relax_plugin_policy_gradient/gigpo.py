@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from relax_core import learn
-from relax_core.api import STATES, STEP_REWARDS, TURNS, Column, Groups, LossBatch, PolicyOutputs
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
+from relax_core.api import STATES, STEP_REWARDS, TURNS, Column, Groups
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,11 +39,10 @@ class GiGPOOptions(ClippedOptions):
     """Divisor F of the advantages. `std`: the standard deviation; `none`: 1, so only the mean is subtracted."""
 
 
-class GiGPO(PolicyGradient[GiGPOOptions]):
+class GiGPO(ClippedPolicyGradient[GiGPOOptions]):
     """A policy gradient that compares samples of one task, and turns that begin in the same state."""
 
     paper = "arXiv 2505.10978"
-    min_group_size = 2
 
     def advantage_columns(self) -> frozenset[Column]:
         return super().advantage_columns() | {TURNS, STATES, STEP_REWARDS}
@@ -56,8 +55,3 @@ class GiGPO(PolicyGradient[GiGPOOptions]):
         returns = learn.turn_returns(groups.step_rewards, options.gamma)
         step = learn.step_credit(returns, groups.states, valid, std=options.normalise == "std")
         return learn.of_turns(episode[..., None] + options.step_weight * step, groups)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)

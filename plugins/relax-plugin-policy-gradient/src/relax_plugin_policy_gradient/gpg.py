@@ -10,39 +10,33 @@ instead). alpha needs the whole batch, so training can't begin before a step's l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.api import Groups, Scope
+from relax_core.learn.counts import Aggregation
+from relax_core.learn.policy_gradient import PlainOptions, PlainPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GPGOptions(PolicyGradientOptions):
+class GPGOptions(PlainOptions):
     """Options of GPG; the defaults are the paper's, except `correction`."""
 
-    correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
-    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
-    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
+    aggregation: Aggregation = "token"
+    """Aggregation of the tokens' losses. `token` (the paper): mean over all tokens. `sequence`, `sum`, `fixed` and
+    `trajectory` mean the same as in `grpo`."""
 
 
-class GPG(PolicyGradient[GPGOptions]):
+class GPG(PlainPolicyGradient[GPGOptions]):
     """The plain policy gradient, without a surrogate or a reference model."""
 
     paper = "arXiv 2504.02546"
-    min_group_size = 2
     statistics = Scope.BATCH
-    has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
         """Return the reward minus the group's mean, times the batch's alpha."""
         telling = (groups.valid & learn.informative(groups.rewards, groups.valid)[:, None]).sum()
         alpha = groups.valid.sum().to(groups.rewards.dtype) / telling.clamp(min=1)
         return learn.group_mean(groups.rewards, groups.valid) * alpha
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the negative of each token's log-prob times its advantage."""
-        return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from relax_core import learn
-from relax_core.api import CONTEXTS, STEP_REWARDS, TURNS, Column, Groups, LossBatch, PolicyOutputs
+from relax_core.api import CONTEXTS, STEP_REWARDS, TURNS, Column, Groups
 from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,11 +45,10 @@ class GRPOOptions(ClippedOptions):
         return self
 
 
-class GRPO(PolicyGradient[GRPOOptions]):
+class GRPO(ClippedPolicyGradient[GRPOOptions]):
     """A policy gradient without a critic: the advantage compares a sample's reward with the rewards of its group."""
 
     paper = "arXiv 2402.03300"
-    min_group_size = 2
 
     def advantage_columns(self) -> frozenset[Column]:
         of_contexts = {TURNS, CONTEXTS, STEP_REWARDS} if self.options.credit_by == "context" else set()
@@ -62,8 +61,3 @@ class GRPO(PolicyGradient[GRPOOptions]):
             return learn.of_turns(learn.context_credit(groups.step_rewards, groups.contexts, groups.valid, std), groups)
         normalised = learn.group_mean_std if self.options.normalise == "std" else learn.group_mean
         return normalised(groups.rewards, groups.valid)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token (eq. 3); the base class adds D_KL if `kl_coef` is above 0."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)

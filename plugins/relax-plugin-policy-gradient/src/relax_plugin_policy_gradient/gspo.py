@@ -10,17 +10,12 @@ Rewards belong to whole sequences, so GSPO clips whole sequences. The correction
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
 from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 
 class GSPOOptions(ClippedOptions):
@@ -38,17 +33,11 @@ class GSPOOptions(ClippedOptions):
     `token`: each token's own weight; `sequence`: the product over a sequence's tokens."""
 
 
-class GSPO(PolicyGradient[GSPOOptions]):
-    """GRPO with one ratio for each sequence."""
+class GSPO(ClippedPolicyGradient[GSPOOptions]):
+    """GRPO with one ratio s_i for each sequence.
+
+    Each token of a sequence has the sequence's term of eq. 5, so that the mean over the tokens equals the term.
+    """
 
     paper = "arXiv 2507.18071"
-    min_group_size = 2
-
-    def credit(self, groups: Groups) -> Tensor:
-        """Return A_i (eq. 6): the reward normalised within the group."""
-        return learn.group_mean_std(groups.rewards, groups.valid)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the sequence's term of eq. 5 at each of its tokens, so that the mean over tokens equals the term."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor, "geometric").exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)
+    ratio_level = "geometric"

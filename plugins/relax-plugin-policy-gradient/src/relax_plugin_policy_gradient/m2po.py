@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from relax_core import learn
-from relax_core.api import Column, Groups, LossBatch, PolicyOutputs
+from relax_core.api import Column, LossBatch, PolicyOutputs
 from relax_core.api.batch import OLD_LOG_PROBS, ROLLOUT_LOG_PROBS
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
@@ -41,7 +41,6 @@ class M2PO(PolicyGradient[M2POOptions]):
     """GRPO's advantages with a trust region over the batch instead of per-token clipping."""
 
     paper = "arXiv 2510.01161"
-    min_group_size = 2
 
     def columns(self) -> frozenset[Column]:
         return super().columns() | {OLD_LOG_PROBS, ROLLOUT_LOG_PROBS}
@@ -55,9 +54,6 @@ class M2PO(PolicyGradient[M2POOptions]):
         away = batch.loss_mask & (log_ratio * batch.advantages > 0)
         kept = learn.second_moment_mask(log_ratio, away, self.options.second_moment)
         return {TRUSTED.name: kept.to(log_ratio.dtype)}
-
-    def credit(self, groups: Groups) -> Tensor:
-        return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Return the negative of ratio times advantage where M = 1, else 0."""

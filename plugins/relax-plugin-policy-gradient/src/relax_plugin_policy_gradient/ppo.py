@@ -13,17 +13,12 @@ optimizer, so L_V needs no weight relative to J.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from relax_core import learn
 from relax_core.api import Advantages, Column, Groups, Loss, LossBatch, PolicyOutputs, Scope, Term
 from relax_core.api.batch import RETURNS, VALUES
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 
 class PPOOptions(ClippedOptions):
@@ -39,11 +34,12 @@ class PPOOptions(ClippedOptions):
     """Normalise advantages by the mean and standard deviation of the batch."""
 
 
-class PPO(PolicyGradient[PPOOptions]):
+class PPO(ClippedPolicyGradient[PPOOptions]):
     """The clipped surrogate with a critic's values as baseline; one sample per prompt is enough."""
 
     paper = "arXiv 1707.06347"
     statistics = Scope.BATCH
+    min_group_size = 1
     fits = ("critic",)
 
     def advantage_columns(self) -> frozenset[Column]:
@@ -54,28 +50,15 @@ class PPO(PolicyGradient[PPOOptions]):
 
     def advantages(self, groups: Groups) -> Advantages:
         """Return advantages [tokens] by GAE over each row, and the critic's targets R_t [tokens]."""
-        columns, lengths = groups.token_columns, groups.row_lengths
-        mask = columns["loss_mask"].bool()
-        earned = learn.at_last_token(groups.rewards.reshape(-1)[groups.row_sample], mask, lengths)
-        if self.options.reward_kl_coef:
-            divergence = learn.kl_k1(columns["rollout_log_probs"], columns["ref_log_probs"]).to(earned.dtype)
-            earned = earned - self.options.reward_kl_coef * divergence
-        values = columns["values"].to(earned.dtype)
-        advantages, returns = learn.gae(earned, values, mask, lengths, self.options.gamma, self.options.lam)
-        judged = mask & groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
+        options, mask = self.options, groups.token_columns["loss_mask"].bool()
+        earned = learn.token_rewards(groups, options.reward_kl_coef)
+        values = groups.token_columns["values"].to(earned.dtype)
+        advantages, returns = learn.gae(earned, values, mask, groups.row_lengths, options.gamma, options.lam)
+        judged = mask & learn.of_samples(groups.valid, groups)
         advantages, returns = advantages * judged, values.where(mask & ~judged, returns)
-        if self.options.normalise:
+        if options.normalise:
             advantages = learn.whiten(advantages, judged)
-        spread = self.options.aggregation == "trajectory"
-        return Advantages(learn.per_trajectory(advantages, groups) if spread else advantages, returns)
-
-    def credit(self, groups: Groups) -> Tensor:
-        return self.advantages(groups).values
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the term of eq. 7 for each token."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)
+        return Advantages(self._by_trajectory(advantages, groups), returns)
 
     def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
         """Return L_V, averaged over all tokens."""

@@ -8,44 +8,31 @@ Here b is a constant. RLOO takes b from the group, and REINFORCE++ takes b from 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
-from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.api import Groups, Scope
+from relax_core.learn.policy_gradient import PlainOptions, PlainPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ReinforceOptions(PolicyGradientOptions):
+class ReinforceOptions(PlainOptions):
     """Options of REINFORCE. Rewards are not normalised, so keep them small or set `baseline`."""
 
     baseline: float = 0.0
     """Constant b that is subtracted from every reward; a value near the mean reward gives the least variance."""
-    aggregation: Aggregation = "sum"
-    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
-    `fixed` and `trajectory` mean the same as in `grpo`."""
-    correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
-    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
-    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
 
 
-class Reinforce(PolicyGradient[ReinforceOptions]):
+class Reinforce(PlainPolicyGradient[ReinforceOptions]):
     """The plain policy gradient with a constant baseline."""
 
     paper = "Williams 1992"
     statistics = Scope.SAMPLE
-    has_ratio = False
+    min_group_size = 1
 
     def credit(self, groups: Groups) -> Tensor:
         """Return the sample's reward minus `baseline`."""
         import torch
 
         return torch.where(groups.valid, groups.rewards - self.options.baseline, 0.0)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the negative of each token's log-prob times its advantage."""
-        return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

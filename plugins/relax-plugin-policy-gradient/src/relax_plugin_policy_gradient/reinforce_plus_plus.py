@@ -10,16 +10,11 @@ sample's reward. The statistics need the whole batch, so training can't begin be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from relax_core import learn
-from relax_core.api import Advantages, Groups, LossBatch, PolicyOutputs, Scope
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from relax_core.api import Advantages, Groups, Scope
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 
 class ReinforcePlusPlusOptions(ClippedOptions):
@@ -29,30 +24,17 @@ class ReinforcePlusPlusOptions(ClippedOptions):
     """Discount factor per token for the rewards of later tokens."""
 
 
-class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusOptions]):
+class ReinforcePlusPlus(ClippedPolicyGradient[ReinforcePlusPlusOptions]):
     """PPO's surrogate with the batch's mean as baseline instead of a critic."""
 
     paper = "arXiv 2501.03262"
     statistics = Scope.BATCH
+    min_group_size = 1
 
     def advantages(self, groups: Groups) -> Advantages:
         """Return the reward-to-go of each token, normalised over the batch, [tokens]."""
-        mask, lengths = groups.token_columns["loss_mask"].bool(), groups.row_lengths
-        valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
-        earned = learn.at_last_token(groups.rewards.reshape(-1)[groups.row_sample], mask, lengths)
-        if self.options.reward_kl_coef:
-            columns = groups.token_columns
-            earned = earned - self.options.reward_kl_coef * learn.kl_k1(
-                columns["rollout_log_probs"], columns["ref_log_probs"]
-            ).to(earned.dtype)
-        to_go = learn.reward_to_go(earned, mask, lengths, self.options.gamma)
-        values = learn.whiten(to_go, mask & valid)
-        return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
-
-    def credit(self, groups: Groups) -> Tensor:
-        return self.advantages(groups).values
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)
+        mask = groups.token_columns["loss_mask"].bool()
+        earned = learn.token_rewards(groups, self.options.reward_kl_coef)
+        to_go = learn.reward_to_go(earned, mask, groups.row_lengths, self.options.gamma)
+        values = learn.whiten(to_go, mask & learn.of_samples(groups.valid, groups))
+        return Advantages(self._by_trajectory(values, groups))

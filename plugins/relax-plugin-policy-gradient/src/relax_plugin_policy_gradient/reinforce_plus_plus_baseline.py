@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
-from relax_core.learn.policy_gradient import ClippedOptions, PolicyGradient, Surrogate, clipped_ratio
+from relax_core.api import Groups, Scope
+from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,22 +29,13 @@ class ReinforcePlusPlusBaselineOptions(ClippedOptions):
     q/p - log(q/p) - 1; `unbiased`: k3 times the ratio."""
 
 
-class ReinforcePlusPlusBaseline(PolicyGradient[ReinforcePlusPlusBaselineOptions]):
+class ReinforcePlusPlusBaseline(ClippedPolicyGradient[ReinforcePlusPlusBaselineOptions]):
     """PPO's surrogate with the group's mean as baseline and the batch's standard deviation as scale."""
 
     paper = "arXiv 2501.03262"
-    min_group_size = 2
     statistics = Scope.BATCH
 
     def credit(self, groups: Groups) -> Tensor:
         """Return advantages [tokens]; the batch's statistics are over tokens, so long samples weigh more."""
-        mask, lengths = groups.token_columns["loss_mask"].bool(), groups.row_lengths
-        valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
-        centred = learn.group_mean(groups.rewards, groups.valid)
-        of_token = centred.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
-        return learn.whiten(of_token, mask & valid)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the clipped surrogate of each token."""
-        ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return clipped_ratio(self.options, ratio, batch.advantages)
+        centred = learn.of_samples(learn.group_mean(groups.rewards, groups.valid), groups)
+        return learn.whiten(centred, groups.token_columns["loss_mask"].bool() & learn.of_samples(groups.valid, groups))

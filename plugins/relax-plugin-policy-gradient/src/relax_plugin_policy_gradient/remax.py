@@ -11,40 +11,27 @@ do so. A task whose greedy answer has no reward gives no gradient.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
-from relax_core.learn.counts import Aggregation
-from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+from relax_core.api import Groups
+from relax_core.learn.policy_gradient import PlainOptions, PlainPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ReMaxOptions(PolicyGradientOptions):
+class ReMaxOptions(PlainOptions):
     """Options of ReMax; the defaults are the paper's, except `correction` and `reward_kl_coef`."""
 
-    aggregation: Aggregation = "sum"
-    """Aggregation of the tokens' losses. `sum`: sum over each sequence, then mean over sequences. `sequence`, `token`,
-    `fixed` and `trajectory` mean the same as in `grpo`."""
-    correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """Weight of tokens, to correct for an older version or an engine that rounds differently. w is a token's probability
-    at the step's start over that under the policy that sampled. `truncate`: min(w, `correction_cap`); `mask`: w between
-    `correction_floor` and `correction_cap`, else 0; `reject`: 1 between them, else 0; `none`: 1."""
 
-
-class ReMax(PolicyGradient[ReMaxOptions]):
+class ReMax(PlainPolicyGradient[ReMaxOptions]):
     """REINFORCE with the reward of the greedy answer as baseline."""
 
     paper = "arXiv 2310.10505"
     greedy_baseline = True
-    has_ratio = False
+    min_group_size = 1
 
     def credit(self, groups: Groups) -> Tensor:
         """Return the reward minus the reward of the group's greedy answer."""
         return learn.beyond_baseline(groups.rewards, groups.valid, groups.baseline)
-
-    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """Return the negative of each token's log-prob times its advantage."""
-        return Surrogate(learn.reinforce(policy.log_probs, batch.advantages))

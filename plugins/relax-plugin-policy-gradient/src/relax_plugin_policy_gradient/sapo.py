@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from relax_core import learn
-from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.api import LossBatch, PolicyOutputs
 from relax_core.learn.counts import Aggregation
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
@@ -39,11 +39,6 @@ class SAPO(PolicyGradient[SAPOOptions]):
     """GRPO with a soft gate on each token's ratio instead of clipping."""
 
     paper = "arXiv 2511.20347"
-    min_group_size = 2
-
-    def credit(self, groups: Groups) -> Tensor:
-        """Return the reward normalised within the group."""
-        return learn.group_mean_std(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Return the gated surrogate of each token."""

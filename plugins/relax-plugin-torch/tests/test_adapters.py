@@ -236,7 +236,7 @@ def test_frozen_parts_stay_and_a_delta_sends_nothing_of_them(folder, start, tmp_
     ({"lora": {**LORA, "targets": ["q_prj"]}}, "model.lora.targets", "it has q_proj"),
     ({"lora": {**LORA, "targets": ["embed_tokens"]}}, "model.lora.targets", "no linear layer"),
     ({"lora": {**LORA, "targets": ["lm_head"]}}, "model.lora.targets", "head and input embedding share one weight"),
-    ({"lora": {**LORA, "targets": ["q_proj"]}, "freeze": ["layers.0"]}, "model.lora.targets", "model.freeze freezes model.layers.0"),
+    ({"lora": {**LORA, "targets": ["q_proj"]}, "freeze": ["layers.0"]}, "model.lora.targets", "model.freeze freezes"),
     ({"lora": {**LORA, "modules_to_save": ["head"]}}, "model.lora.modules_to_save", "no such part; it has lm_head"),
     ({"lora": {**LORA, "modules_to_save": ["embed_tokens"]}}, "model.lora.modules_to_save", "would come apart"),
     ({"lora": {**LORA, "modules_to_save": ["mlp"]}}, "model.lora.modules_to_save", "gets an adapter"),

@@ -40,7 +40,7 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
         origin = str(composed.origin_of(key))
         return "" if origin == "default" else origin
 
-    say(to_toml(composed.config, place), nl=False)
+    say(to_toml(composed.config.dump(), place), nl=False)
 
 
 @verbs.command("explain")

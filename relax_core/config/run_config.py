@@ -2,14 +2,11 @@
 """`RunConfig`, the resolved configuration of one run: typed core tables and chosen components; and its TOML form.
 
 Processes of roles get the plain data of `dump`; `compose.parse_config` turns the data into the same configuration.
-`to_toml` is written here because the standard library parses TOML but does not write it.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -397,47 +394,38 @@ def table_keys() -> dict[str, list[str]]:
     return {**known, **{table: ["name", *keys_model(table).model_fields] for table in BY_TABLE}}
 
 
-def to_toml(config: RunConfig, comment: Callable[[str], str] = lambda key: "") -> str:
-    """Return the configuration as TOML; `comment` returns the remark to write after a key, empty for none."""
+def to_toml(data: Mapping[str, Any], comment: Callable[[str], str] = lambda key: "") -> str:
+    """Return plain data, such as that of `RunConfig.dump`, as TOML. Tables within tables are written on one line.
 
-    def lines(table: Mapping[str, Any], header: str, prefix: str) -> Iterator[str]:
-        """Yield a table's assignments, then its nested tables; below the top level, only `[[...]]` are nested."""
-        nested = {
-            key: item for key, item in table.items()
-            if (isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item))
-            or (isinstance(item, Mapping) and not header)
-        }  # fmt: skip
-        for key, value in table.items():
-            if key not in nested:
-                remark = comment(f"{prefix}{key}")
-                yield f"{toml_key(key)} = {literal(value)}" + (f"  # {remark}" if remark else "")
-        for key, value in nested.items():
-            name = f"{header}.{toml_key(key)}" if header else toml_key(key)
-            if isinstance(value, Mapping):
-                yield from ("", f"[{name}]", *lines(value, name, f"{prefix}{key}."))
+    `comment` returns the remark to write after a key, empty for none.
+    """
+    import tomlkit  # on first use: the processes of roles read this module, but write no TOML
+
+    def fill(table: Any, values: Mapping[str, Any], prefix: str) -> Any:
+        for key, value in values.items():
+            path = f"{prefix}{key}"
+            if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+                table[key] = tomlkit.aot()
+                for index, item in enumerate(value):
+                    table[key].append(fill(tomlkit.table(), item, f"{path}.{index}."))
+            elif isinstance(value, Mapping) and not prefix:
+                table[key] = fill(tomlkit.table(), value, f"{path}.")
             else:
-                for at, item in enumerate(value):
-                    yield from ("", f"[[{name}]]", *lines(item, name, f"{prefix}{key}.{at}."))
+                entry = tomlkit.inline_table() if isinstance(value, Mapping) else tomlkit.item(value)
+                if isinstance(value, Mapping):
+                    entry.update(value)
+                if remark := comment(path):
+                    entry.comment(remark)
+                table[key] = entry
+        return table
 
-    return "\n".join(lines(config.dump(), "", "")) + "\n"
-
-
-def toml_key(key: str) -> str:
-    """Return a key as TOML, quoted only if TOML requires it."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else literal(key)
+    return tomlkit.dumps(fill(tomlkit.document(), data, ""))
 
 
 def literal(value: Any) -> str:
     """Return one value as TOML, on one line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, float):
-        return re.sub(r"e([+-])0+", r"e\1", repr(value))
-    if isinstance(value, Mapping):
-        items = ", ".join(f"{toml_key(str(key))} = {literal(item)}" for key, item in value.items() if item is not None)
-        return f"{{ {items} }}" if items else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(literal(item) for item in value)}]"
-    return str(value)
+    import tomlkit
+
+    array = tomlkit.array()
+    array.append(value)
+    return array.as_string()[1:-1]

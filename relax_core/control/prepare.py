@@ -233,7 +233,7 @@ def prepare(
     try:
         planned = planned.build_recipe(directory.path / "recipe", sources, overrides)
         composed = planned.composed
-        directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config))
+        directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config.dump()))
         directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved()]})
         directory.write("provenance", provenance(Path.cwd(), sys.argv))
         for at, stage in enumerate(planned.stages):  # later stages train an export of the first stage's shape
@@ -306,7 +306,7 @@ def prepare_resume(
     check_fits(config, catalogue, planned.stages[0].plan)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))
     if overrides and present is None:
-        directory.write_config(to_toml(config))
+        directory.write_config(to_toml(config.dump()))
     elif overrides and present is not None:
         present.write(config)
     launch = make_launch(config, planned.stages[0].plan, catalogue, paths[0])

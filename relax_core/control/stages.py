@@ -7,7 +7,6 @@ does for a run without stages. Metrics, samples and the summary of all stages ar
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from relax_core.api.algorithm import Algorithm, Output
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import Stage
-from relax_core.config.run_config import RunConfig, literal, to_toml, toml_key
+from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.observe.documents import read_document, sync_to_disk, write_document, write_text
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import complete
@@ -53,7 +52,7 @@ class StageDirectory:
     def write(self, config: RunConfig) -> None:
         """Write the resolved configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_text(self.path / "config.toml", f"# schema: relax.config/1\n{to_toml(config)}")
+        write_text(self.path / "config.toml", f"# schema: relax.config/1\n{to_toml(config.dump())}")
         for folder in (self.path.parent, self.path.parent.parent):  # the parent folders may be new, too
             sync_to_disk(folder)
 
@@ -128,14 +127,13 @@ def point_to_export(run_dir: Path, stage: StageDirectory) -> None:
 def document(stages: Sequence[Stage]) -> str:
     """Return the whole run as one TOML: the first stage, then the differences of each stage from the first."""
     first = stages[0].config.dump()
-    lines = [to_toml(stages[0].config)]
+    tables: list[dict[str, Any]] = []
     for at, stage in enumerate(stages):
         own = dict(_differing(stage.config.dump(), first)) if at else {}
         if at and isinstance(own.get("model"), dict):
             own["model"].pop("path", None)
-        lines += ["", "[[stages]]", f"name = {json.dumps(stage.name)}"]
-        lines += [f"{toml_key(key)} = {literal(value)}" for key, value in own.items()]
-    return "\n".join(lines) + "\n"
+        tables.append({"name": stage.name, **own})
+    return to_toml({**first, "stages": tables})
 
 
 def _differing(mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ import numpy as np
 from relax_core.api.weights import Version
 from relax_core.cli.data_survey import data_files, survey
 from relax_core.config.compose import compose
-from relax_core.config.run_config import literal, toml_key
+from relax_core.config.run_config import literal
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
@@ -98,7 +98,7 @@ def a_configuration(random: Random) -> dict[str, Any]:
 
 
 def toml_bytes(tree: Mapping[str, Any]) -> bytes:
-    return "\n".join(f"{toml_key(key)} = {_literal(value)}" for key, value in tree.items()).encode(
+    return "\n".join(f"{literal(key)} = {_literal(value)}" for key, value in tree.items()).encode(
         "utf-8", errors="surrogatepass"
     )
 
@@ -108,7 +108,7 @@ def _literal(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml_key(key)} = {_literal(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{literal(key)} = {_literal(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_literal, value)) + "]"
     return literal(value)

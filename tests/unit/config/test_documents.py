@@ -131,7 +131,7 @@ def test_a_key_that_nobody_reads_is_not_explained(folder: Path, catalogue: Catal
 
 def test_show_prints_toml_or_one_json_document_on_stdout(folder: Path, cli: Any) -> None:
     out, err = cli("config", "show", "my.toml", "seed=3")
-    assert "seed = 3  # command line" in out and "max_new_tokens = 16  # my.toml:7" in out and err == ""
+    assert "seed = 3 # command line" in out and "max_new_tokens = 16 # my.toml:7" in out and err == ""
     document = json.loads(cli("config", "show", "my.toml", "seed=3", "--json")[0])
     assert document == tomllib.loads(out)
 

@@ -19,7 +19,7 @@ from relax_core.api.task import Media
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import content_key, read_source, restricted
 from relax_core.media.store import MediaStore, write_media_file
-from relax_core.rpc.host import IsolatedHost
+from relax_core.rpc.isolated_host import IsolatedHost
 
 MAX_KNOWN = 65536
 """Number of media contents for which the store key is cached; a full cache is cleared."""

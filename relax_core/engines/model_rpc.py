@@ -12,7 +12,7 @@ from typing import Any
 
 from relax_core.api.engine import Generated, ModelClient, Prompt
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, RelaxError
-from relax_core.rpc.host import ParentChannel
+from relax_core.rpc.isolated_host import ParentChannel
 from relax_core.rpc.isolated_pool import Handler
 
 CALL = "model"

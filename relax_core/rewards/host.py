@@ -26,7 +26,7 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
-from relax_core.rpc.host import DONE, IsolatedHost
+from relax_core.rpc.isolated_host import DONE, IsolatedHost
 from relax_core.sandboxes.pool import SandboxRpcClient
 
 FUNCTION = "reward-function"

@@ -2,7 +2,7 @@
 """Killable processes for plugin authors' code: rewards, environments, media processors.
 
 Stateless items run in any process (`submit`); a `session` makes several calls to one process. The hosted class derives
-from `rpc.host.IsolatedHost`; through its `parent` it calls handlers in the process of the pool.
+from `rpc.isolated_host.IsolatedHost`; through its `parent` it calls handlers in the process of the pool.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, Wor
 from relax_core.api.events import RoleRecovered
 from relax_core.api.role import RunStatus, Worker, Workers, WorkerSpec
 from relax_core.rpc import messages
-from relax_core.rpc.host import DONE, HEARTBEAT_S, LATE, Failure, describe, raised
+from relax_core.rpc.host import Failure, describe, raised
+from relax_core.rpc.isolated_host import DONE, HEARTBEAT_S, LATE
 from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
@@ -120,19 +121,21 @@ class IsolatedPool:
         `INHERITED_ENV`. `writable`: folders of the run directory that the processes may write to. `one_session_each`: a
         process has one session at a time; further sessions wait.
         """
-        self._spec = WorkerSpec(
+        spec = self._spec = WorkerSpec(
             names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
             inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
         )  # fmt: skip
         self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
-        self._processes = [IsolatedProcess(name, self._spec, workers, open_args, opened, replaced) for name in names]
+
+        def process(name: str) -> IsolatedProcess:
+            return IsolatedProcess(replace(spec, name=name), workers, open_args, opened, replaced)
+
+        self._processes = [process(name) for name in names]
         self._places: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(len(names)) if one_session_each else nullcontext()
         )
-        self._spare = [
-            IsolatedProcess(f"{self._spec.name}-alone-{number}", self._spec, workers, open_args, opened, replaced)
-            for number in range(max(len(names), MIN_SPARE) if names else 0)
-        ]
+        num_spare = max(len(names), MIN_SPARE) if names else 0
+        self._spare = [process(f"{spec.name}-alone-{number}") for number in range(num_spare)]
         self._spare_places = asyncio.Semaphore(len(self._spare))
         self._waiting: asyncio.Queue[_Item] = asyncio.Queue()
         self._unanswered: set[asyncio.Future[Any]] = set()
@@ -265,7 +268,7 @@ class _Item:
 class IsolatedProcess:
     """One process of a pool and its replacements.
 
-    Life cycle: `starting -> ready -> busy -> killed -> starting`.
+    Life cycle: `starting -> ready -> busy -> killed -> starting`. An `IsolatedPool` has several; `SandboxPool` has one.
 
     Invariants:
     - At most one process exists at a time. `worker` is set once it is ready, until `discard`.
@@ -275,12 +278,13 @@ class IsolatedProcess:
     """
 
     def __init__(
-        self, name: str, spec: WorkerSpec, workers: Workers, open_args: Sequence[Any], opened: Opened, replaced: Replaced
+        self, spec: WorkerSpec, workers: Workers, open_args: Sequence[Any] = (), opened: Opened = lambda result: {},
+        replaced: Replaced = no_report,
     ) -> None:  # fmt: skip
         self._replaced = replaced
         self._lost: tuple[str, float] | None = None
         """(reason, time) of the discard of a broken worker until its replacement is ready, else None."""
-        self._name, self._spec, self._workers, self._open_args, self._opened = name, spec, workers, open_args, opened
+        self._spec, self._workers, self._open_args, self._opened = spec, workers, open_args, opened
         self.worker: Worker | None = None
         self.sessions = 0
         self.users: set[int] = set()
@@ -297,7 +301,7 @@ class IsolatedProcess:
         """Return the running process, or start one. Raises the error of its component's `open`."""
         async with self._starting:
             if self.worker is None:
-                name = f"{self._name}.{self._started}" if self._started else self._name
+                name = f"{self._spec.name}.{self._started}" if self._started else self._spec.name
                 self._started += 1
                 (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
                 try:
@@ -311,7 +315,7 @@ class IsolatedProcess:
                 self.worker, self.users = worker, set()
                 if self._lost is not None:
                     (why, lost_at), self._lost = self._lost, None
-                    await self._replaced(self._name, why, asyncio.get_running_loop().time() - lost_at)
+                    await self._replaced(self._spec.name, why, asyncio.get_running_loop().time() - lost_at)
                 self._requests = asyncio.create_task(_answer_requests(worker, handlers)) if handlers else None
             return self.worker
 
@@ -341,12 +345,12 @@ class IsolatedProcess:
             await asyncio.gather(requests, return_exceptions=True)
         return True
 
-    async def end(self) -> None:
-        """Let the component release its resources, for at most END_S, and kill the process."""
+    async def end(self, within_s: float = END_S) -> None:
+        """Let the component release its resources, for at most `within_s`, and kill the process."""
         if (worker := self.worker) is not None:
             if self._ends:
                 with suppress(DeadlineExceeded, WorkerDied):
-                    await worker.call("finish", timeout_s=END_S)
+                    await worker.call("finish", timeout_s=within_s)
             await self.discard(worker, "")
 
 

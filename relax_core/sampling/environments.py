@@ -26,7 +26,7 @@ from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
-from relax_core.rpc.host import IsolatedHost, ParentChannel
+from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import (
     END_S,
     Handler,

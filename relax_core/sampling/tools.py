@@ -15,7 +15,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.environment import Environment, Tool, tools_digest
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.role import Workers, WorkerSpec
-from relax_core.rpc.host import IsolatedHost
+from relax_core.rpc.isolated_host import IsolatedHost
 from relax_core.rpc.isolated_pool import INHERITED_ENV, START_S
 
 if TYPE_CHECKING:  # importing the configuration would slow down the start of a tool finder's process

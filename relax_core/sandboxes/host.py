@@ -8,38 +8,33 @@ processes can't make boxes themselves, since they have given up the right to mou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
-from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.sandbox import OpenBox, ProgramResult, Sandbox, SandboxLimits
+from relax_core.rpc.isolated_host import IsolatedHost
 
 
-class SandboxHost:
+class SandboxHost(IsolatedHost):
     """The host of a sandbox component: it makes boxes and runs programs in them for a `SandboxPool`.
 
     Invariants:
-    - The pool chooses the numbers; a number names one box from `open` to `close`.
+    - The pool chooses the numbers; a number names one box from `open_box` to `close_box`.
     - Closing a box ends all its programs, even if its caller is gone or the box is still being made.
-    - `stop` closes every box.
+    - `end` closes every box.
     """
 
-    component: Chosen
-    build: Callable[[Chosen], Any]
-    """Function that builds `component`; both attributes are set before the first call."""
+    ends = True
 
-    def __init__(self) -> None:
+    async def open(self) -> None:
+        """Build the component and probe the machine. Raises InfrastructureError if the component can't work here."""
         self._boxes: dict[int, asyncio.Task[OpenBox]] = {}
         self._running: dict[int, set[asyncio.Task[ProgramResult]]] = {}
-
-    async def start(self) -> None:
-        """Build the component and probe the machine. Raises InfrastructureError if the component can't work here."""
         self._sandbox: Sandbox = self.build(self.component)
         await self._sandbox.probe()
 
-    async def open(self, number: int, limits: SandboxLimits) -> str:
+    async def open_box(self, number: int, limits: SandboxLimits) -> str:
         """Make a box and return the path of a Python interpreter in it."""
         if limits.socket and not self._sandbox.gives_socket:
             fix = 'choose a sandbox that can, such as [sandbox] name = "bubblewrap"'
@@ -63,7 +58,7 @@ class SandboxHost:
     async def read(self, number: int, path: str, at_most: int) -> bytes:
         return await (await self._box(number)).read(path, at_most)
 
-    async def close(self, number: int) -> None:
+    async def close_box(self, number: int) -> None:
         opened, running = self._boxes.pop(number, None), self._running.pop(number, set())
         for program in running:
             program.cancel()
@@ -72,8 +67,8 @@ class SandboxHost:
             with suppress(Exception):  # the box was never made
                 await (await opened).close()
 
-    async def stop(self) -> None:
-        await asyncio.gather(*map(self.close, list(self._boxes)))
+    async def end(self) -> None:
+        await asyncio.gather(*map(self.close_box, list(self._boxes)))
 
     async def _box(self, number: int) -> OpenBox:
         if number not in self._boxes:

@@ -11,7 +11,6 @@ import copy
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -19,8 +18,8 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import Worker, Workers, WorkerSpec
 from relax_core.api.sandbox import Box, ProgramResult, SandboxLimits
-from relax_core.rpc.host import ParentChannel
-from relax_core.rpc.isolated_pool import INHERITED_ENV, Handler
+from relax_core.rpc.isolated_host import ParentChannel
+from relax_core.rpc.isolated_pool import INHERITED_ENV, Handler, IsolatedProcess
 
 if TYPE_CHECKING:  # importing the configuration would slow down the start of each reward and environment process
     from relax_core.config.run_config import SandboxChoice
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # importing the configuration would slow down the start of ea
 CALL, HOLD, CLOSE = "sandbox", "sandbox_hold", "sandbox_close"
 """Names of the handlers in the parent that clients call."""
 METHODS = ("run", "write", "read")
-START_S = 60.0
 GRACE_S = 20.0
 """Seconds that a call to the sandbox's process may take, in addition to the time of the program itself."""
 Waiting: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -54,28 +52,22 @@ class SandboxPool:
             from relax_core.config.run_config import DEFAULT_SANDBOX, SandboxChoice
 
             choice = SandboxChoice(chosen=Chosen("sandbox", DEFAULT_SANDBOX))
-        self._workers = workers
-        self._spec = WorkerSpec(
-            "sandbox", choice.chosen, target="relax_core.sandboxes.host:SandboxHost", inherit_env=INHERITED_ENV
+        target = "relax_core.sandboxes.host:SandboxHost"
+        self._process = IsolatedProcess(
+            WorkerSpec("sandbox", choice.chosen, target=target, inherit_env=INHERITED_ENV), workers
         )
         self._programs = asyncio.Semaphore(choice.programs or os.cpu_count() or 1)
         self._boxes = asyncio.Semaphore(choice.boxes)
         self._needed = False
-        self._worker: Worker | None = None
-        self._starting = asyncio.Lock()  # held during a start, so that concurrent callers share one process
-        self._names, self._numbers = count(), count(1)
+        self._numbers = count(1)
 
     async def start(self) -> None:
         """Start and probe the sandbox if a need was declared. Raises the component's error if the machine is unfit."""
         if self._needed:
-            await self._ready()
+            await self._process.ready()
 
     async def close(self) -> None:
-        if self._worker is not None:
-            worker, self._worker = self._worker, None
-            with suppress(Exception):
-                await worker.call("stop", timeout_s=GRACE_S)
-            await worker.kill()
+        await self._process.end(GRACE_S)
 
     def handlers(
         self, limits: SandboxLimits | None, waiting: Callable[[int], AbstractContextManager[Any]] = nullcontext
@@ -93,13 +85,13 @@ class SandboxPool:
     @asynccontextmanager
     async def box(self, limits: SandboxLimits, waiting: Waiting = nullcontext) -> AsyncIterator[_RemoteBox]:
         async with _place(self._boxes, waiting):
-            worker, number = await self._ready(), next(self._numbers)
+            worker, number = await self._process.ready(), next(self._numbers)
             try:
-                python = await self._call(worker, "open", number, limits, timeout_s=GRACE_S)
+                python = await self._call(worker, "open_box", number, limits, timeout_s=GRACE_S)
                 yield _RemoteBox(self, worker, number, python, limits, waiting)
             finally:
                 with suppress(InfrastructureError):
-                    await asyncio.shield(self._call(worker, "close", number, timeout_s=GRACE_S))
+                    await asyncio.shield(self._call(worker, "close_box", number, timeout_s=GRACE_S))
 
     async def run(
         self, box: _RemoteBox, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
@@ -108,30 +100,14 @@ class SandboxPool:
             told, timeout_s = (command, stdin, env, wall_s, socket), (wall_s or box.limits.wall_s) + GRACE_S
             return await self._call(box.worker, "run", box.number, *told, timeout_s=timeout_s)
 
-    async def _ready(self) -> Worker:
-        async with self._starting:
-            if self._worker is None:
-                number = next(self._names)
-                name = f"{self._spec.name}.{number}" if number else self._spec.name
-                (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
-                try:
-                    await worker.call("start", timeout_s=START_S)
-                except BaseException:
-                    await worker.kill()
-                    raise
-                self._worker = worker
-            return self._worker
-
     async def _call(self, worker: Worker, method: str, *args: Any, timeout_s: float) -> Any:
         """Call the sandbox's process; if the process died or does not answer, kill it and give up all its boxes."""
-        if self._worker is not worker:
+        if self._process.worker is not worker:
             raise InfrastructureError("sandbox: the process of this box has ended and the box is lost; open a new box")
         try:
             return await worker.call(method, *args, timeout_s=timeout_s)
         except (DeadlineExceeded, WorkerDied) as error:
-            if self._worker is worker:
-                self._worker = None
-                await worker.kill()
+            await self._process.discard(worker, str(error))
             raise InfrastructureError(f"sandbox: {error}") from error
 
 

@@ -16,7 +16,7 @@ import pytest
 from relax_core.api import Chosen
 from relax_core.api.errors import DeadlineExceeded
 from relax_core.rpc import isolated_pool, messages
-from relax_core.rpc.host import IsolatedHost, ParentChannel
+from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.runners.local.workers import LocalWorkers
 from tests.unit.roles.virtual_time import run_virtual

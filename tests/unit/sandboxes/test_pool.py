@@ -208,7 +208,7 @@ async def test_boxes_end_with_the_process_of_the_author_that_opened_them(workers
 
 async def test_a_sandbox_that_dies_is_an_outcome_and_the_next_sample_has_a_new_one(workers: LocalWorkers) -> None:
     async with scoring(workers, "runs") as (score, sandboxes):
-        first = sandboxes._worker
+        first = sandboxes._process.worker
         assert first is not None
         scoring_one = asyncio.ensure_future(score("import time; time.sleep(2)"))
         await gone(lambda: not holders())
@@ -217,7 +217,7 @@ async def test_a_sandbox_that_dies_is_an_outcome_and_the_next_sample_has_a_new_o
         assert lost.outcome is Outcome.ENGINE_ERROR and "sandbox" in lost.error
         await gone(holders)
         (scored,) = await score("print(42)")
-        assert scored.value == 1.0 and sandboxes._worker is not first
+        assert scored.value == 1.0 and sandboxes._process.worker is not first
 
 
 async def test_a_machine_that_refuses_the_sandbox_is_told_before_anything_is_sampled(workers: LocalWorkers) -> None:

@@ -2,34 +2,35 @@
 """Runs of a suite's exercise in a separate process, so that a blocking or crashing component fails only its suite.
 
 The suite is sent to the process with cloudpickle over a pipe; classes from modules that the process cannot import are
-sent by value. Processes are forked from servers, one per hash seed. A server has imported slow modules and never runs a
-plugin's code. If forking fails, a new interpreter is started. These processes run `child.py`.
+sent by value. Processes are forked from fork servers, one per hash seed. If forking fails, a new interpreter is started.
+These processes run `child.py`.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import select
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import cloudpickle
 
 from relax_core.registry.handshake import find_module
+from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
 
 START_S = 180.0
 """Seconds for imports, before the exercise's own deadline begins; heavy libraries load slowly on a busy machine."""
 READY = b"\x00ready\n"
-MODULE = "relax_core.testing.child"
 SLOW_MODULES = ("numpy", "sympy", "math_verify", "torch", "transformers", "transformers.modeling_utils")
 """Modules that a server imports if the process of the tests has imported them too."""
 
@@ -52,7 +53,7 @@ def run_apart(suite: type[Any], hash_seed: int, deadline_s: float) -> Apart:
     environ = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(path)}
     modules = [name for name in SLOW_MODULES if name in sys.modules]
     modules += [cls.__module__ for cls in suite.__mro__ if cls.__module__.startswith("relax_core.testing.")]
-    child = Server.of(environ).fork(modules, environ, path) or _started(environ)
+    child = _forked(modules, environ, path) or _started(environ)
     try:
         return _converse(child, _packed(suite), deadline_s)
     finally:
@@ -84,7 +85,7 @@ def _started(environ: Mapping[str, str]) -> ExerciseProcess:
     """Start a new interpreter."""
     given, pipes = _pipes()
     process = subprocess.Popen(
-        [sys.executable, "-m", MODULE], stdin=given[0], stdout=given[1], stderr=given[2], env=dict(environ),
+        [sys.executable, "-m", "relax_core.testing.child"], stdin=given[0], stdout=given[1], stderr=given[2], env=dict(environ),
         start_new_session=True,
     )  # fmt: skip
     for end in given:
@@ -98,118 +99,23 @@ def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     return (reads, writes, complains), (to_child, from_child, noise)
 
 
-class Server:
-    """A client of a fork server: `started -> (fork -> exit code of the child)* -> ended` with this process.
-
-    Invariants:
-    - There is one server per hash seed. A child gets the environment, directory and path of the moment of its request.
-    - A server has one child at a time and waits for its end.
-    - A server that cannot fork, or has died, yields no child; the caller then starts a new interpreter.
-    """
-
-    _running: ClassVar[dict[str, Server]] = {}
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno())], stdin=subprocess.DEVNULL, env=dict(environ),
-                pass_fds=(theirs.fileno(),), start_new_session=True,
-            )  # fmt: skip
-        self._line.settimeout(START_S)
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Self:
-        """Return the running server of this hash seed; start one if necessary."""
-        server = cls._running.get(environ["PYTHONHASHSEED"])
-        if server is None or server._process.poll() is not None:
-            server = cls._running[environ["PYTHONHASHSEED"]] = cls(environ)
-        return server  # type: ignore[return-value]
-
-    def fork(self, modules: list[str], environ: Mapping[str, str], path: list[str]) -> ExerciseProcess | None:
-        """Fork a child that has imported these modules; return None if that fails."""
-        given, pipes = _pipes()
-        request = pickle.dumps((modules, dict(environ), path, os.getcwd()))
-        try:
-            socket.send_fds(self._line, [len(request).to_bytes(8)], given)
-            self._line.sendall(request)
-            pid = self._number()
-        except OSError:  # the server has died, or hangs in an import
-            self._process.kill()
-            self._process.wait()
-            pid = 0
-        finally:
-            for end in given:
-                os.close(end)
-        if not pid:
-            for end in pipes:
-                os.close(end)
-            return None
-        status: list[int] = []
-
-        def wait() -> int:
-            if not status:
-                status.append(self._status())
-            return status[0]
-
-        return ExerciseProcess(pid, *pipes, wait)
-
-    def _status(self) -> int:
-        try:
-            return self._number()
-        except OSError:
-            return -signal.SIGKILL
-
-    def _number(self) -> int:
-        got = b""
-        while len(got) < 8:
-            piece = self._line.recv(8 - len(got))
-            if not piece:
-                raise ConnectionError("the server has ended")
-            got += piece
-        return int.from_bytes(got, signed=True)
-
-
-def serve(line: socket.socket) -> None:
-    """Serve fork requests until the client's end of `line` closes, then exit; return only in the forked children."""
-    while True:
-        head, given, _, _ = socket.recv_fds(line, 8, 3)
-        if len(head) < 8:
-            os._exit(0)
-        request = b""
-        while len(request) < int.from_bytes(head):
-            request += line.recv(1 << 20)
-        modules, environ, path, folder = pickle.loads(request)
-        pid = 0
-        if _imported(modules) and len(os.listdir("/proc/self/task")) == 1:
-            pid = os.fork()
-            if pid == 0:
-                break
-        for end in given:
+def _forked(modules: list[str], environ: Mapping[str, str], path: list[str]) -> ExerciseProcess | None:
+    """Fork a child that has imported these modules from the server of its hash seed; return None if that fails."""
+    server = ForkServer.of(environ, ("exercises", environ["PYTHONHASHSEED"]))
+    given, pipes = _pipes()
+    pid = server.fork("relax_core.testing.child:exercise_forked", modules, environ, given, (path, os.getcwd())).result()
+    if not pid:
+        for end in pipes:
             os.close(end)
-        line.sendall(pid.to_bytes(8, signed=True))
-        if pid:
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            line.sendall(status.to_bytes(8, signed=True))
-    with suppress(PermissionError):
-        os.setsid()
-    line.close()
-    for number, end in enumerate(given):
-        os.dup2(end, number)
-        os.close(end)
-    os.environ.clear()
-    os.environ.update(environ)
-    sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
-    os.chdir(folder)
+        return None
+    process, handle = ForkedProcess(server, pid), os.pidfd_open(pid)
 
+    def wait() -> int:
+        select.select([handle], [], [])
+        return process.wait()
 
-def _imported(modules: list[str]) -> bool:
-    try:
-        for name in modules:
-            __import__(name)
-    except Exception:  # a new interpreter will report the error
-        return False
-    return True
+    weakref.finalize(process, os.close, handle)
+    return ExerciseProcess(pid, *pipes, wait)
 
 
 def _converse(child: ExerciseProcess, payload: bytes, deadline_s: float) -> Apart:

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process behind `run_apart`: reads a pickled suite from stdin, imports its component, exercises it and answers.
-
-With the descriptor of a socket as its argument, the process is a fork server for such processes.
-"""
+"""The process behind `run_apart`: reads a pickled suite from stdin, imports its component, exercises it and answers."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import pickle
-import socket
+import signal
 import sys
 import threading
 from typing import Any
@@ -17,14 +14,12 @@ from typing import Any
 import cloudpickle
 
 from relax_core.registry.error_text import innermost, plugin_frames, said
-from relax_core.testing.apart import READY, serve
+from relax_core.runners.local.fork_server import IGNORED
+from relax_core.testing.apart import READY
 
 
 def main() -> None:
     """Run the suite from stdin and write its answer to stdout; output of the component goes to stderr."""
-    forked = len(sys.argv) > 1
-    if forked:
-        serve(socket.socket(fileno=int(sys.argv.pop())))
     answers = os.dup(1)
     os.dup2(2, 1)
     suite = cloudpickle.loads(sys.stdin.buffer.read())
@@ -33,17 +28,22 @@ def main() -> None:
     os.write(answers, READY)
     with os.fdopen(answers, "wb") as pipe:
         pipe.write(_answer(suite))
-    if forked:
-        _end()
 
 
-def _end() -> None:
-    """Exit like an interpreter but free no modules, since freeing them takes longer than most exercises."""
+def exercise_forked(path: list[str], folder: str) -> None:
+    """Run `main` in a child of a fork server, with the path and folder of its parent.
+
+    Exit like an interpreter but free no modules, since freeing them takes longer than most exercises.
+    """
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
+    os.chdir(folder)
+    main()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _answer(suite: Any) -> bytes:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer on several rank processes with the interface of one trainer, so that the same tests apply.
 
-Loading torch takes longer than any test. So rank processes are reused by later trainers, and are forked from a server
-that has loaded torch once. All of these processes end when this process ends and its connections close. Each rank
+Loading torch takes longer than any test. So rank processes are reused by later trainers, and are forked from a fork
+server that has loaded torch once. All of these processes end when this process ends and its connections close. Each rank
 builds the algorithm and transport of the trainer suite.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import importlib
 import os
 import select
@@ -33,18 +32,18 @@ from relax_core.api.trainer import Chunk, ChunkPlan, Trainer, TrainerSpec, Updat
 from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, free_port, raised
+from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
 
 CALL_S, GRACE_S = 120.0, 3.0
 """Seconds to wait for an answer, and for the remaining answers once a rank has failed."""
-REQUEST_BYTES = 2**16
 
 
 class RankProcess:
-    """The process of one rank, forked by the server or started by this process."""
+    """The process of one rank, forked from a server or started by this process."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._handle = os.pidfd_open(pid)
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+        self._process, self.pid = process, process.pid
+        self._handle = os.pidfd_open(process.pid)
         weakref.finalize(self, os.close, self._handle)
         self._ended = select.poll()
         self._ended.register(self._handle, select.POLLIN)
@@ -58,6 +57,7 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self._ended.poll()
+        self._process.wait()
 
 
 class TrainerRanks:
@@ -196,38 +196,24 @@ def spread(chunk: Chunk, size: int, tensor_parallel: int = 1) -> Chunk:
 
 def _start_rank(preload: Sequence[str]) -> tuple[RankProcess, Connection]:
     ours, theirs = socket.socketpair()
-    with theirs:
-        pid = 0 if Path("/dev/nvidiactl").exists() else _fork(preload, theirs)  # CUDA does not survive a fork
-        process = RankProcess(pid or _spawn("rank", theirs).pid)
-    return process, Connection(ours.detach())
-
-
-_servers: list[socket.socket] = []
-"""The connection to this process's fork server; empty before its start."""
-
-
-def _fork(preload: Sequence[str], theirs: socket.socket) -> int:
-    """Fork a rank from the server; return its process id, or 0 if the server cannot fork."""
-    if not _servers:
-        line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its_end:
-            _spawn("server", its_end)
-        _servers.append(line)
-    try:
-        socket.send_fds(_servers[0], [messages.encode(tuple(preload))], [theirs.fileno()])
-        answer = _servers[0].recv(REQUEST_BYTES)
-    except OSError:
-        return 0
-    return int(messages.decode(answer)) if answer else 0
-
-
-def _spawn(part: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "relax_core.testing.trainer_ranks", part, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ,
-    )  # fmt: skip
+    with theirs:
+        cuda = Path("/dev/nvidiactl").exists()  # CUDA does not survive a fork
+        process = None if cuda else _fork(preload, environ, theirs.fileno())
+        started = process or subprocess.Popen(
+            [sys.executable, "-m", "relax_core.testing.trainer_ranks", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ,
+        )  # fmt: skip
+    return RankProcess(started), Connection(ours.detach())
+
+
+def _fork(preload: Sequence[str], environ: Mapping[str, str], channel: int) -> ForkedProcess | None:
+    """Fork a rank from the fork server of all ranks; return None if the server cannot fork."""
+    server = ForkServer.of(environ, "ranks")
+    given = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY), os.dup(2), os.dup(channel)]
+    pid = server.fork("relax_core.testing.trainer_ranks:serve_rank", preload, environ, given).result()
+    return ForkedProcess(server, pid) if pid else None
 
 
 def _answer(line: Connection) -> Any:
@@ -237,8 +223,9 @@ def _answer(line: Connection) -> Any:
         return Failure("WorkerDied", "a rank's process ended")
 
 
-def _serve(line: Connection) -> None:
+def serve_rank(channel: int) -> None:
     """Make trainers and call them in this rank until the parent closes the connection."""
+    line = Connection(channel)
     from relax_core.testing.trainer_fixture import InMemory, Reinforce
 
     made: Any = None
@@ -264,33 +251,5 @@ def _serve(line: Connection) -> None:
         line.send_bytes(messages.encode(answer))
 
 
-def _be_server(line: socket.socket) -> int:
-    """Fork a rank for each request until the parent closes the line; return the rank's descriptor in each child."""
-    while True:
-        data, given, _, _ = socket.recv_fds(line, REQUEST_BYTES, 1)
-        if not data:
-            os._exit(0)
-        pid = 0
-        if _imported(messages.decode(data)) and len(os.listdir("/proc/self/task")) == 1:
-            gc.freeze()
-            pid = os.fork()
-            if pid == 0:
-                line.close()
-                return given[0]
-        os.close(given[0])
-        line.send(messages.encode(pid))
-
-
-def _imported(modules: Sequence[str]) -> bool:
-    """Import the modules; return False if that fails, so that a newly started rank reports the error."""
-    try:
-        for name in modules:
-            importlib.import_module(name)
-    except Exception:
-        return False
-    return True
-
-
 if __name__ == "__main__":
-    descriptor = int(sys.argv[2])
-    _serve(Connection(_be_server(socket.socket(fileno=descriptor)) if sys.argv[1] == "server" else descriptor))
+    serve_rank(int(sys.argv[1]))

@@ -24,7 +24,7 @@ from relax_core.runners.local.landlock import give_up_writing
 from relax_core.runners.local.parent_death import end_with_parent
 
 
-def serve(channel: socket.socket) -> None:
+def serve(channel: int) -> None:
     """Read the certificate, build the host, and serve calls until the parent ends or closes standard input."""
     certificate = messages.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
     Path("/proc/self/comm").write_text(certificate["name"])  # for ps and top, which cut it to 15 characters
@@ -39,7 +39,7 @@ def serve(channel: socket.socket) -> None:
         connection = Connection("parent", host.call, host.stream)
     except BaseException as error:
         connection = Connection("parent", failure=describe(error))
-    asyncio.run(_serve(connection, channel))
+    asyncio.run(_serve(connection, socket.socket(fileno=channel)))
 
 
 def _confine(certificate: dict[str, Any]) -> None:
@@ -75,4 +75,4 @@ def _read_exactly(size: int) -> bytes:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(int(sys.argv[1]))

@@ -3,8 +3,8 @@
 
 A newly started interpreter needs seconds to import torch and transformers, at the start of a run and for each replaced
 engine or rank. `python -m relax_core.runners.local.fork_server FD` takes requests on the socket with file descriptor
-FD, and ends with the process that started it. It never runs code of authors. Its children see no GPU, since CUDA does
-not survive a fork.
+FD, and ends with the process that started it. It never runs code of authors; only its children do. They see no GPU,
+since CUDA does not survive a fork. Workers and the processes of the conformance kit are such children.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NoReturn, Self, cast
+from typing import Any, BinaryIO, ClassVar, NoReturn, Self, cast
 
 from relax_core.rpc import messages
 
 NOT_AT_IMPORT = frozenset({"CUDA_VISIBLE_DEVICES", "MALLOC_ARENA_MAX", "PYTEST_CURRENT_TEST"})
-"""Environment variables that no module reads at import, so that each child may have its own values."""
+"""Environment variables that no module reads at import, so that children of one server may have different values."""
 REQUEST_BYTES = 1 << 16
+MAX_DESCRIPTORS = 8
 REQUEST_S = 120.0
 """Longest wait for an answer. The first answer comes after all imports."""
 M_ARENA_MAX = -8
 """malloc's parameter for the number of arenas. MALLOC_ARENA_MAX sets it only at the start of a process."""
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that the server ignores, and a child until it sets its own handlers: the parent decides when they end."""
 UNKNOWN_STATUS = 255
 """Exit status reported for a child if its server has died, since the real status is lost."""
 
 
 class ForkedProcess:
-    """A child of the server, with the part of `subprocess.Popen` that a worker's parent needs."""
+    """A child of the server, with the part of `subprocess.Popen` that its parent needs."""
 
-    def __init__(self, server: ForkServer, pid: int, stdin: BinaryIO) -> None:
+    def __init__(self, server: ForkServer, pid: int, stdin: BinaryIO | None = None) -> None:
         self._server, self.pid, self.stdin = server, pid, stdin
         self.returncode: int | None = None
 
@@ -56,15 +59,16 @@ class ForkServer:
     """The parent's handle on a fork server: `started -> fork* -> ended`. The server ends with this process.
 
     Invariants:
-    - There is one server for each environment, NOT_AT_IMPORT apart. Its children have that environment.
-    - The server forks only while it has a single thread. If it can't fork or has died, `fork` returns None and the
-      caller starts a new interpreter.
+    - There is one server for each key. A child gets the environment of its request.
+    - The server forks only while it has a single thread. If it can't fork or has died, the caller starts a new
+      interpreter.
     - A child's process id is not reused until `reap`.
     """
 
-    _running: ClassVar[dict[frozenset[tuple[str, str]], ForkServer]] = {}
+    _running: ClassVar[dict[Hashable, ForkServer]] = {}
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "relax_core.runners.local.fork_server", str(theirs.fileno())]
@@ -77,29 +81,42 @@ class ForkServer:
         self.pid = self._process.pid
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Self:
-        """Return the running server of this environment, or start one."""
-        key = frozenset((name, value) for name, value in environment.items() if name not in NOT_AT_IMPORT)
+    def of(cls, environment: Mapping[str, str], key: Hashable = None) -> Self:
+        """Return the running server of `key`, or start one. `key`: None for the environment, NOT_AT_IMPORT apart."""
+        if key is None:
+            key = frozenset((name, value) for name, value in environment.items() if name not in NOT_AT_IMPORT)
         server = cls._running.get(key)
         if server is None or server._process.poll() is not None:
             server = cls._running[key] = cls(environment)
         return cast(Self, server)
 
-    async def fork(
+    def fork(
+        self, entry: str, preload: Sequence[str], environment: Mapping[str, str], given: Sequence[int],
+        arguments: Sequence[Any] = (),
+    ) -> Future[int]:  # fmt: skip
+        """Fork a child with modules imported that calls `entry`, a `module:function`.
+
+        `given`: descriptors of stdin, stdout and stderr, and further descriptors, whose numbers in the child precede
+        `arguments` in the call. They are closed in this process. The result is the process id, or 0 if the server
+        can't fork.
+        """
+        changed = {name: environment.get(name) for name, _ in environment.items() ^ self._environment.items()}
+        request = {"entry": entry, "preload": list(preload), "environment": changed, "arguments": list(arguments)}
+        return self._asking.submit(self._ask, messages.encode(request), given)
+
+    async def fork_worker(
         self, preload: Sequence[str], environment: Mapping[str, str], output: int | None, channel: int
     ) -> ForkedProcess | None:
         """Fork a child worker with these modules imported; return None if it can't be forked.
 
         The child inherits the descriptor `channel`. It writes to `output`, or for None to the outputs of this process.
         """
-        own = {name: environment[name] for name in NOT_AT_IMPORT & environment.keys()}
-        request = messages.encode({"preload": list(preload), "environment": own})
         reads, writes = os.pipe()
         outputs = (1, 2) if output is None else (output, output)
         given = [os.dup(number) for number in (reads, *outputs, channel)]  # the request may outlive its caller
         os.close(reads)
         stdin = os.fdopen(writes, "wb", 0)
-        asked = asyncio.get_running_loop().run_in_executor(self._asking, self._ask, request, given)
+        asked = asyncio.wrap_future(self.fork("relax_core.runners.local.child:serve", preload, environment, given))
         try:
             pid = await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -149,11 +166,10 @@ def _zombie_status(pid: int, parent: int) -> int:
 def main() -> None:
     """Answer requests until the parent has ended."""
     line = socket.socket(fileno=int(sys.argv[1]))
-    # The parent decides when this process ends.
-    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for sent in IGNORED:
         signal.signal(sent, signal.SIG_IGN)
     while True:
-        data, given, _, _ = socket.recv_fds(line, REQUEST_BYTES, 4)
+        data, given, _, _ = socket.recv_fds(line, REQUEST_BYTES, MAX_DESCRIPTORS)
         if not data:
             os._exit(0)
         request = messages.decode(data)
@@ -162,11 +178,13 @@ def main() -> None:
                 os.waitpid(request, 0)
             continue
         pid = 0
-        if _imported(request["preload"]) and len(os.listdir("/proc/self/task")) == 1:
+        modules = [*request["preload"], request["entry"].partition(":")[0]]
+        if _imported(modules) and len(os.listdir("/proc/self/task")) == 1:
             gc.freeze()  # garbage collection would write to the pages that parent and child share
             pid = os.fork()
             if pid == 0:
-                _become_child(line, given, request["environment"])
+                line.close()
+                _become_child(given, request["environment"], request["entry"], request["arguments"])
         for number in given:
             os.close(number)
         line.send(messages.encode(pid))
@@ -182,30 +200,33 @@ def _imported(modules: Sequence[str]) -> bool:
     return True
 
 
-def _become_child(line: socket.socket, given: Sequence[int], environment: Mapping[str, str]) -> NoReturn:
-    """Become a child worker with descriptors, session, environment and random state of its own."""
+def _become_child(
+    given: Sequence[int], environment: Mapping[str, str | None], entry: str, arguments: Sequence[Any]
+) -> NoReturn:
+    """Become a child with descriptors, session, environment and random state of its own, and call its entry."""
+    status = 1
     try:
-        line.close()
         os.setsid()
-        stdin, output, errors, channel = given
-        for number, own in ((stdin, 0), (output, 1), (errors, 2)):
+        for own, number in enumerate(given[:3]):
             os.dup2(number, own)
             os.close(number)
-        for name in NOT_AT_IMPORT:
-            os.environ.pop(name, None)
-        os.environ.update(environment)
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         if arenas := environment.get("MALLOC_ARENA_MAX"):
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, int(arenas))
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
-        from relax_core.runners.local.child import serve
-
-        serve(socket.socket(fileno=channel))
+        module, _, function = entry.partition(":")
+        getattr(sys.modules[module], function)(*given[3:], *arguments)
+        status = 0
     except BaseException:
         sys.excepthook(*cast(tuple[type[BaseException], BaseException, None], sys.exc_info()))
     finally:
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(status)
 
 
 if __name__ == "__main__":

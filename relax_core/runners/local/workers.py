@@ -336,7 +336,7 @@ class LocalWorkers:
         output = log.writes if log is not None else None
         try:
             if spec.preload and not (spec.python or spec.untrusted or visible_gpus(env)):
-                forked = await ForkServer.of(env).fork(spec.preload, env, output, channel)
+                forked = await ForkServer.of(env).fork_worker(spec.preload, env, output, channel)
                 if forked is not None:
                     return Child(forked), log
             process = Child.start(

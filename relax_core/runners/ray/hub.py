@@ -136,8 +136,11 @@ class Hub(RpcActor):
 
     # -- roles --------------------------------------------------------------------------------------------------
 
-    async def join(self, role: str, replica: Any, pid: int) -> HubService | None:
-        """Let a replica run its role; return None if the role has ended."""
+    async def join(self, role: str, replica: Any, pid: int) -> Any:
+        """Let a replica run its role: return the run's `HubService`, or None if the role has ended."""
+        return await answered(self._join(role, replica, pid))
+
+    async def _join(self, role: str, replica: Any, pid: int) -> HubService | None:
         # The probes may not have noticed yet that the last replica died.
         await self._lost(role, self._replicas.pid(role))
         if self._replicas.has_ended(role):

@@ -27,7 +27,7 @@ from relax_core.rpc.host import describe
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.bus import BusClient, RemoteStore
-from relax_core.runners.ray.connection import RpcClient
+from relax_core.runners.ray.connection import CALL_S, RpcClient, asked
 from relax_core.runners.ray.hub import HubService, find_hub
 from relax_core.runners.ray.workers import RayWorkers
 from relax_core.tensor_files.mapped_files import sweep
@@ -101,11 +101,9 @@ class RoleShell:
     async def _main(self) -> None:
         """Run the role until the hub is gone, then delete the application."""
         self._loop = asyncio.get_running_loop()
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # these mean that the hub is dead
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # the hub is dead
             hub = find_hub(self._run_id)
-            joined: HubService | None = await hub.join.remote(self._role, self._replica, os.getpid())
-            if joined is not None:
-                self._work = asyncio.create_task(self._run_and_tell(hub, joined))
+            self._work = asyncio.create_task(self._join_and_run(hub))
             await self._watch(hub)
         if self._work is not None:
             self._work.cancel()
@@ -131,11 +129,13 @@ class RoleShell:
                     pass
             await asyncio.sleep(PROBE_S)
 
-    async def _run_and_tell(self, hub: Any, joined: HubService) -> None:
-        """Run the role to its end, and report the end to the hub."""
+    async def _join_and_run(self, hub: Any) -> None:
+        """Join the run, run the role to its end, and report the end to the hub, which ignores all but the first."""
         failure = None
         try:
-            await self._run(hub, joined)
+            joined = await asked(hub.join.remote(self._role, self._replica, os.getpid()), "hub", "join", CALL_S)
+            if joined is not None:
+                await self._run(hub, joined)
         except Exception as error:
             failure = describe(error)
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is dead

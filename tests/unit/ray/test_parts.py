@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from ray.exceptions import RaySystemError
 
 from relax_core.api.errors import (
     ConfigError,
@@ -24,7 +25,7 @@ from relax_core.api.role import RunStatus
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure
 from relax_core.runners.ray.connection import RpcClient, answered, asked
-from relax_core.runners.ray.shell import LIMIT_S, LoopHeartbeat
+from relax_core.runners.ray.shell import LIMIT_S, LoopHeartbeat, RoleShell
 from relax_core.runners.run_status import RunStatusService
 
 
@@ -53,6 +54,44 @@ def test_a_loop_that_stands_still_is_reported_and_one_that_turns_again_is_well()
         heartbeat.check()
     heartbeat.beat()
     heartbeat.check()
+
+
+# -- joining --------------------------------------------------------------------------------------------------------------
+
+
+class UnjoinableHub:
+    """A living hub that answers `join` with an error."""
+
+    def __init__(self, answer: Any) -> None:
+        self.join = self.end_role = self
+        self._answer, self.told = answer, list[Any]()
+
+    async def remote(self, role: str, *args: Any) -> Any:
+        if len(args) == 1:  # end_role
+            self.told.append((role, *args))
+            return None
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (Failure("InfrastructureError", "disk full"), Failure("InfrastructureError", "disk full")),
+        (
+            RaySystemError("no object store"),
+            Failure("WorkerDied", "hub died during join: System error: no object store"),
+        ),
+        (None, None),
+    ],
+)
+async def test_a_role_that_can_not_join_ends_with_the_reason(answer: Any, told: Failure | None) -> None:
+    shell, hub = object.__new__(RoleShell), UnjoinableHub(answer)
+    shell._role, shell._replica, shell._loop = "rollout", None, None
+    await shell._join_and_run(hub)
+    ((role, failure),) = hub.told
+    assert role == "rollout" and (failure and (failure.type, failure.message)) == (told and (told.type, told.message))
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

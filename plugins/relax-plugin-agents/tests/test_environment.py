@@ -21,6 +21,7 @@ from relax_core.api import Chosen, DeadlineExceeded, Outcome, Task, Trajectory, 
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.inline import DebuggerLoop, InlineWorkers
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
@@ -114,6 +115,26 @@ async def test_an_agent_plays_and_is_paid_what_it_reports(pools: EnvironmentPool
         assert trajectory.environment_reward == reward
         assert len(trajectory.rows()) == 1
     assert texts(right)[0].startswith("[user:t: guess][a:YES$")
+
+
+def test_a_function_that_blocks_its_thread_plays_on_the_inline_runner() -> None:
+    """The gateway answers on the event loop, on which this runner calls all other synchronous code."""
+
+    async def sample() -> Trajectory:
+        catalogue = Catalogue.load([])
+        choice = EnvironmentChoice(chosen=Chosen("environment", "agent", function("guesses")), timeout_s=60.0)
+        workers = InlineWorkers(catalogue)
+        pool = EnvironmentPool(choice, workers, build=catalogue.build)
+        await pool.start()
+        try:
+            return await played(pool, "yes", "no")
+        finally:
+            await pool.stop()
+            await workers.close()
+
+    with asyncio.Runner(loop_factory=DebuggerLoop) as runner:
+        trajectory = runner.run(sample())
+    assert trajectory.outcome is Outcome.FINISHED and trajectory.environment_reward == 1.0, trajectory.info
 
 
 @shared_loop

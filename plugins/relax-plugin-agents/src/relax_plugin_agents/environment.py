@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -132,11 +133,12 @@ class Agent(Environment[AgentOptions]):
         await gateway.start(local=options.sandbox)
         copies = read_copies(options.copies, "copies"), read_copies(options.judge_copies, "judge_copies")
         function = load_function("environment.function", str(options.function)) if options.function else None
-        return _Shared(gateway, function, *copies)
+        return _Shared(gateway, function, *copies, ThreadPoolExecutor(thread_name_prefix="agent"))
 
     @classmethod
     async def shut(cls, shared: Any) -> None:
         """Stop the gateway."""
+        shared.threads.shutdown(wait=False, cancel_futures=True)
         await shared.gateway.stop()
 
     async def run(self, task: Task, seed: int, session: Session) -> None:
@@ -147,7 +149,11 @@ class Agent(Environment[AgentOptions]):
         async with shared.gateway.session(session, max_bytes, pools) as agent, _unhidden(agent), noted(session, agent):
             model = ModelAccess(shared.gateway.url, agent.agent_key, options.model, seed)
             if shared.function is not None:
-                result = await _called(shared.function, task, model)
+                if inspect.iscoroutinefunction(shared.function):
+                    result = await shared.function(task, model)
+                else:
+                    loop = asyncio.get_running_loop()
+                    result = await loop.run_in_executor(shared.threads, shared.function, task, model)
             elif options.sandbox:
                 result = await self._boxed(shared, agent, task, model)
             else:
@@ -226,16 +232,13 @@ class _Shared:
 
     gateway: Gateway
     function: Callable[[Task, ModelAccess], Any] | None
-    copies: Mapping[str, bytes] = field(default_factory=dict)
-    judge_copies: Mapping[str, bytes] = field(default_factory=dict)
+    copies: Mapping[str, bytes]
+    judge_copies: Mapping[str, bytes]
+    threads: Executor
+    """Threads for synchronous functions. The event loop's own executor may run a call in the loop's thread (inline
+    runner). There a function would wait forever for the gateway, which answers in the same thread."""
 
 
 def read_calls(agent: AgentSession) -> list[Call]:
     """Return the calls whose answer the agent has read: a delivered answer, or one that a later call continues."""
     return [call for call in agent.history.calls if call.delivered or call.calls_after]
-
-
-async def _called(function: Callable[[Task, ModelAccess], Any], task: Task, model: ModelAccess) -> Any:
-    if inspect.iscoroutinefunction(function):
-        return await function(task, model)
-    return await asyncio.to_thread(function, task, model)

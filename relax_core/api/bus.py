@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of the bus: admission of groups, rows, claims under leases, and the ledger's account.
+"""The contract of the bus: admission of groups, rows, claims under row leases, and the ledger's account.
 
 Different roles fill the columns of a row at different times. A consumer claims rows whose columns are ready, under its
-own task name. The claim is a lease; each later call with the claim checks that the lease is in force. Every call that
+own task name. The claim is a row lease; each later call with the claim checks that the lease is in force. Every call that
 can wait takes `wait_s` and returns an empty result after that time.
 """
 
@@ -100,7 +100,7 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lease on rows of whole groups, ordered by group, sample, row."""
+    """A row lease on whole groups; its rows are ordered by group, sample, row."""
 
     lease: int
     """Number of the lease, used for no other lease: the fencing token."""

@@ -119,7 +119,7 @@ class Diverged(RelaxError):
 
 
 class StaleFence(RelaxError):
-    """The use of a lease or a step number that has become invalid; nothing was written."""
+    """The use of a row lease or a step number that has become invalid; nothing was written."""
 
 
 class DeadlineExceeded(InfrastructureError):

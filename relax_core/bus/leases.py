@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of what each client of the bus holds: leases on groups, attempts in progress, credit for rows and bytes."""
+"""Records of what each client of the bus holds: row leases, attempts in progress, credit for rows and bytes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def belongs(name: str, role: str) -> bool:
 
 
 @dataclass(slots=True)
-class Lease:
-    """A lease in force: the rows of whole groups, held by one task until `expires`."""
+class RowLease:
+    """A row lease in force: the rows of whole groups, held by one task until `expires`."""
 
     number: int
     task: str
@@ -32,8 +32,8 @@ class Lease:
     expires: float
 
 
-class Leases:
-    """The leases in force, and the groups that each task has taken or finished.
+class RowLeases:
+    """The row leases in force, and the groups that each task has taken or finished.
 
     Life cycle: `granted -> finished | revoked`. Every use renews a lease. A lease is revoked when its holder releases
     it, when it expires, when its role registers again, when one of its groups ends or loses a member, and when the
@@ -47,35 +47,35 @@ class Leases:
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
-        self.out: dict[int, Lease] = {}
+        self.out: dict[int, RowLease] = {}
         self.done: dict[str, set[int]] = {}
         """task -> groups that the task holds or has acknowledged."""
         self.finished: deque[int] = deque(maxlen=MAX_REMEMBERED)
         """Leases that were acknowledged or committed, so that a repeated acknowledgement is recognised."""
         self._next = 1
 
-    def grant(self, task: str, groups: tuple[int, ...], rows: tuple[RowId, ...], trains: bool, now: float) -> Lease:
-        lease = Lease(self._next, task, groups, rows, trains, now + self.lease_s)
+    def grant(self, task: str, groups: tuple[int, ...], rows: tuple[RowId, ...], trains: bool, now: float) -> RowLease:
+        lease = RowLease(self._next, task, groups, rows, trains, now + self.lease_s)
         self._next += 1
         self.out[lease.number] = lease
         self.done.setdefault(task, set()).update(groups)
         return lease
 
-    def check(self, claim: Claim, now: float) -> Lease:
+    def check(self, claim: Claim, now: float) -> RowLease:
         """Renew and return the lease of a claim. Raises StaleFence if the lease has ended."""
         lease = self.out.get(claim.lease)
         if lease is None or lease.expires <= now:
             held = "ended" if lease is None else "expired"
-            raise StaleFence(f"lease {claim.lease} of task {claim.task} has {held}; drop the claim and claim again")
+            raise StaleFence(f"row lease {claim.lease} of task {claim.task} has {held}; drop the claim and claim again")
         lease.expires = now + self.lease_s
         return lease
 
-    def finish(self, lease: Lease) -> None:
+    def finish(self, lease: RowLease) -> None:
         """End a lease whose task has finished with the groups."""
         del self.out[lease.number]
         self.finished.append(lease.number)
 
-    def revoke(self, lease: Lease) -> None:
+    def revoke(self, lease: RowLease) -> None:
         """End a lease; the next claim of its task can get the groups again."""
         self.out.pop(lease.number, None)
         self.done[lease.task].difference_update(lease.groups)
@@ -145,7 +145,7 @@ class Credits:
     Invariants:
     - `rows` and `bytes` count the stored rows that are not yet trained, and every reservation.
     - `kept_bytes` counts the blocks that are kept only for a rollback; `max_bytes` limits these separately.
-    - A reservation ends with its put, when its producer registers again, or after the length of a lease.
+    - A reservation ends with its put, when its producer registers again, or after the length of a row lease.
     """
 
     max_rows: int

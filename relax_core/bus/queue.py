@@ -27,7 +27,7 @@ from relax_core.bus.journal import (
     StepRecord,
 )
 from relax_core.bus.late import LATE_RULES, Backlog, Ended
-from relax_core.bus.leases import Credits, Holders, Lease, Leases, belongs
+from relax_core.bus.leases import Credits, Holders, RowLease, RowLeases, belongs
 from relax_core.bus.ledger import AttemptState, Group, Ledger, Lineage, SampleHistograms
 from relax_core.bus.store import Place, RowTable, Samples, check_seals
 
@@ -71,7 +71,7 @@ class TransferQueue:
         self.table = RowTable(self.credits)
         self.ledger = Ledger(settings.group_size, remembered)
         self.lineage = Lineage(version)
-        self.leases = Leases(settings.lease_s)
+        self.leases = RowLeases(settings.lease_s)
         self.holders = Holders()
         self.histograms = SampleHistograms()
         self.final_step = version.step
@@ -344,7 +344,7 @@ class TransferQueue:
         lease = self.leases.check(claim, now)
         if ended := [number for number in lease.groups if number not in self.ledger.live]:
             raise StaleFence(
-                f"lease {claim.lease} of task {claim.task}: group {ended[0]} has ended or was trained; drop the claim"
+                f"row lease {claim.lease} of task {claim.task}: group {ended[0]} has ended or was trained; drop the claim"
             )
         return lease.rows
 
@@ -526,7 +526,7 @@ class TransferQueue:
         for lease in [lease for lease in self.leases.out.values() if group.number in lease.groups]:
             self._revoke(lease)
 
-    def _revoke(self, lease: Lease) -> None:
+    def _revoke(self, lease: RowLease) -> None:
         self.leases.revoke(lease)
         for number in lease.groups if lease.trains else ():
             if (group := self.ledger.live.get(number)) is not None:

@@ -18,6 +18,8 @@ from relax_core.api.plan import OffloadPart
 from relax_core.api.role import DeviceLease, Offloadable, Phase
 from relax_core.devices.scheduler import DeviceCommand, DeviceRequest, DeviceService, role_of
 
+DEVICE_LEASE_WAIT_S = 3600.0
+"""Longest wait for a device lease: as long as the longest call of a trainer, in which its holder may be."""
 POLL_S = 10.0
 GRACE_S = 30.0
 """Seconds beyond a lease's deadline until a service that has neither granted nor refused the lease counts as lost."""

@@ -136,11 +136,11 @@ class DeviceScheduler:
         lease = self._leases.get(changed.id)
         if lease is None or lease.stage not in ("held", "preparing") or lease.request.owner != changed.owner:
             raise ValueError(
-                f"lease {changed.id}: got a change to {changed.phase}, but the lease is not held; acquire a lease first"
+                f"device lease {changed.id}: got a change to {changed.phase}, but the lease is not held; acquire a lease first"
             )
         if more := self._devices(changed) - lease.devices:
             raise ValueError(
-                f"lease {changed.id}: {changed.phase} also needs {sorted(more)}; acquire all devices from the start"
+                f"device lease {changed.id}: {changed.phase} also needs {sorted(more)}; acquire all devices from the start"
             )
         if lease.request != changed:
             lease.request, lease.deadline, lease.stage = changed, now + changed.deadline_s, "preparing"

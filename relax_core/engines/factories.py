@@ -24,6 +24,7 @@ from relax_core.config.model_folder import bounded_context, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable
 from relax_core.data.media_pipeline import media_store
+from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.router import RequestLimits
@@ -33,8 +34,6 @@ from relax_core.rpc.waiting import start_all
 
 AUXILIARY_GROUP = "engines-"
 """Prefix of the name of an auxiliary pool's worker group."""
-LEASE_S = 3600.0
-"""Seconds to wait for the device lease under which a pool on shared devices starts."""
 PHASES: tuple[Phase, Phase] = ("generate", "answer")
 """Two phases that alternate. A change of phase returns when all members of the lease have offloaded or loaded."""
 LATER_S = 60.0
@@ -163,11 +162,11 @@ class AuxiliaryPools:
                 continue
             group, client = AUXILIARY_GROUP + table.name, self.clients[table.name]
             own = self._context.plan.groups[group].devices
-            async with devices.acquire(own, next(phases), {}, LEASE_S) as lease:
+            async with devices.acquire(own, next(phases), {}, DEVICE_LEASE_WAIT_S) as lease:
                 await self._start(table)
                 await client.pause()
                 await devices.join(group, own, client.pool.supervisor)
-                await lease.change_phase(next(phases), {}, LEASE_S)  # returns when the pool is offloaded
+                await lease.change_phase(next(phases), {}, DEVICE_LEASE_WAIT_S)  # returns when the pool is offloaded
 
     async def _start(self, table: EngineTable) -> None:
         facts = await self.clients[table.name].pool.start()

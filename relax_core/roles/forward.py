@@ -28,7 +28,8 @@ from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import DeviceLease, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.rank_group import CALL_S, LEASE_S, RankGroup
+from relax_core.devices.client import DEVICE_LEASE_WAIT_S
+from relax_core.roles.rank_group import CALL_S, RankGroup
 from relax_core.roles.row_leases import renewed
 
 POLL_S = 1.0
@@ -64,7 +65,8 @@ class ForwardModel(Protocol):
 
 def forward_lease(context: RunContext, group: str) -> AbstractAsyncContextManager[DeviceLease]:
     """Lease the devices of a worker group for a forward pass, with its weights and KV cache loaded."""
-    return context.devices.acquire(context.plan.groups[group].devices, "forward", {group: ("weights", "kv")}, LEASE_S)
+    devices = context.plan.groups[group].devices
+    return context.devices.acquire(devices, "forward", {group: ("weights", "kv")}, DEVICE_LEASE_WAIT_S)
 
 
 class ForwardLoop:
@@ -98,7 +100,7 @@ class ForwardLoop:
         self._groups_per_step = context.config.rollout.groups_per_step
         interrupts = any("rollout" in context.plan.neighbours(group) for group in groups or (role,))
         self._min_groups = self._groups_per_step if whole_steps or interrupts else 1
-        self._limit_s = max(MIN_TURNS, len(groups)) * (LEASE_S + CALL_S)
+        self._limit_s = max(MIN_TURNS, len(groups)) * (DEVICE_LEASE_WAIT_S + CALL_S)
 
     async def run(self) -> None:
         context, last = self.context, self.context.clock.now()

@@ -23,14 +23,13 @@ from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import media_store
+from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.rpc.waiting import start_all
 
 PING_EVERY_S = 5.0
 """Seconds between pings of a rank during a call, and before the first ping. Most calls are shorter."""
 SILENT_S = 15.0
 """Seconds without an answer to a ping before a rank is killed. No library holds the interpreter lock for so long."""
-LEASE_S = 3600.0
-"""Longest wait for a device lease, since its present holder may be in a call of up to CALL_S."""
 TRAINER: tuple[OffloadPart, ...] = ("weights", "optimizer", "gradients")
 START_S = 600.0
 CALL_S = 3600.0
@@ -289,7 +288,7 @@ class TrainerDeviceLease:
         if self._lease is None:
             groups = self._context.plan.groups
             devices = frozenset[str]().union(*(groups[name].devices for name in (self._role, *self._receivers)))
-            lease = self._context.devices.acquire(devices, "train", {self._role: TRAINER}, LEASE_S)
+            lease = self._context.devices.acquire(devices, "train", {self._role: TRAINER}, DEVICE_LEASE_WAIT_S)
             self._lease = await self._stack.enter_async_context(lease)
             self.freed_bytes = self._lease.freed_bytes
 
@@ -297,7 +296,7 @@ class TrainerDeviceLease:
         """Change the held lease to publishing: keep only weights loaded, and for a live transport the engines' too."""
         if self._lease is not None:
             holders: dict[str, tuple[OffloadPart, ...]] = dict.fromkeys((self._role, *self._receivers), ("weights",))
-            await self._lease.change_phase("publish", holders, LEASE_S)
+            await self._lease.change_phase("publish", holders, DEVICE_LEASE_WAIT_S)
 
     async def release(self) -> None:
         self._lease = None

@@ -20,9 +20,9 @@ from relax_core.api.role import DeviceLease, Role
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.config.run_config import RunContext
+from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.devices.turns import POLICY, EngineTurns, SharedEngines, TurnMember, TurnRule
 from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
-from relax_core.roles.rank_group import LEASE_S
 from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch, with_row_column, with_teacher
@@ -122,11 +122,12 @@ class Rollout(Role):
         shared = self._share_devices()
         while True:
             await shared.wanted()
-            async with context.devices.acquire(devices, "generate", shared.holders(), LEASE_S) as lease:
+            acquired = context.devices.acquire(devices, "generate", shared.holders(), DEVICE_LEASE_WAIT_S)
+            async with acquired as lease:
                 context.doing("generating", freed_bytes=lease.freed_bytes)
                 leaving = asyncio.create_task(self._leave(lease))
                 try:
-                    await shared.run(lease, leaving, LEASE_S)
+                    await shared.run(lease, leaving, DEVICE_LEASE_WAIT_S)
                     await leaving  # raise if the device scheduler is lost
                 finally:
                     leaving.cancel()

@@ -46,7 +46,7 @@ CONSTANTS = {
     "relax_core.roles.row_leases.RENEW_S": 5.0,
     "relax_core.engines.slot.START_S": 60.0,
     "relax_core.roles.rank_group.START_S": 60.0,
-    "relax_core.roles.rank_group.LEASE_S": 240.0,
+    "relax_core.roles.rank_group.DEVICE_LEASE_WAIT_S": 240.0,
 }
 """Deadlines that are shortened so that a schedule is minutes and not hours of heartbeats."""
 LEASE_S = 20.0

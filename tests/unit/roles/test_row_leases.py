@@ -29,7 +29,7 @@ SLOW = {"name": "scripted-trainer", "train_s": 33.0, "critic_s": 15.0}
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual hours are cheap, but not free."""
     monkeypatch.setattr(row_leases, "RENEW_S", LEASE_S / 10)
-    monkeypatch.setattr(forward, "LEASE_S", 4 * LEASE_S)
+    monkeypatch.setattr(forward, "DEVICE_LEASE_WAIT_S", 4 * LEASE_S)
     monkeypatch.setattr(forward, "CALL_S", 4 * LEASE_S)
 
 

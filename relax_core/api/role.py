@@ -83,8 +83,6 @@ class WorkerSpec:
     python: str = ""
     """Path of another Python interpreter; empty: the interpreter of this process."""
     env: Mapping[str, str] = field(default_factory=dict)
-    run_env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables of `[run] env` with the values of their secrets; they override `env`, and logs never show them."""
     devices: tuple[str, ...] = ()
     """Devices that the plan assigns, such as `gpu:3`; empty: all devices that the starting process sees."""
     num_gpus: float = 0.0
@@ -132,13 +130,17 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """A starter of workers. A role does not see whether a worker is a child process or a Ray actor.
+    """The workers of one role. A role does not see whether a worker is a child process or a Ray actor.
 
-    Workers end with the role that started them; a restarted role starts new workers.
+    Workers end with the role that started them; a restarted role starts new workers. They have the variables of
+    `[run] env`, which override those of their specification.
     """
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
         """Start all workers; if one worker fails, kill all and raise its error."""
+
+    async def close(self) -> None:
+        """Kill all workers. The core calls this when the role ends."""
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]

@@ -23,7 +23,6 @@ from relax_core.api.batch import AttemptId, Ragged, RowBatch
 from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ROUTES
-from relax_core.api.role import SystemClock
 from relax_core.config.compose import parse_config
 from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
@@ -105,7 +104,7 @@ async def mismatch(
         # For each format, take the launch of its last setting, which has replay if any setting of the format has.
         engines = {setting.engine: own for setting, own in able.items()}
         trainers = {setting.trainer: own for setting, own in able.items()}
-        make = make_workers or (lambda own, _: LocalWorkers(own.plugin_files, own.resolved, None, SystemClock()))
+        make = make_workers or (lambda own, _: LocalWorkers(own.plugin_files, own.resolved))
         rows: dict[str, RowBatch] = {}
         for engine, own in engines.items():
             async with single_role("rollout", own, catalogue, make(own, catalogue)) as context:

@@ -45,7 +45,7 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
     """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
         launch, catalogue = try_launch(sources, overrides, Path(directory))
-        workers = LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())
+        workers = LocalWorkers(launch.plugin_files, launch.resolved)
         async with single_role("rollout", launch, catalogue, workers) as context:
             worker = await RolloutWorker.open(context, ignore)
             size = context.config.rollout.group_size

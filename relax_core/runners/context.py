@@ -13,7 +13,7 @@ import gc
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -33,9 +33,7 @@ from relax_core.api.role import (
     RunStatus,
     Wait,
     WeightService,
-    Worker,
     Workers,
-    WorkerSpec,
 )
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
@@ -65,24 +63,6 @@ _worked = threading.Event()
 """Set once a role has worked in this process."""
 
 
-class RoleWorkers:
-    """The workers of one role. They get the run's environment variables and end with the role."""
-
-    def __init__(self, workers: Workers, env: Mapping[str, str]) -> None:
-        self._workers, self._env = workers, env
-        self._started: list[Worker] = []
-
-    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        started = await self._workers.start([replace(spec, run_env=self._env) for spec in specs], timeout_s)
-        self._started += started
-        return started
-
-    async def close(self) -> None:
-        """Kill all workers."""
-        await asyncio.gather(*(worker.kill() for worker in self._started))
-        self._started = []
-
-
 class RoleContext:
     """The implementation of `api.role.Context`: the services of the run for one role, and the role's heartbeats."""
 
@@ -96,11 +76,7 @@ class RoleContext:
         self.functions = launch.functions
         self.config = parse_config(launch.config, catalogue)
         self.bus, self.weights, self.run_status = bus, weights, run_status
-        env = self.config.run.revealed_env()
-        self._own = RoleWorkers(workers, env), RoleWorkers(children, env)
-        self.workers: Workers = self._own[0]
-        self.children: Workers = self._own[1]
-        self.clock = clock
+        self.workers, self.children, self.clock = workers, children, clock
         self.random = Random(f"{self.config.seed}/{role}/{incarnation}")
         self.incarnation, self.restarted, self.resume = incarnation, False, launch.resume
         self.lost_at: float | None = None
@@ -203,7 +179,7 @@ class RoleContext:
 
     async def close(self) -> None:
         """Kill the role's workers and end its device leases."""
-        await asyncio.gather(*(workers.close() for workers in self._own))
+        await asyncio.gather(self.workers.close(), self.children.close())
         await self._leases.close()
 
     def take(self, command: str) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import pdb  # noqa: T100 this runner exists for debugging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -104,10 +104,8 @@ class LoopClock:
 class InlineWorker:
     """A hosted component in this process. Values are encoded and decoded, so types are as in remote calls."""
 
-    alive = True
-
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
-        self.name, self.pid, self.host = spec.name, os.getpid(), "127.0.0.1"
+        self.name, self.pid, self.host, self.alive = spec.name, os.getpid(), "127.0.0.1", True
         self._host = host
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -131,25 +129,26 @@ class InlineWorker:
             await self._host.call("stop", ())
 
     async def kill(self) -> None:
+        self.alive = False
         with contextlib.suppress(Exception):  # a component that has stopped already may raise any error
             await self.stop()
 
 
 class InlineWorkers:
-    """`api.role.Workers` without processes."""
+    """`api.role.Workers` without processes. `run_env`: variables to set in this process."""
 
-    def __init__(self, builder: Builder) -> None:
-        self._builder = builder
+    def __init__(self, builder: Builder, run_env: Mapping[str, str] | None = None) -> None:
+        self._builder, self._run_env = builder, run_env or {}
         self._started: list[InlineWorker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+        os.environ.update(self._run_env)
         workers = []
         for spec in specs:
             if spec.python:
                 raise ConfigError("run.runner", "'inline'", f"{spec.name} needs another interpreter: use 'local'")
-            os.environ.update(spec.run_env)
             workers.append(InlineWorker(spec, Host.make(spec.component, spec.target, self._builder, CallingThread())))
-        self._started += workers
+        self._started = [*(worker for worker in self._started if worker.alive), *workers]
         return tuple(workers)
 
     async def close(self) -> None:
@@ -185,7 +184,7 @@ class InlineRunner(LocalRunner):
 
     def _make_workers(self, launch: Launch) -> InlineWorkers:
         (Path(launch.run_dir) / "logs").mkdir(exist_ok=True)
-        return InlineWorkers(self._catalogue)
+        return InlineWorkers(self._catalogue, launch.run_env)
 
 
 def _travelled(value: Any) -> Any:

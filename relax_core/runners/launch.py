@@ -14,6 +14,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.plan import Plan
 from relax_core.api.role import Resume, RunStatus
 from relax_core.api.weights import Version
+from relax_core.config.tables import RunTable
 from relax_core.observe.epoch import RunEpoch
 from relax_core.rpc import messages
 
@@ -43,6 +44,11 @@ class Launch:
     """The epoch of this start of the run; None disables the check for later starts."""
     functions: Mapping[str, bytes] = field(default_factory=dict)
     """Rewards passed as Python functions: cloudpickle bytes by name, loaded only by children of this process tree."""
+
+    @property
+    def run_env(self) -> dict[str, str]:
+        """Variables of `[run] env` for all workers, with the values of their secrets."""
+        return RunTable(**self.config.get("run", {})).revealed_env()
 
     @property
     def whole_run(self) -> Path:

@@ -445,6 +445,10 @@ class ReachedWorkers:
         found = await self._process.workers.start(specs, timeout_s)
         return tuple(ReachedWorker(worker, self._process) for worker in found)
 
+    async def close(self) -> None:
+        for worker in self._process.workers.alive.values():
+            await ReachedWorker(worker, self._process).kill()
+
 
 class FailingDisk:
     """The ledger's connection on a disk that may be full: a commit fails as sqlite says it then."""

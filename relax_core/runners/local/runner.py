@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.component import Chosen
@@ -19,13 +19,6 @@ from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_comp
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.registry import WeightRegistry
-
-
-class RunWorkers(Workers, Protocol):
-    """The workers of a run."""
-
-    async def close(self) -> None:
-        """Kill all workers."""
 
 
 class LocalRunner:
@@ -41,18 +34,18 @@ class LocalRunner:
         self._devices = DeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
-        self._workers: RunWorkers | None = None
+        self._workers: list[Workers] = []
+        """Workers of each start of a role."""
         self._open = False
 
     async def start(self, launch: Launch) -> None:
-        workers = self._workers = self._make_workers(launch)
         await self._open_bus(launch)
         for name in launch.plan.roles:
             role = cast(Role, self._catalogue.build(Chosen("role", name)))
-            task = asyncio.create_task(self._run(role, launch, workers), name=name)
+            task = asyncio.create_task(self._run(role, launch), name=name)
             self._tasks[name] = task
 
-    def _make_workers(self, launch: Launch) -> RunWorkers:
+    def _make_workers(self, launch: Launch) -> Workers:
         return LocalWorkers.of_run(launch, self._clock)
 
     async def _open_bus(self, launch: Launch) -> None:
@@ -62,8 +55,9 @@ class LocalRunner:
         self.bus = await open_bus(config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock)
         self._open = True
 
-    async def _run(self, role: Role, launch: Launch, workers: Workers) -> None:
+    async def _run(self, role: Role, launch: Launch) -> None:
         def context(incarnation: int) -> RoleContext:
+            self._workers.append(workers := self._make_workers(launch))
             return RoleContext(
                 role.name,
                 launch,
@@ -98,9 +92,7 @@ class LocalRunner:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            await workers.close()
+        await asyncio.gather(*(workers.close() for workers in self._workers))
         if self._open:
             self._open = False
             await self.bus.close()

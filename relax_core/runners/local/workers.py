@@ -226,7 +226,7 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """A starter of child processes: `api.role.Workers`. `close` kills them."""
+    """The child processes of one role: `api.role.Workers`."""
 
     def __init__(
         self,
@@ -234,18 +234,18 @@ class LocalWorkers:
         resolved: Sequence[Any] = (),
         log_dir: Path | None = None,
         clock: Clock | None = None,
-        threads: int = 1,
         protected: Path | None = None,
         redactor: Redactor | None = None,
+        run_env: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a starter; nothing is started yet.
+        """Start nothing yet.
 
-        `threads`: OMP_NUM_THREADS of each child. `redactor` removes secrets from logs. `protected`: the run directory;
-        untrusted children can't write to it if the kernel has Landlock.
+        `redactor` removes secrets from logs. `protected`: the run directory; untrusted children can't write to it if
+        the kernel has Landlock. `run_env`: variables of all children.
         """
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
-        self._log_dir, self._clock, self._threads = log_dir, clock or SystemClock(), threads
-        self._protected = protected
+        self._log_dir, self._clock = log_dir, clock or SystemClock()
+        self._protected, self._run_env = protected, run_env or {}
         self._redactor = redactor or Redactor()
         self._redactor.add(credentials(os.environ))
         self._started: list[LocalWorker] = []
@@ -253,13 +253,14 @@ class LocalWorkers:
 
     @classmethod
     def of_run(cls, launch: Launch, clock: Clock) -> Self:
-        """Make the workers of a run: they have its plugins, log without its secrets, and protect its directory."""
+        """Make workers with a run's plugins and variables; they log without its secrets and protect its directory."""
         return cls(
             launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", clock, protected=launch.whole_run,
-            redactor=Redactor(revealed(launch.config)),
+            redactor=Redactor(revealed(launch.config)), run_env=launch.run_env,
         )  # fmt: skip
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+        self._started = [worker for worker in self._started if worker.alive]
         starting = [asyncio.create_task(self._start(spec, timeout_s)) for spec in specs]
         try:
             return tuple(await asyncio.gather(*starting))
@@ -271,7 +272,6 @@ class LocalWorkers:
             raise
 
     async def close(self) -> None:
-        """Kill all workers."""
         await asyncio.gather(*(worker.kill() for worker in self._started))
         self._started = []
 
@@ -325,13 +325,13 @@ class LocalWorkers:
         return worker
 
     async def _spawn(self, spec: WorkerSpec, channel: int, scratch: str) -> tuple[Child, ChildLog | None]:
-        settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
+        settled = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         settled |= visible_devices(spec.devices, os.environ)
         inherited = visible_environment(os.environ, spec.inherit_env)
         if scratch:
             own = {"TMPDIR": scratch, "HOME": scratch, "PYTHONUSERBASE": site.getuserbase()}
             settled |= {name: value for name, value in own.items() if name not in inherited}
-        env = {**inherited, **settled, **spec.env, **spec.run_env}
+        env = {**inherited, **settled, **spec.env, **self._run_env}
         log = ChildLog(self._log_dir / f"{spec.name}.log", self._redactor) if self._log_dir is not None else None
         output = log.writes if log is not None else None
         try:

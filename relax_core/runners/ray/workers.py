@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Self
 
 import ray
@@ -84,15 +85,19 @@ PORT_S = 30.0
 class WorkerActor(RpcActor):
     """An actor that hosts one component in its process."""
 
-    async def open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> Any:
-        return await answered(self._open(spec, plugin_files, resolved))
+    async def open(self, *args: Any) -> Any:
+        """Start to host a component: `_open`, whose error is returned as a `Failure`."""
+        return await answered(self._open(*args))
 
-    async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
+    async def _open(
+        self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...], run_env: Mapping[str, str]
+    ) -> int:
         self._child: Worker | None = None
-        os.environ.update(spec.run_env)  # not in Ray's runtime environment, which is logged
+        os.environ.update(run_env)  # not in Ray's runtime environment, which is logged
         if spec.python:
             # Without devices in its specification, the child inherits the visible devices of this actor.
-            (self._child,) = await LocalWorkers(plugin_files, resolved).start([replace(spec, devices=())])
+            workers = LocalWorkers(plugin_files, resolved, run_env=run_env)
+            (self._child,) = await workers.start([replace(spec, devices=())])
             await self._server.open()
             return self._child.pid
         catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
@@ -130,7 +135,7 @@ class RayWorker:
 
     def __init__(self, name: str, actor: Any, pid: int, host: str, group: PlacementGroup | None) -> None:
         """`group`: placement group to remove with the actor; None if it belongs to the run."""
-        self.name, self.pid, self.host = name, pid, host
+        self.name, self.pid, self.host, self.alive = name, pid, host, True
         self._actor, self._group = actor, group
         self._client = RpcClient(actor, name)
 
@@ -164,6 +169,7 @@ class RayWorker:
         await self.kill()
 
     async def kill(self) -> None:
+        self.alive = False
         await self._client.close()
         ray.kill(self._actor)
         if self._group is not None:
@@ -172,13 +178,14 @@ class RayWorker:
 
 
 class RayWorkers:
-    """A starter of worker actors for one role: `api.role.Workers`. Actors end with the process that starts them."""
+    """The worker actors of one role: `api.role.Workers`. Actors end with the process that starts them."""
 
     def __init__(self, launch: Launch, role: str, incarnation: int, gpus: GpuPlacement | None = None) -> None:
         """`gpus`: the GPUs of the run."""
-        self._launch, self._gpus = launch, gpus
+        self._launch, self._gpus, self._run_env = launch, gpus, launch.run_env
         self._prefix = f"relax-{launch.run_id}-{role}-{incarnation}"
-        self._started = 0
+        self._numbers = count(1)
+        self._started: list[RayWorker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
         gpus = self._gpus if self._gpus is not None and all(spec.num_gpus for spec in specs) else None
@@ -190,25 +197,30 @@ class RayWorkers:
             for number, spec in enumerate(specs):
                 actors.append(self._actor(spec, group, gpus.bundles.index(spec.devices) if gpus else number))
             opening = [self._open(actor, spec, own, timeout_s) for actor, spec in zip(actors, specs, strict=True)]
-            return tuple(await start_all(*opening))
+            started = await start_all(*opening)
         except BaseException:  # release the actors' resources on the cluster
             for actor in actors:
                 ray.kill(actor)
             if own is not None:
                 remove_placement_group(own)
             raise
+        self._started = [*(worker for worker in self._started if worker.alive), *started]
+        return tuple(started)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(worker.kill() for worker in self._started))
+        self._started = []
 
     async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> RayWorker:
         launch = self._launch
-        opening = actor.open.remote(spec, launch.plugin_files, launch.resolved)
+        opening = actor.open.remote(spec, launch.plugin_files, launch.resolved, self._run_env)
         pid: int = await asked(opening, spec.name, "start", timeout_s)
         host: str = await asked(actor.host.remote(), spec.name, "host", timeout_s)
         return RayWorker(spec.name, actor, pid, host, own)
 
     def _actor(self, spec: WorkerSpec, group: PlacementGroup, bundle: int) -> Any:
-        self._started += 1
         return WorkerActor.options(  # type: ignore[attr-defined]
-            name=f"{self._prefix}-{spec.name}-{self._started}",
+            name=f"{self._prefix}-{spec.name}-{next(self._numbers)}",
             namespace=NAMESPACE,
             num_cpus=0,
             max_concurrency=CONCURRENCY,

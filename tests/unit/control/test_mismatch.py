@@ -9,7 +9,7 @@ import pytest
 from relax_contrib.recipes.families import save_tokenizer
 from relax_core.api.errors import ConfigError
 from relax_core.diagnostics.mismatch import Setting, mismatch
-from relax_core.testing.in_process_workers import InProcessWorkers
+from relax_core.runners.inline import InlineWorkers
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def measured(folder, *overrides, samples=16, formats=()):
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},
         "rollout": {"groups_per_step": 4, "group_size": 2, "max_new_tokens": 12},
     }  # fmt: skip
-    here = lambda _, catalogue: InProcessWorkers(catalogue)  # noqa: E731
+    here = lambda _, catalogue: InlineWorkers(catalogue)  # noqa: E731
     return asyncio.run(mismatch([source], overrides, samples, formats, here))
 
 

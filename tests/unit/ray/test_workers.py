@@ -37,6 +37,20 @@ def launch(number: int = 0, plugins: Any = ()) -> Launch:
     return Launch(f"test-{os.getpid()}-{number}", "", {}, Plan("hybrid", (), (), {}, ()), (), plugins)
 
 
+async def test_the_handle_of_a_replaced_worker_is_dropped(joined: None) -> None:
+    from relax_core.runners.ray.workers import RayWorkers
+
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    workers = RayWorkers(launch(70, resolved), "rollout", 1)
+    for _ in range(2):
+        (worker,) = await workers.start([spec("engine-0")], CALL_S)
+        assert workers._started == [worker]
+        await worker.kill()
+    await workers.start([spec("engine-0")], CALL_S)
+    await workers.close()
+    assert workers._started == []
+
+
 @pytest.fixture
 async def begin(joined: None) -> AsyncIterator[Start]:
     """Starts workers of one run; they end with the test."""

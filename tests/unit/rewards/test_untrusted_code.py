@@ -15,7 +15,6 @@ from relax_core.api import Chosen, Message, SystemClock, Task, Trajectory
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
-from relax_core.runners.context import RoleWorkers
 from relax_core.runners.local.landlock import MIN_VERSION, landlock_version
 from relax_core.runners.local.workers import LocalWorkers, visible_environment
 from relax_core.sampling.environments import EnvironmentPool
@@ -89,11 +88,11 @@ def plugin(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def workers(run: Path, plugin: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RoleWorkers]:
+async def workers(run: Path, plugin: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalWorkers]:
     for name, value in {**SECRETS, "NAMED_KEY": "n", "LC_ALL": "C.UTF-8"}.items():
         monkeypatch.setenv(name, value)
-    children = LocalWorkers([plugin], log_dir=run / "logs", protected=run)
-    yield RoleWorkers(children, {"OF_THE_RUN": "r"})
+    children = LocalWorkers([plugin], log_dir=run / "logs", protected=run, run_env={"OF_THE_RUN": "r"})
+    yield children
     await children.close()
 
 
@@ -115,7 +114,7 @@ def check(told: dict[str, Any], run: Path) -> None:
         assert (run / "config.toml").read_text() == "steps = 1" and not (run / "new").exists()
 
 
-async def test_a_reward_sees_no_credential_and_cannot_touch_the_run(run: Path, workers: RoleWorkers) -> None:
+async def test_a_reward_sees_no_credential_and_cannot_touch_the_run(run: Path, workers: LocalWorkers) -> None:
     scorer = RewardScorer(
         [RewardSettings(Chosen("reward", "thief"), inherit_env=("NAMED_KEY",))], workers, SystemClock()
     )
@@ -130,7 +129,7 @@ async def test_a_reward_sees_no_credential_and_cannot_touch_the_run(run: Path, w
 
 
 async def test_an_environment_sees_no_credential_and_cannot_touch_the_run(
-    run: Path, workers: RoleWorkers, plugin: str
+    run: Path, workers: LocalWorkers, plugin: str
 ) -> None:
     choice = EnvironmentChoice(chosen=Chosen("environment", "burglar"), inherit_env=("NAMED_KEY",))
     pool = EnvironmentPool(choice, workers, build=Catalogue.load([plugin]).build)

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -140,17 +141,28 @@ async def _awaited(work: Any) -> Any:
 
 
 class SimulatedWorkers:
-    """`api.Workers` of this process."""
+    """`api.Workers` of this process; `of_role` makes those of one role."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue, self.spans = catalogue, list[Span]()
         self.alive: dict[str, SimulatedWorker] = {}
+        self._own: list[SimulatedWorker] = []
+
+    def of_role(self) -> SimulatedWorkers:
+        made = copy(self)
+        made._own = []
+        return made
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[SimulatedWorker, ...]:
         hosts = [Host.make(spec.component, spec.target, self._catalogue) for spec in specs]
         made = tuple(SimulatedWorker(spec, host, self.spans) for spec, host in zip(specs, hosts, strict=True))
         self.alive |= {worker.name: worker for worker in made}
+        self._own += made
         return made
+
+    async def close(self) -> None:
+        for worker in self._own:
+            await worker.kill()
 
 
 @dataclass
@@ -228,19 +240,14 @@ class SimulatedRun:
         self.devices = DeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
-            return lambda incarnation: RoleContext(
-                role,
-                launch,
-                self.catalogue,
-                self.bus,
-                weights,
-                self.run_status,
-                self.workers,
-                self.workers,
-                clock,
-                incarnation,
-                self.devices,
-            )
+            def make(incarnation: int) -> RoleContext:
+                workers = self.workers.of_role()
+                return RoleContext(
+                    role, launch, self.catalogue, self.bus, weights, self.run_status, workers, workers, clock, incarnation,
+                    self.devices,
+                )  # fmt: skip
+
+            return make
 
         built = {name: self.catalogue.build(Chosen("role", name), Role) for name in launch.plan.roles}
         roles = list((built | self.plugin_roles).values())

@@ -17,6 +17,7 @@ from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch, bus_settings
+from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.registry import WeightRegistry
 from tests.unit.roles.virtual_time import VirtualClock
@@ -41,9 +42,9 @@ def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
     async def open_(role: str) -> tuple[RunStatusService, MakeContext]:
         clock = VirtualClock()
         bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        run_status, nobody = RunStatusService(clock), Any
+        run_status, workers = RunStatusService(clock), LocalWorkers()
         return run_status, lambda incarnation: RoleContext(
-            role, launch, catalogue, bus, WeightRegistry(clock), run_status, nobody, nobody, clock, incarnation
+            role, launch, catalogue, bus, WeightRegistry(clock), run_status, workers, workers, clock, incarnation
         )
 
     return open_

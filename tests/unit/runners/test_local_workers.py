@@ -24,7 +24,6 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.role import WorkerSpec
 from relax_core.observe.logging import Redactor
-from relax_core.runners.context import RoleWorkers
 from relax_core.runners.local.fork_server import ForkServer
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 from tests.processes import gone, stop
@@ -129,12 +128,20 @@ async def test_nobody_but_its_parent_reaches_a_worker(worker: LocalWorker) -> No
     assert await worker.call("double", np.ones(1), timeout_s=CALL_S) == 2
 
 
-async def test_a_workers_environment_has_the_runs_variables_which_are_never_shown(workers: LocalWorkers) -> None:
+async def test_a_workers_environment_has_the_runs_variables() -> None:
     one = replace(spec(), env={"RELAX_TEST_A": "core", "PYTHONPATH": os.getcwd()})
-    env = {"RELAX_TEST_A": "run", "RELAX_TEST_B": "hidden"}
-    (worker,) = await RoleWorkers(workers, env).start([one], CALL_S)
-    assert [await worker.call("variable", name, timeout_s=CALL_S) for name in sorted(env)] == ["run", "hidden"]
-    assert "hidden" not in repr(replace(one, run_env=env))
+    env = {"RELAX_TEST_A": "run", "RELAX_TEST_B": "too"}
+    workers = LocalWorkers(run_env=env)
+    (worker,) = await workers.start([one], CALL_S)
+    assert [await worker.call("variable", name, timeout_s=CALL_S) for name in sorted(env)] == ["run", "too"]
+    await workers.close()
+
+
+async def test_the_handle_of_a_replaced_worker_is_dropped(workers: LocalWorkers) -> None:
+    for _ in range(2):
+        (worker,) = await workers.start([spec()])
+        assert workers._started == [worker]
+        await worker.kill()
 
 
 @FORKED

@@ -50,10 +50,10 @@ def test_a_local_worker_is_started_with_its_own_and_the_run_may_say_otherwise(
 
     async def shown(**run_env: str) -> str:
         spec = WorkerSpec(
-            "w", Chosen("role", "w"), devices=("gpu:1",), run_env=run_env, target="tests.unit.runners.hosted:Hosted",
+            "w", Chosen("role", "w"), devices=("gpu:1",), target="tests.unit.runners.hosted:Hosted",
             env={"PYTHONPATH": str(Path.cwd())},
         )  # fmt: skip
-        workers = LocalWorkers(log_dir=tmp_path)
+        workers = LocalWorkers(log_dir=tmp_path, run_env=run_env)
         try:
             (worker,) = await workers.start([spec])
             assert worker.host == "127.0.0.1" and await worker.free_port(worker.host) > 0

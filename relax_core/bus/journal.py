@@ -23,7 +23,7 @@ from relax_core.api.errors import NO_ROOM, DiskFull, InfrastructureError
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.ledger_file import FILE, journal_mode, note_incarnation
-from relax_core.observe.documents import sync_to_disk
+from relax_core.observe.files import sync_to_disk
 
 
 class IssuedRecord(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.observe.documents import sync_to_disk, write_text
+from relax_core.observe.files import sync_to_disk, write_text
 
 FILE = "ledger.db"
 INCARNATION = ".incarnation"

@@ -66,7 +66,7 @@ def show(
     Then print its token ids, the task's answer and remaining columns, and facts about the task's media.
     """
     from relax_core.cli.data_survey import data_files
-    from relax_core.observe.documents import write_text
+    from relax_core.observe.files import write_text
     from relax_core.views.transcript import task_page
 
     shown = _shown(next(iter(data_files(file, model))), index)

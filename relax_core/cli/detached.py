@@ -84,7 +84,7 @@ def _has_started(report: dict[str, Any]) -> bool:
     """Return True if the run's status, written since this start, says `running` or `finished`."""
     if not report:
         return False
-    from relax_core.observe.documents import read_document
+    from relax_core.observe.files import read_document
 
     status = read_document(Path(report["run_dir"]) / "status.json") or {}
     return float(status.get("written_at", 0.0)) >= report["at"] and status.get("state") in ("running", "finished")

@@ -56,7 +56,7 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 def print_json(document: object) -> None:
     """Print a document as one line of JSON; values of unknown types become text."""
-    from relax_core.observe.documents import encode
+    from relax_core.observe.files import encode
 
     say(encode(document))
 

@@ -39,8 +39,8 @@ from relax_core.control.planner import plan
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
 from relax_core.control.supervisor import DriverDeath
 from relax_core.control.tool_check import check_tool_calls
-from relax_core.observe.documents import disk_errors, read_document
 from relax_core.observe.epoch import RunEpoch
+from relax_core.observe.files import disk_errors, read_document
 from relax_core.observe.logging import Redactor
 from relax_core.observe.notifications import is_understood
 from relax_core.observe.provenance import provenance

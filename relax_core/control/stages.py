@@ -19,7 +19,7 @@ from relax_core.api.algorithm import Algorithm, Output
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import Stage
 from relax_core.config.run_config import RunConfig, to_toml
-from relax_core.observe.documents import read_document, sync_to_disk, write_document, write_text
+from relax_core.observe.files import read_document, sync_to_disk, write_document, write_text
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import complete
 from relax_core.runners.launch import STAGES

@@ -28,9 +28,10 @@ from typing import Any
 import psutil
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.observe.documents import disk_errors, host_mark, read_document
+from relax_core.observe.files import disk_errors, read_document
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.run_directory import RunDirectory
+from relax_core.observe.status import host_mark
 from relax_core.rpc.waiting import RestartBudget
 
 DOCUMENT = "supervisor"

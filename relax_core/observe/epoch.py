@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.observe.documents import disk_errors
+from relax_core.observe.files import disk_errors
 
 FILE = ".epoch"
 WIDTH = 12

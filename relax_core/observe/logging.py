@@ -22,7 +22,8 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from relax_core.api.errors import InfrastructureError, printable
-from relax_core.observe.documents import AppendOnlyFile, encode, whole_lines
+from relax_core.observe.files import encode
+from relax_core.observe.records import AppendOnlyFile, whole_lines
 
 HIDDEN = "[redacted]"
 _KEY = re.compile(

@@ -19,9 +19,9 @@ from relax_core.api.errors import InfrastructureError, PluginError, printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat
 from relax_core.config.tables import NoticeKind, NotifyTable
-from relax_core.observe.documents import read_frames
 from relax_core.observe.logging import Redactor
 from relax_core.observe.observers import CallbackWorker, Report
+from relax_core.observe.records import read_frames
 
 LONGEST = 1_500
 """Largest number of characters in a message; most services accept this length."""

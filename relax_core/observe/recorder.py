@@ -19,13 +19,13 @@ from relax_core.api import events
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import Event, Sink
 from relax_core.api.role import Clock, Heartbeat, SystemClock
-from relax_core.observe.documents import status_document, status_key
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.metrics import MeasuredMetric, Totals
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.observers import CallbackWorker, Report
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.spans import TimeAccount, Trace, Window
+from relax_core.observe.status import status_document, status_key
 from relax_core.registry.loader import HOOKS
 
 ENDINGS = ("finished", "stopped", "preempted", "diverged", "failed", "interrupted")

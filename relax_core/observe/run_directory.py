@@ -19,26 +19,27 @@ from random import Random
 from typing import Any, Literal, Self, get_args
 
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError
-from relax_core.observe.documents import (
-    AppendOnlyFile,
-    WriterLock,
+from relax_core.observe.files import (
     disk_errors,
     encode,
-    frame,
     plain,
     read_document,
-    read_frames,
-    read_lines,
-    rewrite_lines,
-    status_document,
     sync_to_disk,
-    whole_frames,
-    whole_lines,
     write_bytes,
     write_document,
     write_text,
 )
 from relax_core.observe.logging import Redactor
+from relax_core.observe.records import (
+    AppendOnlyFile,
+    frame,
+    read_frames,
+    read_lines,
+    whole_frames,
+    whole_lines,
+)
+from relax_core.observe.status import status_document
+from relax_core.observe.writer_lock import WriterLock
 
 LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
@@ -196,7 +197,8 @@ class RunDirectory:
                     self.samples_path(later).unlink()
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
-            rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)
+            kept = (encode(record) + "\n" for record in self.metrics() if record.get("step", 0) <= step)
+            write_bytes(metrics, "".join(kept).encode())
 
     def save_evidence(
         self, step: int, guard: str, evidence: Mapping[str, Any], groups: Iterable[int], first_step: int

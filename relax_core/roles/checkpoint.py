@@ -19,7 +19,7 @@ from relax_core.api.events import CheckpointSaved, Logged
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.observe.documents import disk_errors, sync_to_disk
+from relax_core.observe.files import disk_errors, sync_to_disk
 from relax_core.roles.checkpoint_files import LIST, checksums, find_damage, write_list
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import xxhash
 
-from relax_core.observe.documents import sync_to_disk
+from relax_core.observe.files import sync_to_disk
 
 LIST = "files.json"
 SCHEMA = "relax.checkpoint-files/1"

@@ -15,7 +15,7 @@ from relax_core.api.role import Role
 from relax_core.api.trainer import UpdateOutcome
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.observe.documents import disk_errors
+from relax_core.observe.files import disk_errors
 from relax_core.roles.checkpoint import CheckpointPart, complete, step_of
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, forward_lease
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease

@@ -17,9 +17,9 @@ from typing import Any
 from relax_core.api import events
 from relax_core.api.events import Event
 from relax_core.api.role import Heartbeat, Wait
-from relax_core.observe.documents import records, whole_lines
 from relax_core.observe.metrics import evaluations
 from relax_core.observe.recorder import Display
+from relax_core.observe.records import records, whole_lines
 from relax_core.views.display import WIDTH
 from relax_core.views.run import RunHealth, RunView, health
 

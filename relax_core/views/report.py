@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from relax_core.observe.documents import disk_errors, write_text
+from relax_core.observe.files import disk_errors, write_text
 from relax_core.observe.metrics import metric
 from relax_core.views import charts
 from relax_core.views.first_step import first_step_checks, first_step_lines

@@ -18,9 +18,10 @@ from typing import Any
 import psutil
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.documents import host_mark, read_lines
 from relax_core.observe.recorder import ENDINGS
+from relax_core.observe.records import read_lines
 from relax_core.observe.run_directory import Request, RunDirectory, find_run, run_paths, runs_root
+from relax_core.observe.status import host_mark
 
 _NOT_METRICS = ("schema", "time", "elapsed_s")
 

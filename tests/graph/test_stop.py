@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from relax_core.observe.documents import read_frames
+from relax_core.observe.records import read_frames
 from tests.graph.conftest import Relax, command, environment, survivors
 
 pytestmark = pytest.mark.process

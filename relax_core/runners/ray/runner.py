@@ -20,7 +20,7 @@ from ray import serve
 from relax_core.api.bus import Bus
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import RunStatus
-from relax_core.observe.documents import disk_errors
+from relax_core.observe.files import disk_errors
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import raised
 from relax_core.runners.launch import Launch, RoleEnd

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.trajectory import Outcome
-from relax_core.observe.documents import encode, plain
+from relax_core.observe.files import encode, plain
 
 leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just(Outcome.FINISHED))
 values = st.recursive(

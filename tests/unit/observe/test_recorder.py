@@ -29,8 +29,9 @@ from relax_core.api.events import (
 )
 from relax_core.api.role import Heartbeat, Wait
 from relax_core.api.weights import Version
-from relax_core.observe.documents import read_document, read_frames
+from relax_core.observe.files import read_document
 from relax_core.observe.recorder import Recorder
+from relax_core.observe.records import read_frames
 from relax_core.observe.run_directory import RunDirectory
 
 BALANCE = {

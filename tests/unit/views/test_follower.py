@@ -11,7 +11,7 @@ from pathlib import Path
 from relax_core.api import events
 from relax_core.api.events import Event
 from relax_core.api.role import Heartbeat
-from relax_core.observe.documents import rewrite_lines
+from relax_core.observe.run_directory import RunDirectory
 from relax_core.views.display import WIDTH
 from relax_core.views.follower import LineFollower, RunFollower
 from relax_core.views.run import RunView
@@ -70,7 +70,7 @@ def test_a_run_that_went_back_shows_its_repeated_steps(write_run: Callable[..., 
     path = write_run(tmp_path, steps=12, ending=None)
     follower, shown = RunFollower(RunView(path)), Shown()
     follower.look(shown, time.time())
-    rewrite_lines(path / "metrics.jsonl", lambda record: record["step"] <= 8)
+    RunDirectory.open(path).rewind(8)
     follower.look(back := Shown(), time.time())
     with (path / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 9, "time": 7.0, "reward/mean": 0.5}\n')

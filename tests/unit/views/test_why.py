@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from relax_core.api.role import Heartbeat, Wait
-from relax_core.observe.documents import status_document
 from relax_core.observe.run_directory import RunDirectory
+from relax_core.observe.status import status_document
 from relax_core.views.run import RunHealth, RunView, health, pause_reason
 from relax_core.views.why import why
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,10 @@ from typing import Any
 
 from relax_core.api import Task
 from relax_core.api.task import Message
+from relax_plugin_agents.verifiers_host import MARK, end_marked
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
 """Environment variables that a program inherits from the run."""
-MARK = "RELAX_SAMPLE"
-"""Environment variable with a random value that all processes of a sample inherit, in any process session."""
 QUOTED_BYTES = 2000
 """Number of bytes at the end of a failed program's output that an error quotes."""
 
@@ -89,22 +87,6 @@ def variables(model: ModelAccess, url: str, described: str) -> dict[str, str]:
         "ANTHROPIC_API_KEY": model.key, "CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "RELAX_MODEL": model.name,
         "RELAX_TASK": described, "RELAX_SEED": str(model.seed),
     }  # fmt: skip
-
-
-def end_marked(mark: str) -> None:
-    """Kill every process with this mark in its environment, even if the process left its session or parent."""
-    wanted = f"{MARK}={mark}".encode()
-    while True:
-        found = False
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry), signal.SIGKILL)
-                    found = True
-        if not found:
-            return
 
 
 def describe(task: Task) -> dict[str, Any]:

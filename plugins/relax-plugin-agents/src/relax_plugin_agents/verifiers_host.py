@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 MARK = "RELAX_SAMPLE"
-"""Environment variable with a random value that all processes started by this program inherit."""
+"""Environment variable with a random value that all processes of a sample, or of this program, inherit."""
 STOPPED_S = 5.0
 """Seconds after the end of standard input until the program kills its processes and exits."""
 
@@ -56,7 +56,7 @@ class Host:
             loop.call_soon_threadsafe(self._take, json.loads(line))
         loop.call_soon_threadsafe(self._ended.set)
         threading.Event().wait(STOPPED_S)
-        end_marked()
+        end_marked(os.environ[MARK])
         os._exit(0)
 
     def _take(self, asked: dict[str, Any]) -> None:
@@ -127,13 +127,16 @@ def write_tasks(settings: dict[str, Any], out: Any) -> None:
         out.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def end_marked() -> None:
-    """Kill every process that has the mark of this process, except this process."""
-    wanted = f"{MARK}={os.environ.get(MARK)}".encode()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-            if int(entry) != os.getpid() and MARK in os.environ and wanted in file.read().split(b"\0"):
-                os.kill(int(entry), signal.SIGKILL)
+def end_marked(mark: str) -> None:
+    """Kill every other process with this mark in its environment, even if the process left its session or parent."""
+    wanted, found = f"{MARK}={mark}".encode(), True
+    while found:
+        found = False
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                if int(entry) != os.getpid() and wanted in file.read().split(b"\0"):
+                    os.kill(int(entry), signal.SIGKILL)
+                    found = True
 
 
 def main() -> None:
@@ -157,7 +160,7 @@ def main() -> None:
         await host.serve()
 
     asyncio.run(serve())
-    end_marked()
+    end_marked(os.environ[MARK])
 
 
 if __name__ == "__main__":

@@ -175,18 +175,18 @@ class LedgerJournal:
     - Records reach the disk in the order they were added; the records of a commit reach it together or not at all.
     - A commit that fails loses nothing: its records stay in memory and are written by the next commit.
     - An incarnation is written to the note file before the commit with which it begins (`note_incarnation`).
-    - After another process has taken the ledger over (`remember`), this journal writes nothing more.
+    - After a later start of the run has taken the ledger over (`remember`), this journal writes nothing more.
     - Each number below the next group's is in `groups` or in one range of `folded_groups`, never in both.
     - Folded groups can't be undone: they were dropped, or trained up to version `folded`, the first to resume from.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, epoch: int = 0) -> None:
+        """`epoch`: number of this start of the run; 0 disables the check for later starts."""
         self.path = Path(directory) / FILE
         self._added: deque[Record] = deque()
         self._waiting: list[Record] = []
         self._lock = threading.Lock()
-        self._takeover = 0
-        """Number of the takeover by this journal, among all takeovers of the ledger; 0: not taken over yet."""
+        self._epoch = epoch
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
@@ -307,28 +307,22 @@ class LedgerJournal:
             try:
                 with self._transaction():
                     self._check_reaches(version.step)
-                    self._db.execute(
-                        "INSERT INTO meta VALUES ('takeover', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1"
-                    )
+                    self._db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (self._epoch,))
                     self._db.execute(f"INSERT INTO meta VALUES ('incarnation', ?) {LARGER}", (version.incarnation,))
                     self._db.execute("INSERT OR REPLACE INTO meta VALUES ('final', ?)", (version.step,))
                     self._undo_steps(version)
                     self._end_in_flight()
-                    takeover = self._taken_over()
                     note_incarnation(self.path.parent, version.incarnation)
-                self._takeover = takeover
                 return self._read()
             except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # also for values of a wrong type
                 raise self._error("restore", error) from error
 
-    def _taken_over(self) -> int:
-        return int(self._db.execute("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'takeover'").fetchone()[0])
-
     def _check_own(self) -> None:
-        if self._takeover and self._takeover != (newest := self._taken_over()):
+        (newest,) = self._db.execute("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'epoch'").fetchone()
+        if self._epoch and self._epoch != newest:
             raise InfrastructureError(
-                f"{self.path}: the run was started again (start {newest} of its ledger); this process belongs to start "
-                f"{self._takeover} and must not write the ledger any more; end this process"
+                f"{self.path}: the run was started again (start {newest}); this process belongs to start "
+                f"{self._epoch} and must not write the ledger any more; end this process"
             )
 
     def _check_reaches(self, step: int) -> None:

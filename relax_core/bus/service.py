@@ -36,10 +36,14 @@ from relax_core.rpc.waiting import TimedCondition
 
 
 async def open_bus(
-    component: BusComponent, settings: BusSettings, directory: str, version: Version, clock: Clock | None = None
-) -> BusService:
-    """Open the bus of a run in this process; a ledger in the directory continues from the restored `version`."""
-    journal = await asyncio.to_thread(LedgerJournal, directory)
+    component: BusComponent, settings: BusSettings, directory: str, version: Version, clock: Clock | None = None,
+    epoch: int = 0,
+) -> BusService:  # fmt: skip
+    """Open the bus of a run in this process; a ledger in the directory continues from the restored `version`.
+
+    `epoch` is the number of this start of the run, as for `LedgerJournal`.
+    """
+    journal = await asyncio.to_thread(LedgerJournal, directory, epoch)
     try:
         remembered = await asyncio.to_thread(journal.remember, version)
         queue = TransferQueue(settings, version, remembered)

@@ -71,7 +71,7 @@ class RoleContext:
         workers: Workers, children: Workers, clock: Clock, incarnation: int, devices: DeviceService | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
-        self._run_epoch, self.epoch = launch.epoch, launch.epoch.number if launch.epoch is not None else 0
+        self._run_epoch, self.epoch = launch.epoch, launch.epoch_number
         announce(launch.functions, catalogue)
         self.functions = launch.functions
         self.config = parse_config(launch.config, catalogue)

@@ -51,6 +51,11 @@ class Launch:
         return RunTable(**self.config.get("run", {})).revealed_env()
 
     @property
+    def epoch_number(self) -> int:
+        """The number of this start of the run; 0 without an epoch."""
+        return self.epoch.number if self.epoch is not None else 0
+
+    @property
     def whole_run(self) -> Path:
         """The directory of the whole run; `run_dir` is a folder in it if the run has stages."""
         directory = Path(self.run_dir).absolute()

@@ -114,8 +114,8 @@ class CrashingDisk:
         journal.LedgerJournal.commit = commits  # type: ignore[method-assign]
         opened = journal.LedgerJournal.__init__
 
-        def opens(ledger: journal.LedgerJournal, directory: str) -> None:
-            opened(ledger, directory)
+        def opens(ledger: journal.LedgerJournal, directory: str, epoch: int = 0) -> None:
+            opened(ledger, directory, epoch)
             self._durable.sync_ledger(Path(directory))
 
         journal.LedgerJournal.__init__ = opens  # type: ignore[method-assign]

@@ -492,7 +492,7 @@ class Start:
     async def open(self) -> None:
         sweep(self.launch.run_id)
         self.bus: BusService = await open_bus(
-            InProcessBus(), self.settings, self.launch.run_dir, self.version, self.clock
+            InProcessBus(), self.settings, self.launch.run_dir, self.version, self.clock, self.launch.epoch_number
         )
         self._watch_ledger()
         self.bus._journal._db = FailingDisk(self.bus._journal._db, self.witness)  # type: ignore[assignment]

@@ -52,7 +52,9 @@ class LocalRunner:
         config = self._catalogue.build(launch_component(launch, "bus"))
         if not isinstance(config, BusComponent):
             raise TypeError(f"[bus] names {type(config).__name__}, which is not a bus component")
-        self.bus = await open_bus(config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock)
+        self.bus = await open_bus(
+            config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock, launch.epoch_number
+        )
         self._open = True
 
     async def _run(self, role: Role, launch: Launch) -> None:

@@ -97,7 +97,8 @@ class Hub(RpcActor):
         if (memory := memory_directory(launch.run_id)) is not None:
             claim(memory)
         self._gpus = GpuPlacement.request(launch.plan)
-        self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
+        settings, version = bus_settings(launch), starting_version(launch)
+        self._store = await self._open_bus(component, settings, launch.run_dir, version, launch.epoch_number)
         self._run_status, self._devices = RunStatusService(self._clock, controlled=True), DeviceService(self._clock)
         self._services |= {
             "run_status": self._run_status,
@@ -112,9 +113,9 @@ class Hub(RpcActor):
         return self._store
 
     async def _open_bus(
-        self, component: BusComponent, settings: BusSettings, directory: str, version: Version
+        self, component: BusComponent, settings: BusSettings, directory: str, version: Version, epoch: int = 0
     ) -> PayloadStore | None:
-        self._bus = await open_bus(component, settings, directory, version)
+        self._bus = await open_bus(component, settings, directory, version, epoch=epoch)
         self._services: dict[str, Any] = {"bus": self._bus}
         await self._server.open()
         return self._bus.store if self._bus.store.shared else None

@@ -58,17 +58,17 @@ def many(count: int) -> list[IssuedRecord]:
 
 
 def test_a_process_of_an_earlier_start_writes_nothing_once_a_later_one_has_the_ledger(tmp_path):
-    earlier = LedgerJournal(str(tmp_path))
+    earlier = LedgerJournal(str(tmp_path), epoch=1)
     earlier.remember(START)
     write(earlier, [RegisteredRecord("actor", 1)])
-    later = LedgerJournal(str(tmp_path))
+    later = LedgerJournal(str(tmp_path), epoch=3)
     write(earlier, [RegisteredRecord("actor", 2)])  # it was opened, and not taken over yet
     assert later.remember(Version("actor", 1, 0)).roles == (("actor", 2),)
     earlier.add([RegisteredRecord("actor", 9), IssuedRecord(5, 0, 0, 2)])
-    with pytest.raises(InfrastructureError, match="start 2 of its ledger.*this process belongs to start 1"):
+    with pytest.raises(InfrastructureError, match="start 3.*this process belongs to start 1"):
         earlier.commit()
     write(later, [RegisteredRecord("actor", 3)])
-    third = LedgerJournal(str(tmp_path)).remember(Version("actor", 2, 0))
+    third = LedgerJournal(str(tmp_path), epoch=4).remember(Version("actor", 2, 0))
     assert (third.roles, third.next_group) == ((("actor", 3),), 0)
 
 

@@ -139,6 +139,8 @@ class RoleRecovered:
 class RolledBack:
     """The trainer went back to a version; earlier events of later steps are void, and those steps run again."""
 
+    step: int
+    """Completed steps of the version; the recorder counts them over all stages."""
     version: Version
     reason: str
 
@@ -156,6 +158,8 @@ class GuardFired:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """`metric`, `value`, `bound`, `since` (first step of the evidence), `window` (metrics of the last steps) and
     `groups` (ids of the groups that the step trained)."""
+    folder: str = ""
+    """Folder of the run directory that has the evidence, the configuration and the samples; set by the recorder."""
 
 
 @dataclass(frozen=True, slots=True)

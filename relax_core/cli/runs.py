@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -321,7 +321,7 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
         config, done = view.config, int(view.status().get("step", 0))
         display = LiveDisplay(
             config.get("run", {}).get("name") or view.name, view.status().get("steps") or config.get("steps"),
-            mode="quiet" if as_json else "auto", clock=follower.clock, first_step=done,
+            mode="quiet" if as_json else "auto", clock=follower.clock, first_step=done, config=config,
         )  # fmt: skip
         try:
             while not (found := follower.look(display, time.time())).ended and found.state != "lost":
@@ -380,13 +380,16 @@ def runs(json: AsJson = False) -> None:
 
 def status(run: Run = None, json: AsJson = False) -> None:
     """Show a run's progress, its reward, and the activity of each role."""
+    from relax_core.observe.status import heartbeats
+    from relax_core.views.display import doing
     from relax_core.views.run import health, listed, open_run, readable_documents
 
     view, wall = open_run(run), time.time()
     with readable_documents(view):
         line, state, written = listed(view, wall), health(view, wall), view.status()
         roles = written.get("roles", [])
-        rows = [(str(role["role"]), str(role["state"]), _doing(role)) for role in roles]
+        beats = heartbeats(written) if written else ()
+        rows = [(str(beat.role), str(beat.state), str(doing(beat, wall))) for beat in beats]
         reward = _reward(line)
     if json:
         body = asdict(line) | {"said_s_ago": state.said_s_ago, "detail": state.detail, "roles": roles}
@@ -406,7 +409,8 @@ def why(run: Run = None, json: AsJson = False) -> None:
 
     view, wall = open_run(run), time.time()
     with readable_documents(view):
-        answer, warning = why(view.status(), health(view, wall), wall), mismatch_warning(view)
+        answer = why(view.status(), health(view, wall), wall, view.events())
+        warning = mismatch_warning(view)
         body = {"culprit": answer.culprit, **asdict(answer), "warning": warning}
         lines = (*answer.lines(), *([warning] if warning else []))
     if json:
@@ -432,10 +436,3 @@ def _reward(run: Listed) -> str:
     if run.reward_first is None or run.reward_last is None:
         return ""
     return f"{run.reward_first:.3f} -> {run.reward_last:.3f}"
-
-
-def _doing(role: Mapping[str, Any]) -> str:
-    waits = ", ".join(f"for {wait['reason']} from {wait['owed_by']}" for wait in role.get("waits", ()))
-    if waits and role["state"] != "waiting":  # one loop of the role waits while another works
-        waits = f"waits {waits}"
-    return waits or str(role.get("doing", ""))

@@ -41,9 +41,9 @@ from relax_core.control.supervisor import DriverDeath
 from relax_core.control.tool_check import check_tool_calls
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.files import disk_errors, read_document
-from relax_core.observe.logging import Redactor
 from relax_core.observe.notifications import is_understood
 from relax_core.observe.provenance import provenance
+from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory, refuse_while_written
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce

@@ -28,8 +28,8 @@ from typing import Any
 import psutil
 
 from relax_core.api.errors import InfrastructureError
+from relax_core.observe.event_log import EventLog
 from relax_core.observe.files import disk_errors, read_document
-from relax_core.observe.logging import RoleLog
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.status import host_mark
 from relax_core.rpc.waiting import RestartBudget
@@ -212,11 +212,11 @@ def _restarts(path: Path) -> int:
 
 
 def _log(directory: RunDirectory, level: str, message: str, **fields: Any) -> None:
-    """Write to the log and the console of the run, whose driver is dead."""
+    """Write to the events and the console of the run, whose driver is dead."""
     with contextlib.suppress(OSError), (directory.logs / CONSOLE).open("a") as console:
         console.write(f"relax: {message}\n")
-    log = RoleLog(directory.logs, "controller", redactor=directory.redactor)
-    log.keep(level, message, **fields)
+    log = EventLog(directory.path, directory.redactor, stderr=False)
+    log.note(level, message, **fields)
     log.close()
 
 

@@ -3,11 +3,13 @@
 
 A process of an earlier start may survive on a disconnected node or a suspended machine, and continue after
 `relax resume` has started the run again. Names of a run's resources outside its directory contain the epoch. Inside the
-directory, a process creates or removes files only while it holds the newest epoch.
+directory, a process creates or removes files only while it holds the newest epoch. Of the processes of this machine, a
+lock admits one writer.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.observe.files import disk_errors
 
 FILE = ".epoch"
@@ -91,3 +93,40 @@ def _read(file: IO[str], path: Path) -> int:
             f"{path}: {text[:20]!r} is not a start counter; delete the file if no process of this run is alive"
         )
     return int(text or 0)
+
+
+_HELD = {errno.EACCES, errno.EAGAIN}
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class WriterLock:
+    """An exclusive lock on a run for its one writer, held from construction to `release`.
+
+    The lock file contains the holder's process id. The lock ends with the process, and children do not inherit it.
+    Raises ConfigError naming the holder if another process has the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with disk_errors(path):
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file: int | None = file
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD:
+                holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+                self.release()
+                raise ConfigError(
+                    "run", f"{path.parent}, which process {holder} writes", "wait for it, or stop it first"
+                ) from error
+            # Some network file systems have no locks: on these the user must not start two writers.
+            if error.errno not in _UNSUPPORTED:
+                raise
+        with disk_errors(path):
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -238,15 +238,47 @@ MEASURES = ("mean", "loss")
 """Measures of a held-out set: mean reward, or the loss of given rows."""
 WINDOW = 10
 """Number of steps averaged in `reward_first` and `reward_last`."""
+WHOLE_RUN = "run"
+"""Name under which restarts of the whole run are counted; restarts of roles and workers have their own names."""
 _DROPPED = "samples/dropped/"
-_RESTARTS, _RETRIES, _GUARDS = "restarts/", "retries/", "guards/"
-_EVENTS_DROPPED = "events/dropped"
 _LAGS = "lag/samples/"
+
+
+class EventCounts(Counter[str]):
+    """Counts of the events of a run by metric key, over all its starts; a rollback does not reduce them."""
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """Count a record of `events.jsonl`."""
+        match record["event"]:
+            case "weights published":
+                self["weights/publishes"] += 1
+            case "run restarted":
+                self[f"restarts/{WHOLE_RUN}"] += 1
+            case "role recovered" if record["role"] != WHOLE_RUN:  # a run that recovered was counted at its restart
+                self[f"restarts/{record['role']}"] += 1
+            case "work retried":
+                self[f"retries/{record['role']}"] += record["count"]
+            case "guard fired":
+                self[f"guards/{record['guard']}"] += 1
+            case "events dropped":
+                self["events/dropped"] += record["count"]
+
+    def by_name(self, group: str) -> dict[str, int]:
+        """Return the counts of a group of metrics, such as `restarts`, by the rest of their keys."""
+        return {key.removeprefix(f"{group}/"): self[key] for key in self if key.startswith(f"{group}/")}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of `summary.json` that come from counts."""
+        return {
+            "weight_publishes": self["weights/publishes"],
+            **{group: self.by_name(group) for group in ("restarts", "retries", "guards")},
+            "events_dropped": self["events/dropped"],
+        }
 
 
 @dataclass(slots=True)
 class Totals:
-    """The totals of a run so far."""
+    """The totals of a run's steps so far, without steps that were undone."""
 
     steps: int = 0
     latest: dict[str, float] = field(default_factory=dict)
@@ -259,11 +291,6 @@ class Totals:
     lags: Counter[int] = field(default_factory=Counter)
     """Number of trained samples by lag."""
     tokens_generated: float = 0
-    publishes: int = 0
-    restarts: Counter[str] = field(default_factory=Counter)
-    retries: Counter[str] = field(default_factory=Counter)
-    guards: Counter[str] = field(default_factory=Counter)
-    events_dropped: int = 0
 
     @classmethod
     def replay(cls, records: Iterable[Mapping[str, Any]]) -> Totals:
@@ -277,10 +304,6 @@ class Totals:
                 totals.measured(record["step"], metrics)
             elif any(not key.startswith("eval/") for key in metrics):
                 totals.stepped(record["step"], metrics)
-                totals.publishes = int(metrics.get("weights/publishes", 0))
-                totals.restarts, totals.retries = _counts(metrics, _RESTARTS), _counts(metrics, _RETRIES)
-                totals.guards = _counts(metrics, _GUARDS)
-                totals.events_dropped = int(metrics.get(_EVENTS_DROPPED, 0))
         return totals
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -315,22 +338,13 @@ class Totals:
         self._evaluated(event.set_name, event.step, metrics, event.measure)
         return metrics
 
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the whole run; each step's record contains them, so that `replay` can restore them."""
-        counted = {"weights/publishes": float(self.publishes)}
-        if self.events_dropped:
-            counted[_EVENTS_DROPPED] = float(self.events_dropped)
-        for prefix, counts in ((_RESTARTS, self.restarts), (_RETRIES, self.retries), (_GUARDS, self.guards)):
-            counted |= {f"{prefix}{role}": float(count) for role, count in counts.items()}
-        return counted
-
     def summary(self) -> dict[str, Any]:
         """Return the fields of `summary.json` that come from totals."""
         eval_first, eval_last = next(iter(self.evals.values()), (None, None))
         return {
             "steps": self.steps,
-            "reward_first": _mean(self.rewards_first),
-            "reward_last": _mean(self.rewards_last),
+            "reward_first": mean(self.rewards_first),
+            "reward_last": mean(self.rewards_last),
             "eval_first": eval_first,
             "eval_last": eval_last,
             "evals": {name: {"first": first, "last": last} for name, (first, last) in self.evals.items()},
@@ -341,11 +355,6 @@ class Totals:
             "max_lag": int(self.max_lag),
             "lag_histogram": {str(lag): count for lag, count in sorted(self.lags.items())},
             "tokens_generated": int(self.tokens_generated),
-            "weight_publishes": self.publishes,
-            "restarts": dict(self.restarts),
-            "retries": dict(self.retries),
-            "guards": dict(self.guards),
-            "events_dropped": self.events_dropped,
         }
 
     def _evaluated(self, name: str, step: int, metrics: Mapping[str, float], measure: str = "mean") -> None:
@@ -372,10 +381,6 @@ class Totals:
         return by_reason | ({"unnamed": unnamed} if unnamed > 0 else {})
 
 
-def _counts(metrics: Mapping[str, float], prefix: str) -> Counter[str]:
-    return Counter({key.removeprefix(prefix): int(metrics[key]) for key in metrics if key.startswith(prefix)})
-
-
 def evaluations(metrics: Mapping[str, Any]) -> set[tuple[str, str]]:
     """Return (name, measure) of each held-out set with a result in a line of `metrics.jsonl`."""
     found = {
@@ -384,9 +389,9 @@ def evaluations(metrics: Mapping[str, Any]) -> set[tuple[str, str]]:
     return {(name, measure) for name, measure in found if measure in MEASURES and f"eval/{name}/count" in metrics}
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else None
+def mean(values: Collection[float]) -> float | None:
+    """Return the mean, or None of no values."""
+    return sum(values) / len(values) if values else None
 
 
 def reference(metrics: Iterable[Metric] = METRICS) -> str:

@@ -19,16 +19,16 @@ from relax_core.api.errors import InfrastructureError, PluginError, printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat
 from relax_core.config.tables import NoticeKind, NotifyTable
-from relax_core.observe.logging import Redactor
+from relax_core.observe.event_log import describe
 from relax_core.observe.observers import CallbackWorker, Report
 from relax_core.observe.records import read_frames
+from relax_core.observe.redaction import Redactor
 
 LONGEST = 1_500
 """Largest number of characters in a message; most services accept this length."""
 LONGEST_SAMPLE = 600
 LATE_S = 30.0
 """Seconds past its deadline after which a wait is reported, since the heartbeat that ends it may be late."""
-IN_LOG = "its text is in the run's log"
 
 
 class NoticeLimiter:
@@ -90,19 +90,14 @@ class Notifier:
         match event:
             case events.RunStarted(_, run_dir, config):
                 self._tell("start", "started", f"{config.get('steps', '?')} steps, in {run_dir}", urgent=True)
-            case events.GuardFired(step, guard, action, reason, evidence):
+            case events.GuardFired(action=action, folder=folder) if told := describe(event):
                 does = "" if action == "warn" else f" ({action})"
-                body = "\n".join([f"{reason}{HINTS.get(action, '')}", *self._sample(evidence)])
-                self._tell("divergence", f"guard {guard} fired at step {step}{does}", body, urgent=action != "warn")
+                body = "\n".join([told[1], *self._sample(folder)])
+                self._tell("divergence", f"{told[0]}{does}", body, urgent=action != "warn")
             case events.RoleFailed(role, error, exit_code, fatal) if not fatal:
-                self._tell("recovery", f"{role} is being replaced", self._quoted(error, exit_code))
-            case events.RoleRecovered(role, seconds, detail):
-                self._tell("recovery", f"{role} works again", f"after {seconds:.1f} s{': ' * bool(detail)}{detail}")
-            case events.RolledBack(version, reason):
-                self._tell("recovery", f"rolled back to step {version.step}", reason)
-            case events.RunRestarted(step, reason, in_a_row, limit):
-                body = f"restart {in_a_row} of {limit} in a row, after: {reason}"
-                self._tell("recovery", f"restarted after step {step}", body)
+                self._tell("recovery", f"{role} failed", self._quoted(error, exit_code))
+            case events.RoleRecovered() | events.RolledBack() | events.RunRestarted() if told := describe(event):
+                self._tell("recovery", *told)
             case events.RunFinished(status, summary):
                 self._tell("end", status, self._summary(summary), urgent=True)
 
@@ -150,14 +145,13 @@ class Notifier:
         """Return an error's text. Hide a plugin's error, which may quote samples, unless `notify.samples` is set."""
         if exit_code != PluginError.exit_code or self._table.samples:
             return error
-        return f"an error of {error.partition(':')[0]}; {IN_LOG}"
+        return f"an error of {error.partition(':')[0]}; its text is in the run's events.jsonl"
 
-    def _sample(self, evidence: Mapping[str, Any]) -> list[str]:
-        """Return the first sample in the evidence as a line, if `notify.samples` is set."""
-        folder = evidence.get("folder")
+    def _sample(self, folder: str) -> list[str]:
+        """Return the first sample in a guard's folder as a line, if `notify.samples` is set."""
         if not self._table.samples or not folder:
             return []
-        found = read_frames(Path(str(folder)) / "samples.jsonl.zst")
+        found = read_frames(Path(folder) / "samples.jsonl.zst")
         return [_cut(f"A sample: {sample.get('response')}", LONGEST_SAMPLE) for sample in found][:1]
 
     def _summary(self, summary: Mapping[str, Any]) -> str:
@@ -169,13 +163,6 @@ class Notifier:
         if error := summary.get("error"):
             parts.append(self._quoted(str(error), int(summary.get("exit_code", 1))))
         return ", ".join(parts)
-
-
-HINTS = {
-    "pause": "; the run is paused until `relax continue`, and `relax why` says more",
-    "roll-back": "; the run goes back to its last checkpoint",
-    "stop": "; the run is stopped",
-}
 
 
 class UrlSender:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder of a run: passes each event to the run directory, sinks, observers, display, notifications and log.
+"""The recorder of a run: passes each event to the run directory, sinks, observers, display and notifications.
 
 Files are written at once, and a failure to write a file fails the run. Sinks and observers work in threads of their own
 and can neither delay the run nor fail it.
@@ -19,8 +19,8 @@ from relax_core.api import events
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import Event, Sink
 from relax_core.api.role import Clock, Heartbeat, SystemClock
-from relax_core.observe.logging import RoleLog
-from relax_core.observe.metrics import MeasuredMetric, Totals
+from relax_core.observe.event_log import EventLog
+from relax_core.observe.metrics import WHOLE_RUN, EventCounts, MeasuredMetric, Totals
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.observers import CallbackWorker, Report
 from relax_core.observe.run_directory import RunDirectory
@@ -33,8 +33,6 @@ SHOWN_SAMPLES = 4
 """Number of transcripts of each delivery of samples that are passed to sinks."""
 STATUS_EVERY_S = 5.0
 """Longest age in seconds of `status.json`; it is written earlier if a role's state changes."""
-WHOLE_RUN = "run"
-"""Name under which restarts of the whole run are counted; restarts of roles and workers have their own names."""
 
 
 class Display(Protocol):
@@ -55,7 +53,7 @@ class Recorder:
 
     Invariants:
     - Each event of a stage is written once, in the order of event numbers.
-    - The totals of `summary.json` can be rebuilt from `metrics.jsonl`.
+    - The totals of `summary.json` can be rebuilt from `metrics.jsonl`, and its counts from `events.jsonl`.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class Recorder:
         observers: Mapping[str, object] | None = None,
         display: Display | None = None,
         *,
-        log: RoleLog | None = None,
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
         deadline_s: float = 30.0,
@@ -74,10 +71,12 @@ class Recorder:
         """`notifier` makes the run's Notifier from the callback to which it reports failures."""
         self.run_dir, self.ending = run_dir, ""
         self._clock, self._wall = clock or SystemClock(), wall
-        self._log = log or RoleLog(run_dir.logs, "controller", redactor=run_dir.redactor)
+        self._log = EventLog(run_dir.path, run_dir.redactor, wall=wall)
         self._display = display
         records = list(run_dir.metrics())
-        self._totals = Totals.replay(records)
+        self._totals, self._counts = Totals.replay(records), EventCounts()
+        for record in run_dir.events():
+            self._counts.count(record)
         self._elapsed_before = max((float(record.get("elapsed_s") or 0) for record in records), default=0.0)
         self._opened = self._clock.now()
         self._ready: float | None = None
@@ -120,7 +119,7 @@ class Recorder:
             if error is None:
                 raise
             # The original error stays the reason of the failure; the failed write of the summary is only logged.
-            self._log.write("error", f"the end of the run could not be recorded: {unwritten}")
+            self._log.note("error", f"the end of the run could not be recorded: {unwritten}")
         finally:
             self.close()
 
@@ -140,20 +139,19 @@ class Recorder:
         self._hub_behind, self._time = None, TimeAccount()
         self._measured.clear()
         self._facts["stage"] = stage
-        self._log.write("info", "stage begins", stage=stage, first_step=first_step)
+        self._log.note("info", "stage begins", stage=stage, first_step=first_step)
 
     def write(self, event: Event) -> None:
-        """Record an event, and pass it to the display, observers and notifier."""
+        """Record an event, and pass it to the log, the display, observers and the notifier."""
         step = getattr(event, "step", None)
         if self._first_step and step is not None:
             event = replace(event, step=step + self._first_step)
-        told_event = self._record(event)
-        self._show(lambda display: display.event(told_event))
-        hook = HOOKS.get(type(told_event))
-        if hook:
-            self._tell_observers(hook, told_event)
+        event = self._record(event)
+        self._log_and_show(event)
+        if hook := HOOKS.get(type(event)):
+            self._tell_observers(hook, event)
         if self._notifier is not None:
-            self._notifier.event(told_event)
+            self._notifier.event(event)
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
         """Show the states of roles, and write `status.json` if they changed or the file is old."""
@@ -171,11 +169,11 @@ class Recorder:
         self._trace.span(name, role, start, end)
 
     def ready(self) -> None:
-        """Record that all roles are ready; after a restart of the whole run, log how long it took."""
+        """Record that all roles are ready; after a restart of the whole run, report its recovery."""
         if self._restarting_since is not None:
             since, self._restarting_since = self._restarting_since, None
             self._trace.span("restart", "controller", since, self._clock.now())
-            self._log.write("info", "run works again", seconds=self._clock.now() - since)
+            self._log_and_show(events.RoleRecovered(WHOLE_RUN, self._clock.now() - since))
             self._facts["state"] = "running"
             self._write_status()
 
@@ -185,11 +183,7 @@ class Recorder:
         `in_place`: the roles keep running, and rows on the bus stay, as in `RunDirectory.rewind`.
         """
         self.run_dir.rewind(step, in_place)
-        before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
-        self._totals.publishes, self._totals.restarts = before.publishes, before.restarts
-        self._totals.retries, self._totals.guards = before.retries, before.guards
-        self._totals.events_dropped = before.events_dropped
         self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
         self._measured.clear()
         self._time.rewind()
@@ -223,6 +217,7 @@ class Recorder:
             "startup_seconds": ready - self._opened,
             "tokens_per_second": tokens / (now - ready) if now > ready else 0.0,
             **totals,
+            **self._counts.summary(),
             **({"notifications": self._notifier.counts} if self._notifier is not None else {}),
         }
 
@@ -234,7 +229,7 @@ class Recorder:
             worker.close()
         if self._notifier is not None:
             self._notifier.close()
-            self._log.write("info", "notifications", **self._notifier.counts)
+            self._log.note("info", "notifications", **self._notifier.counts)
         self._show(lambda display: display.close())
         self._log.close()
         self.run_dir.close()
@@ -242,7 +237,7 @@ class Recorder:
     # -- handling of each kind of event
 
     def _record(self, event: Event) -> Event:
-        """Record an event in files, log, trace and totals; return the event to pass to observers and display."""
+        """Record an event in files, trace and totals; return the event to log, to show and to pass to observers."""
         now = self._now()
         match event:
             case events.RunStarted():
@@ -264,49 +259,27 @@ class Recorder:
                 self._trace.add(event.spans)
                 self._time.add(event)
                 self._account()
-            case events.RolledBack(version, reason):
-                step = version.step + self._first_step
+            case events.RolledBack(step):
                 self.rewind(step, in_place=True)
                 self._facts["step"] = step
-                self._log.write("warning", "rolled back", version=str(version), step=step, reason=reason)
             case events.GuardFired():
                 return self._guard_fired(event)
-            case events.RunRestarted(step, reason, in_a_row, limit):
-                self._restart(step, reason)
-                facts = {"step": step, "reason": reason, "in_a_row": in_a_row, "limit": limit}
-                self._log.write("warning", "run restarted", **facts)
-            case events.WorkRetried(role, what, count, reason):
-                self._totals.retries[role] += count
-                self._log.write("warning", "work retried", of=role, what=what, count=count, reason=reason)
-            case events.EventsDropped(count):
-                self._totals.events_dropped += count
-                self._log.write("warning", "events were dropped before they were written", count=count)
+            case events.RunRestarted(step):
+                self._restart(step)
             case events.RunFinished():
                 return events.RunFinished(event.status, self.finish(event.status, event.summary))
-            case events.WeightsPublished(version, seconds, size_bytes, receivers, times):
-                self._totals.publishes += 1
+            case events.WeightsPublished(version, seconds, size_bytes, _, times):
                 self._published = {f"time/publish/{part}_s": spent for part, spent in times.items()}
                 self._trace.span(
                     f"publish {version}", "weights", now - seconds, now, bytes=size_bytes, seconds=dict(times)
                 )
-                self._log.write("info", "weights published", version=str(version), bytes=size_bytes, to=list(receivers))
-            case events.CheckpointSaved(step, path, seconds):
+            case events.CheckpointSaved(step, _, seconds):
                 self.run_dir.sync()
                 self._trace.span(f"checkpoint {step}", "controller", now - seconds, now)
-                self._log.write("info", "checkpoint saved", step=step, path=path, seconds=seconds)
-            case events.RoleFailed(role, error, exit_code, fatal, frames):
+            case events.RoleFailed(role):
                 self._trace.mark("failed", role, now)
-                facts = {"failed": role, "error": error, "exit_code": exit_code, "frames": frames}
-                if fatal:  # the run ends with this error, and the command prints it
-                    self._log.keep("error", "role failed", **facts)
-                else:
-                    self._log.write("warning", "role failed", **facts)
-            case events.RoleRecovered(role, seconds, detail):
-                self._totals.restarts[role] += 1
+            case events.RoleRecovered(role, seconds):
                 self._trace.span("recovery", role, now - seconds, now)
-                self._log.write("info", "role recovered", recovered=role, seconds=seconds, detail=detail)
-            case events.Logged(level, role, message, fields):
-                self._log.write(level, message, **{**fields, "from_role": role})
         return event
 
     def _guard_fired(self, event: events.GuardFired) -> Event:
@@ -319,11 +292,8 @@ class Recorder:
         facts = {"step": event.step, "guard": event.guard, "action": event.action, "reason": event.reason}
         groups = evidence.get("groups", ())
         folder = self.run_dir.save_evidence(event.step, event.guard, facts | evidence, groups, self._first_step)
-        evidence["folder"] = str(folder)
-        self._totals.guards[event.guard] += 1
         self._trace.mark(f"guard {event.guard}", "actor", self._now())
-        self._log.write("warning", "guard fired", evidence=str(folder), **facts)
-        return replace(event, evidence=evidence)
+        return replace(event, evidence=evidence, folder=str(folder))
 
     def _start(self, event: events.RunStarted) -> None:
         """Open the sinks. If a sink cannot start, raise PluginError, which ends the run."""
@@ -340,22 +310,22 @@ class Recorder:
                 raise PluginError(sink_name, f"the sink could not start: {type(error).__name__}: {error}") from error
         self._write_status()
 
-    def _restart(self, step: int, reason: str) -> None:
+    def _restart(self, step: int) -> None:
         """Go back to `step`, from which the run restarts. The run's new hub has a new clock and numbers events anew."""
         self._account(finish=True)
         self._restarting_since, self._last_number = self._clock.now(), -1
         self._hub_behind, self._time = None, TimeAccount()
         self.rewind(step)
-        self._totals.restarts[WHOLE_RUN] += 1
         self._trace.mark("restarted", "controller", self._restarting_since)
-        self._facts |= {"state": "restarting", "step": step, "last_restart": {"step": step, "reason": reason}}
+        self._facts |= {"state": "restarting", "step": step}
         self._write_status()
 
     def _step(self, event: events.StepFinished) -> Event:
         measured = MeasuredMetric()
         for step in sorted(step for step in self._measured if step <= event.step):
             measured.add(self._measured.pop(step).values())
-        metrics = measured.values() | dict(event.metrics) | self._totals.counters()
+        metrics = measured.values() | dict(event.metrics)
+        metrics |= {"weights/publishes": 0.0} | {key: float(count) for key, count in self._counts.items()}
         at = event.at or self._now()
         behind = self._clock.now() - at
         self._hub_behind = behind if self._hub_behind is None else min(behind, self._hub_behind)
@@ -377,11 +347,7 @@ class Recorder:
             if tokens > 0 and busy > 0:
                 metrics["tokens/per_busy_s"] = tokens / busy
             if metrics:
-                self._totals.measured(window.step, metrics)
-                self._metrics(window.step, metrics)
-                self._show(lambda display, step=window.step, metrics=metrics: (  # type: ignore[misc]
-                    display.event(events.StepMeasured(step, metrics))
-                ))  # fmt: skip
+                self._log_and_show(self._record(events.StepMeasured(window.step, metrics)))
 
     def _now(self) -> float:
         """Return the time on the hub's clock."""
@@ -392,7 +358,12 @@ class Recorder:
         self.run_dir.append_metrics(step, self._wall(), metrics, elapsed_s=round(self._elapsed(), 3), **stage)
         self._to_sinks(lambda sink: sink.metrics(step, dict(metrics)))
 
-    # -- output: display, sinks, observers, status
+    # -- output: log, display, sinks, observers, status
+
+    def _log_and_show(self, event: Event) -> None:
+        if record := self._log.write(event):
+            self._counts.count(record)
+        self._show(lambda display: display.event(event))
 
     def _show(self, call: Callable[[Display], None]) -> None:
         """Call the display; turn it off if its terminal is gone."""
@@ -402,7 +373,7 @@ class Recorder:
             call(self._display)
         except OSError as error:
             self._display = None
-            self._log.write("warning", f"the display is off: {error}")
+            self._log.note("warning", f"the display is off: {error}")
 
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         for name, sink in self._sinks.items():
@@ -417,15 +388,11 @@ class Recorder:
                 self._observer_workers[name].give(partial(function, event) if takes_event else function)
 
     def _off(self, name: str, why: str, frames: str) -> None:
-        self._log.write("warning", f"{name} {why}", frames=frames)
+        self._log.note("warning", f"{name} {why}", frames=frames)
 
     def _write_status(self) -> None:
         self._status_key, self._status_at = status_key(self._beats), self._clock.now()
-        totals = self._totals
-        counted = {"events_dropped": totals.events_dropped, "restarts": dict(totals.restarts),
-                   "retries": dict(totals.retries)}  # fmt: skip
-        facts = self._facts | {name: count for name, count in counted.items() if count}
-        self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), facts))
+        self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), self._facts))
 
     def _elapsed(self) -> float:
         return self._elapsed_before + self._clock.now() - self._opened

@@ -19,6 +19,8 @@ from random import Random
 from typing import Any, Literal, Self, get_args
 
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError
+from relax_core.observe.epoch import WriterLock
+from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import (
     disk_errors,
     encode,
@@ -29,7 +31,6 @@ from relax_core.observe.files import (
     write_document,
     write_text,
 )
-from relax_core.observe.logging import Redactor
 from relax_core.observe.records import (
     AppendOnlyFile,
     frame,
@@ -38,8 +39,8 @@ from relax_core.observe.records import (
     whole_frames,
     whole_lines,
 )
+from relax_core.observe.redaction import Redactor
 from relax_core.observe.status import status_document
-from relax_core.observe.writer_lock import WriterLock
 
 LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
@@ -157,6 +158,10 @@ class RunDirectory:
     def metrics(self) -> Iterable[dict[str, Any]]:
         """Yield the lines of `metrics.jsonl` as written; several lines may share a step."""
         return read_lines(self.path / "metrics.jsonl")
+
+    def events(self) -> Iterable[dict[str, Any]]:
+        """Yield the records of `events.jsonl` in the order of their writing."""
+        return read_lines(self.path / EVENTS)
 
     def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Append transcripts of a step as one zstd frame."""

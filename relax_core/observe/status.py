@@ -7,10 +7,12 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from relax_core.api.role import Heartbeat
+from relax_core.api.role import Heartbeat, Wait
+
+_HEARTBEAT = {field.name for field in fields(Heartbeat)} - {"waits", "spans", "sent"}
 
 
 def status_document(
@@ -30,6 +32,20 @@ def status_document(
         "host": host_mark(),
         "roles": [{key: value for key, value in role.items() if key not in ("spans", "sent")} for role in roles],
     }
+
+
+def heartbeats(status: Mapping[str, Any]) -> tuple[Heartbeat, ...]:
+    """Return the roles' heartbeats of a status document, with times of the wall clock in seconds."""
+    shift = float(status["written_at"]) - float(status["now"])
+    found = []
+    for role in status.get("roles", ()):
+        waits = tuple(
+            Wait(**{**wait, "since": wait["since"] + shift, "deadline": wait["deadline"] + shift})
+            for wait in role.get("waits", ())
+        )
+        known = {key: value for key, value in role.items() if key in _HEARTBEAT}
+        found.append(Heartbeat(**{**known, "at": float(role.get("at") or 0.0) + shift}, waits=waits))
+    return tuple(found)
 
 
 def status_key(heartbeats: Sequence[Heartbeat]) -> tuple[Any, ...]:

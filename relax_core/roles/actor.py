@@ -213,7 +213,7 @@ class Actor(Role):
         self._guards.rewind(version.step)
         await self._restore(saved, version, publish=version.step < context.config.steps)
         context.doing("ready", ranks=self._trainer.pids())
-        await context.run_status.emit(RolledBack(version, str(error)))
+        await context.run_status.emit(RolledBack(version.step, version, str(error)))
         return version
 
     async def _evaluate(self, step: int) -> None:

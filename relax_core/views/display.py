@@ -23,17 +23,13 @@ from relax_core.api import events
 from relax_core.api.errors import printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat, SystemClock
+from relax_core.observe.event_log import describe
 from relax_core.views.first_step import MEAN, first_step_checks, first_step_lines
 from relax_core.views.why import chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
 HERTZ = 4
 WIDTH = 40
-ACTIONS = {
-    "warn": "the run continues", "pause": "the run is paused; `relax why` shows how to continue it",
-    "roll-back": "the run rolls back to its last checkpoint", "stop": "the run is stopped",
-}  # fmt: skip
-"""Description of each action of a guard."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"busy": "green", "waiting": "yellow", "failed": "bold red", "paused": "magenta"}
 
@@ -50,16 +46,18 @@ class LiveDisplay:
         console: Console | None = None,
         clock: Clock | None = None,
         first_step: int = 0,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
+        """`config` is the configuration of a run that has already started; else the event of its start has it."""
         self._console = console or Console(stderr=True)
         self._mode = mode if mode != "auto" else ("live" if self._console.is_terminal else "plain")
         self._clock = clock or SystemClock()
         self._name, self._steps, self._first = printable(name), steps, first_step
         self._started = self._clock.now()
         self._first_done: float | None = None
-        self._step, self._state = first_step, "starting"
+        self._step = first_step
         self._metrics: Mapping[str, float] = {}
-        self._config: Mapping[str, Any] = {}
+        self._config: Mapping[str, Any] = config or {}
         self._rewards: deque[float] = deque(maxlen=WIDTH)
         self._evals: dict[str, float] = {}
         self._beats: tuple[Heartbeat, ...] = ()
@@ -90,7 +88,7 @@ class LiveDisplay:
         """Update the numbers; return the line that plain mode prints, empty for none."""
         match event:
             case events.RunStarted():
-                self._state, self._config = "running", event.config
+                self._config = event.config
                 return f"{self._name}: {event.run_dir}, ready after {self._clock.now() - self._started:.1f} s"
             case events.StepFinished(step, metrics):
                 return self._stepped(step, metrics)
@@ -101,27 +99,15 @@ class LiveDisplay:
                 self._evals[set_name] = mean
                 how = f"temperature {temperature:g}" if event.measure == "mean" else event.measure
                 return f"eval {set_name} at step {step}: {mean:.3f} (n={count}, {how})"
-            case events.RoleFailed(role, error):
-                self._note = f"{role} failed: {error}"
-                return self._note
-            case events.RoleRecovered(role, took):
-                self._note = f"{role} works again after {took:.1f} s"
-                return self._note
-            case events.GuardFired(step, guard, action, reason):
-                self._note = f"guard {guard} fired at step {step}: {reason}; {ACTIONS[action]}"
-                return self._note
-            case events.RunRestarted(step, reason, in_a_row, limit):
-                self._step, self._state = step, "restarting"
-                after = f"after step {step}" if step else "from its beginning"
-                self._note = f"{self._name} restarts {after} ({in_a_row} of {limit} in a row): {reason}"
-                return self._note
             case events.Logged(_, role, message):
                 return f"{role}: {message}"
             case events.RunFinished(status):
-                self._state = status
                 return f"{self._name}: {status} after step {self._step}"
-            case _:
-                return ""
+        if told := describe(event):
+            self._note = ": ".join(told)
+            self._step = event.step if isinstance(event, events.RolledBack | events.RunRestarted) else self._step
+            return self._note
+        return ""
 
     def _stepped(self, step: int, metrics: Mapping[str, float]) -> str:
         self._step, self._metrics = step, metrics
@@ -188,7 +174,7 @@ class LiveDisplay:
         table = Table.grid(padding=(0, 2))
         now = self._clock.now()
         for beat in beats:
-            detail = Text(printable(_doing(beat, now)), overflow="ellipsis", no_wrap=True)
+            detail = Text(printable(doing(beat, now)), overflow="ellipsis", no_wrap=True)
             table.add_row(Text(printable(beat.role)), Text(beat.state, style=_STYLES.get(beat.state, "")), detail)
         return table
 
@@ -210,7 +196,8 @@ def _owes(beats: Sequence[Heartbeat], now: float) -> str:
     return "waits: " + " ← ".join(link.who for link in links) + told
 
 
-def _doing(beat: Heartbeat, now: float) -> str:
+def doing(beat: Heartbeat, now: float) -> str:
+    """Return a role's activity, or its longest wait with the wait's age."""
     if not beat.waits:
         return beat.doing
     wait = min(beat.waits, key=lambda wait: wait.since)

@@ -1,29 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The live display of a run in another process, made from the files of its run directory.
 
-Steps and evaluations come from `metrics.jsonl`, role states from `status.json`, failures and recoveries from the
-controller's log. Following a run only reads, so it never affects the run.
+Events come from `events.jsonl`, the metrics of steps from `metrics.jsonl`, and role states from `status.json`.
+Following a run only reads, so it never affects the run.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from relax_core.api import events
 from relax_core.api.events import Event
-from relax_core.api.role import Heartbeat, Wait
-from relax_core.observe.metrics import evaluations
+from relax_core.observe.event_log import EVENTS, event_name, recorded_event
 from relax_core.observe.recorder import Display
 from relax_core.observe.records import records, whole_lines
+from relax_core.observe.status import heartbeats
 from relax_core.views.display import WIDTH
 from relax_core.views.run import RunHealth, RunView, health
 
-_HEARTBEAT = {field.name for field in fields(Heartbeat)} - {"waits", "spans", "sent"}
+_STEP = event_name(events.StepFinished)
 
 
 class LineFollower:
@@ -31,24 +32,20 @@ class LineFollower:
 
     Invariants:
     - Each line is returned once, when it is complete.
-    - After a rollback replaced the file with a shorter version, only later lines are returned.
+    - After a rollback replaced the file, all lines of the new file are returned.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode, self._read = 0, 0
-        self.replaced = False
-        """True if the last call found a new file, which a rollback of the run has written."""
 
     def added(self) -> list[dict[str, Any]]:
         """Return the added records; the first call returns all records."""
         try:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
-                self.replaced = self._inode not in (0, inode)
-                if self.replaced:
-                    self._read = whole_lines(file.read())
-                self._inode = inode
+                if inode != self._inode:
+                    self._inode, self._read = inode, 0
                 file.seek(self._read)
                 data = file.read()
         except FileNotFoundError:
@@ -76,29 +73,23 @@ class RunFollower:
 
     def __init__(self, view: RunView) -> None:
         self.view, self.clock = view, WallClock()
-        self._metrics = LineFollower(view.path / "metrics.jsonl")
-        self._log = LineFollower(view.path / "logs" / "controller.jsonl")
-        self._log.added()
-        self._step = 0
-        self._recent: list[dict[str, Any]] = self._metrics.added()[-WIDTH:]
+        self._events, self._metrics = LineFollower(view.path / EVENTS), LineFollower(view.path / "metrics.jsonl")
+        self._by_step: dict[int, dict[str, float]] = {}
+        past = self._events.added()
+        steps = [at for at, record in enumerate(past) if record["event"] == _STEP]
+        self._recent = past[steps[-WIDTH:][0] :] if steps else []
         if self._recent:  # the display measures time from the first step that it shows
-            self.clock.recorded_at = float(self._recent[0].get("time") or time.time())
+            self.clock.recorded_at = _time(self._recent[0])
 
     def look(self, display: Display, wall: float) -> RunHealth:
-        """Send new records to the display, and return the run's health; the first call sends only recent steps."""
+        """Send new events to the display, and return the run's health; the first call sends only recent events."""
         state = health(self.view, wall)  # read first: a run writes its last records before it writes its end
-        added = self._metrics.added()
-        if self._metrics.replaced:
-            self._step = 0
-        for record in (*self._recent, *added):
-            self.clock.recorded_at = float(record.get("time") or wall)
-            for event in self._steps(record):
+        recent, self._recent = self._recent, []
+        for record in (*recent, *self._events.added()):
+            if event := self._event(record):
+                self.clock.recorded_at = _time(record)
                 display.event(event)
-        self._recent = []
         self.clock.recorded_at = None
-        for record in self._log.added():
-            for event in _logged(record):
-                display.event(event)
         status = self.view.status()
         if state.ended:
             display.event(events.RunFinished(state.state, {}))
@@ -106,48 +97,25 @@ class RunFollower:
             display.heartbeats(heartbeats(status))
         return state
 
-    def _steps(self, record: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a line of metrics; the first line of a step means that the step has finished."""
-        metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
-        step = int(record.get("step", 0))
-        judged = evaluations(metrics)
-        for name, measure in sorted(judged):
-            group = f"eval/{name}"
-            yield events.EvalFinished(
-                step, name, metrics[f"{group}/{measure}"], int(metrics[f"{group}/count"]),
-                metrics.get(f"{group}/temperature", 0.0), measure=measure,
-            )  # fmt: skip
-        if all(key.startswith("eval/") for key in metrics):
-            return
-        if step <= self._step:
-            yield events.StepMeasured(step, metrics)
-        else:
-            self._step = step
-            yield events.StepFinished(step, metrics)
+    def _event(self, record: Mapping[str, Any]) -> Event | None:
+        """Return the event of a record; None for the start and end of the run, and for steps that were undone."""
+        event = recorded_event(record)
+        match event:
+            case events.RunStarted() | events.RunFinished():
+                return None
+            case events.StepFinished(step) | events.StepMeasured(step):
+                metrics = self._metrics_of(step)
+                return replace(event, metrics=metrics) if metrics else None
+        return event
+
+    def _metrics_of(self, step: int) -> dict[str, float]:
+        """Return the metrics of a recent step so far; empty for a step that was undone."""
+        for record in self._metrics.added():
+            metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
+            self._by_step.setdefault(record["step"], {}).update(metrics)
+        self._by_step = {at: metrics for at, metrics in self._by_step.items() if at > step - WIDTH}
+        return dict(self._by_step.get(step, {}))
 
 
-def heartbeats(status: Mapping[str, Any]) -> tuple[Heartbeat, ...]:
-    """Return the roles' heartbeats of a status document, with times of the wall clock in seconds."""
-    shift = float(status["written_at"]) - float(status["now"])
-    found = []
-    for role in status.get("roles", ()):
-        waits = tuple(
-            Wait(**{**wait, "since": wait["since"] + shift, "deadline": wait["deadline"] + shift})
-            for wait in role.get("waits", ())
-        )
-        known = {key: value for key, value in role.items() if key in _HEARTBEAT}
-        found.append(Heartbeat(**{**known, "at": float(role.get("at") or 0.0) + shift}, waits=waits))
-    return tuple(found)
-
-
-def _logged(record: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the event of a record of the controller's log, if the display shows such events."""
-    match record.get("event"):
-        case "role failed":
-            yield events.RoleFailed(record["failed"], record["error"], int(record.get("exit_code") or 1), False)
-        case "role recovered":
-            yield events.RoleRecovered(record["recovered"], float(record["seconds"]), record.get("detail", ""))
-        case "run restarted":
-            yield events.RunRestarted(*(record[name] for name in ("step", "reason", "in_a_row", "limit")))
-        case message if "from_role" in record:
-            yield events.Logged(str(record.get("level")), str(record["from_role"]), str(message))
+def _time(record: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(record["time"]).timestamp()

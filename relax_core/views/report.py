@@ -14,11 +14,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from relax_core.observe.event_log import describe, recorded_event
 from relax_core.observe.files import disk_errors, write_text
-from relax_core.observe.metrics import metric
+from relax_core.observe.metrics import mean, metric
 from relax_core.views import charts
 from relax_core.views.first_step import first_step_checks, first_step_lines
-from relax_core.views.run import Metrics, RunHealth, RunView, health, mean, readable_documents
+from relax_core.views.run import Metrics, RunHealth, RunView, health, readable_documents
 from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
 from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
 
@@ -239,25 +240,9 @@ def _charts(metrics: Metrics) -> Iterator[tuple[str, str, Markup]]:
 
 
 def _faults(run: RunView) -> Iterator[tuple[str, str, str]]:
-    for record in run.log():
-        clock = str(record.get("time", ""))[11:19]
-        if record.get("event") == "role failed":
-            yield clock, f"{record.get('failed')} failed", str(record.get("error", ""))
-        elif record.get("event") == "role recovered":
-            detail = f"after {float(record.get('seconds') or 0):.1f} s {record.get('detail') or ''}"
-            yield clock, f"{record.get('recovered')} recovered", detail
-        elif record.get("event") == "run restarted":
-            yield clock, f"the run restarted after step {record.get('step')}", str(record.get("reason", ""))
-        elif record.get("event") == "run works again":
-            yield clock, "the run recovered", f"after {float(record.get('seconds') or 0):.1f} s"
-        elif record.get("event") == "rolled back":
-            yield clock, f"rolled back to step {record.get('step')}", str(record.get("reason", ""))
-        elif record.get("event") == "work retried":
-            yield (
-                clock,
-                f"{record.get('of')}: {record.get('count')} {record.get('what')} retried",
-                str(record.get("reason", "")),
-            )
+    for record in run.events():
+        if told := describe(recorded_event(record)):
+            yield record["time"][11:19], *told
 
 
 def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:

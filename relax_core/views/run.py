@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from relax_core.api.errors import ConfigError
+from relax_core.observe.metrics import mean
 from relax_core.observe.recorder import ENDINGS
-from relax_core.observe.records import read_lines
 from relax_core.observe.run_directory import Request, RunDirectory, find_run, run_paths, runs_root
 from relax_core.observe.status import host_mark
 
@@ -113,9 +113,9 @@ class RunView:
                 return file.read_bytes()
         return None
 
-    def log(self, role: str = "controller") -> Iterator[dict[str, Any]]:
-        """Yield the records of a role's log."""
-        return read_lines(self.path / "logs" / f"{role}.jsonl")
+    def events(self) -> Iterable[dict[str, Any]]:
+        """Return the records of `events.jsonl` in the order of their writing."""
+        return self._directory.events()
 
 
 def open_run(run: str | Path | None = None) -> RunView:
@@ -130,7 +130,7 @@ def readable_documents(run: RunView) -> Iterator[None]:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         got = f"files with unexpected content ({type(error).__name__}: {error})"
-        fix = "restore status.json, summary.json, metrics.jsonl and samples from a copy, or undo changes to these files"
+        fix = "restore status.json, summary.json, the .jsonl files and samples from a copy, or undo changes to these files"
         raise ConfigError(str(run.path), got, fix) from error
 
 
@@ -250,7 +250,3 @@ def listed(run: RunView, wall: float) -> Listed:
         eval_last=evaluated.get("mean"),
         wall_seconds=final.get("wall_seconds"),
     )
-
-
-def mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -3,17 +3,19 @@
 
 The chain is made from `status.json` alone. There each wait has a reason and names the roles that must end the wait
 (`owed_by`). Within a rollout the chain follows the oldest group under way to engines, environments or rewards. A cycle
-of waiting roles is a deadlock. For an ended or lost run the answer shows the last written state. The module also warns
-if engine and trainer differ by more than their number formats explain.
+of waiting roles is a deadlock. For an ended or lost run the answer shows the last written state. Restarts and retries
+are counted from `events.jsonl`. The module also warns if engine and trainer differ by more than their number formats
+explain.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relax_core.observe.metrics import EventCounts
 from relax_core.views.first_step import MEAN, far_apart
 from relax_core.views.run import RunHealth, RunView
 
@@ -62,7 +64,7 @@ def _follow(roles: Roles, name: str, now: float) -> tuple[list[Link], str]:
     age = now - float(role.get("at") or now)
     if parts := list(_parts(name, role, age)):
         return parts, ""
-    if wait := oldest_wait(role):
+    if wait := min(role.get("waits", ()), key=lambda wait: wait["since"], default=None):
         owing = debtors(str(wait["owed_by"]), roles)
         busy = (one for one in owing if roles[one]["state"] == "busy")
         named = f", owed by {wait['owed_by']}" if wait["owed_by"] else ""
@@ -71,11 +73,6 @@ def _follow(roles: Roles, name: str, now: float) -> tuple[list[Link], str]:
         return [link], next(busy, owing[0] if owing else "")
     at_work = Link(name, f"is {role['state']}" + (f": {role['doing']}" if role.get("doing") else ""))
     return [at_work, *_asked((role.get("facts") or {}).get("pools") or {}, age)], ""
-
-
-def oldest_wait(role: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = min(role.get("waits", ()), key=lambda wait: wait["since"], default=None)
-    return found
 
 
 def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
@@ -205,14 +202,16 @@ class WhyAnswer:
         yield from (f"  {detail}" for detail in self.details)
 
 
-def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
-    """Return the answer at wall-clock time `wall`."""
+def why(
+    status: Mapping[str, Any], health: RunHealth, wall: float, events: Iterable[Mapping[str, Any]] = ()
+) -> WhyAnswer:
+    """Return the answer at wall-clock time `wall`; `events` are the records of `events.jsonl`."""
     roles = status.get("roles", ())
     now = float(status.get("now", 0.0))
     if not health.ended and health.state not in ("lost", "silent"):  # both keep the time of the last status
         now += max(wall - float(status.get("written_at", wall)), 0.0)
     waits = tuple(_waits(roles, now))
-    faults = tuple(_faults(status))
+    faults = tuple(_faults(events))
     if health.ended:
         after = f": {health.detail}" if health.detail else ""
         headline = f"the run has ended: {health.state} after step {status.get('step', '?')}{after}"
@@ -290,14 +289,19 @@ def _scheduling_says(scheduling: Mapping[str, Any]) -> Iterator[str]:
     yield line
 
 
-def _faults(status: Mapping[str, Any]) -> Iterator[str]:
+def _faults(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield lines on restarts and retries of the run, and on dropped events."""
-    if last := status.get("last_restart"):
-        yield f"the run last restarted after step {last['step']}: {last['reason']}"
-    for name in ("restarts", "retries"):
-        if counts := status.get(name):
-            yield f"{name} so far: {', '.join(f'{role} {count}' for role, count in counts.items())}"
-    if dropped := status.get("events_dropped"):
+    counts, last = EventCounts(), ""
+    for record in events:
+        counts.count(record)
+        if record["event"] == "run restarted":
+            last = f"after step {record['step']}: {record['reason']}"
+    if last:
+        yield f"the run last restarted {last}"
+    for group in ("restarts", "retries"):
+        if found := counts.by_name(group):
+            yield f"{group} so far: {', '.join(f'{role} {count}' for role, count in found.items())}"
+    if dropped := counts["events/dropped"]:
         yield f"{dropped:,} events were dropped before they were written, so the run's files lack them"
 
 

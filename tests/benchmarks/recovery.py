@@ -90,10 +90,10 @@ class Recovery:
 
 
 class Log:
-    """The run's own log, read as it grows."""
+    """The run's events, read as they come."""
 
     def __init__(self, run: Path) -> None:
-        self._path, self._read = run / "logs" / "controller.jsonl", 0
+        self._path, self._read = run / "events.jsonl", 0
 
     def lines(self) -> list[dict[str, Any]]:
         """Lines since the last call."""
@@ -109,12 +109,16 @@ class Log:
 
         def look() -> dict[str, Any] | bool:
             found.extend(self.lines())
-            return next((one for one in found if one.get("recovered") in names), False)
+            return next((one for one in found if _tells(one, "role recovered", names)), False)
 
         line = until(look, lambda: f"{' or '.join(names)} works again; last said: {found[-3:]}", WAIT_S)
         ready = _time(line)
-        lost = (one for one in found if one.get("failed") in names)
+        lost = (one for one in found if _tells(one, "role failed", names))
         return next(map(_time, lost), ready - line["seconds"]), ready
+
+
+def _tells(line: Mapping[str, Any], event: str, names: Sequence[str]) -> bool:
+    return line["event"] == event and line["role"] in names
 
 
 def _time(line: Mapping[str, Any]) -> float:

@@ -97,8 +97,8 @@ def test_a_run_outlives_its_terminal_and_its_driver_and_is_left_and_stopped_from
     killed = document(run, "status")["pid"]
     os.kill(killed, signal.SIGKILL)
     status = until(lambda: (now := document(run, "status"))["pid"] != killed and now["state"] == "running" and now)
-    log = run / "logs/controller.jsonl"
-    until(lambda: "run works again" in log.read_text())
+    log = run / "events.jsonl"
+    until(lambda: '"event":"role recovered","role":"run"' in log.read_text())
     assert f"the run's process (pid {killed}) died of SIGKILL" in log.read_text()
     until(lambda: document(run, "status")["step"] >= status["step"] + 4)
     attached = Terminal(tmp_path, "attach", run)

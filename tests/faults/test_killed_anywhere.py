@@ -91,7 +91,9 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
         run.until_steps(step)
         kill(victim())
     run.until_steps(6)
-    until(lambda: run.status().get("restarts", {}).get("actor"), "the actor goes back")
+    until(
+        lambda: '"event":"role recovered","role":"actor"' in (path / "events.jsonl").read_text(), "the actor goes back"
+    )
     _until_a_checkpoint(path)
     children(run.process.pid, "ray::Hub")[0].kill()
     assert run.end() == 4, run.err

@@ -184,10 +184,15 @@ def documents_input(random: Random) -> Files:
     samples = b"\n".join(json_bytes(SAMPLE, random) for _ in range(2))
     files["samples/step-000001.jsonl.zst"] = zstandard.ZstdCompressor(write_checksum=True).compress(samples)
     files[".epoch"] = b"000000000001"
-    record = {"time": "2026-01-01", "level": "warning", "role": "actor", "event": "role recovered", "seconds": 1.0}
-    files["logs/controller.jsonl"] = (
-        json_bytes(record, random) if random.random() < 0.2 else json.dumps(record).encode()
-    )
+    record = {
+        "time": "2026-01-01",
+        "level": "info",
+        "event": "role recovered",
+        "role": "actor",
+        "seconds": 1.0,
+        "detail": "",
+    }
+    files["events.jsonl"] = json_bytes(record, random) if random.random() < 0.2 else json.dumps(record).encode()
     for name in random.sample(sorted(files), random.choice((1, 1, 2, 3))):
         if name in DOCUMENTS:
             files[name] = json_bytes(DOCUMENTS[name], random)

@@ -60,6 +60,7 @@ def test_it_leaves_every_file_of_a_run(finished_run: FinishedRun) -> None:
         "config.toml",
         "plugins.json",
         "provenance.json",
+        "events.jsonl",
         "metrics.jsonl",
         "ledger.db",
         "trace.json",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from relax_core.api.errors import printable
-from relax_core.observe.logging import Redactor
+from relax_core.observe.redaction import Redactor
 
 PIPE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 16

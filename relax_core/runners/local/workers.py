@@ -31,7 +31,7 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerD
 from relax_core.api.options import revealed
 from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec
 from relax_core.config.tables import CREDENTIALS
-from relax_core.observe.logging import Redactor, credentials
+from relax_core.observe.redaction import Redactor, credentials
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port

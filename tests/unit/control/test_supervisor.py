@@ -114,8 +114,8 @@ def test_a_killed_driver_is_resumed_and_the_exit_code_is_that_of_the_last_one(
     assert reason.startswith("the run's process (pid ") and reason.endswith(") died of SIGKILL")
     console = (tmp_path / "run/logs/console.log").read_text()
     assert console.count("to the console\n") == 2 and f"relax: {reason}; another process resumes the run" in console
-    log = [json.loads(line) for line in (tmp_path / "run/logs/controller.jsonl").read_text().splitlines()]
-    assert [(record["level"], record["restart"]) for record in log] == [("warning", 1)]
+    log = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    assert [(record["level"], record["fields"]) for record in log] == [("warning", {"restart": 1})]
 
 
 def test_a_driver_is_resumed_that_asks_for_another_try_or_that_a_library_ended_in_the_middle_of_the_run(

@@ -28,9 +28,9 @@ from relax_core.api.role import Heartbeat, SystemClock, Wait
 from relax_core.api.weights import Version
 from relax_core.config.tables import NotifyTable
 from relax_core.control.prepare import plan_run
-from relax_core.observe.logging import Redactor
 from relax_core.observe.notifications import NoticeLimiter, Notifier
 from relax_core.observe.recorder import Recorder
+from relax_core.observe.redaction import Redactor
 
 STARTED = RunStarted("r", "/runs/maths", {"steps": 30})
 
@@ -87,7 +87,7 @@ def test_each_kind_of_event_is_told_with_its_reason():
             GuardFired(7, "reward", "pause", "reward/mean was 0.1", evidence),
             RoleFailed("engine", "engine-0 was quarantined: it lied", 4, fatal=False),
             RoleRecovered("engine", 2.5, "engine-0"),
-            RolledBack(Version("actor", 1, 4), "a rank died"),
+            RolledBack(4, Version("actor", 1, 4), "a rank died"),
             RunRestarted(4, "the machine is gone", 2, 3),
             RoleFailed("actor", "out of memory", 4, fatal=True),
             RunFinished("failed", {"steps": 9, "wall_seconds": 61.2, "error": "out of memory", "exit_code": 4}),
@@ -96,10 +96,10 @@ def test_each_kind_of_event_is_told_with_its_reason():
         ("maths: started", "30 steps, in /runs/maths"),
         ("maths: guard reward fired at step 7 (pause)",
          "reward/mean was 0.1; the run is paused until `relax continue`, and `relax why` says more"),
-        ("maths: engine is being replaced", "engine-0 was quarantined: it lied"),
+        ("maths: engine failed", "engine-0 was quarantined: it lied"),
         ("maths: engine works again", "after 2.5 s: engine-0"),
         ("maths: rolled back to step 4", "a rank died"),
-        ("maths: restarted after step 4", "restart 2 of 3 in a row, after: the machine is gone"),
+        ("maths: the run restarted after step 4", "restart 2 of 3 in a row, after: the machine is gone"),
         ("maths: failed", "9 steps, 61 s, out of memory"),
     ]  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_messages_hold_no_secret_no_control_character_and_no_sample():
         Notified(url, burst=9).tell(failed, infrastructure, end)
         Notified(url, burst=9, samples=True).tell(failed)
     texts = [text for _, text in received]
-    assert texts[0] == "an error of judge; its text is in the run's log" and "judge" in texts[2]
+    assert texts[0] == "an error of judge; its text is in the run's events.jsonl" and "judge" in texts[2]
     assert "42" in texts[3] and not any("42" in text for text in texts[:3])
     assert all("hunter2" not in text and "\x1b" not in text and len(text) <= 1500 for text in texts)
 
@@ -244,10 +244,10 @@ def test_a_recorded_run_tells_how_it_ended_also_where_it_breaks_off(run_dir):
     assert [title for title, _ in received] == [
         "maths: started", "maths: guard reward fired at step 3", "maths: rollout waits too long", "maths: failed",
     ]  # fmt: skip
-    assert received[1][1] == "it fell\nA sample: my answer" and "boom" in received[3][1]
+    assert received[1][1] == "it fell; the run continues\nA sample: my answer" and "boom" in received[3][1]
     assert run_dir.read("summary")["notifications"]["suppressed"] == 0
-    log = [json.loads(line) for line in (run_dir.logs / "controller.jsonl").read_text().splitlines()]
-    assert [line["sent"] for line in log if line["event"] == "notifications"] == [4]
+    log = [json.loads(line) for line in (run_dir.path / "events.jsonl").read_text().splitlines()]
+    assert [line["fields"]["sent"] for line in log if line.get("message") == "notifications"] == [4]
 
 
 def test_apprise_is_imported_only_to_send():

@@ -73,7 +73,11 @@ def recorder(run_dir, clock, **more):
 
 
 def log(run_dir):
-    return [json.loads(line) for line in (run_dir.logs / "controller.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run_dir.path / "events.jsonl").read_text().splitlines()]
+
+
+def notes(run_dir):
+    return [record for record in log(run_dir) if record["event"] == "logged"]
 
 
 def test_a_whole_run_is_summed_up(run_dir, clock):
@@ -181,7 +185,7 @@ def test_a_resumed_run_goes_on_counting(run_dir, clock):
     assert (summary["steps"], summary["tokens_generated"], summary["max_lag"]) == (5, 50, 0)
     assert summary["reward_first"] == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.9) / 5)
     assert summary["wall_seconds"] == pytest.approx(6.0) and summary["tokens_per_second"] == pytest.approx(5.0)
-    assert summary["eval_first"]["temperature"] == 0.5 and summary["weight_publishes"] == 3
+    assert summary["eval_first"]["temperature"] == 0.5 and summary["weight_publishes"] == 5
     second.close()
 
 
@@ -195,7 +199,7 @@ def test_going_back_to_a_checkpoint_forgets_later_steps_but_not_restarts(run_dir
     assert (run.summary()["steps"], run.summary()["restarts"]) == (1, {"actor": 1})
 
 
-def test_events_that_were_dropped_are_counted_in_log_metrics_status_and_summary(run_dir, clock):
+def test_events_that_were_dropped_are_counted_in_log_metrics_and_summary(run_dir, clock):
     run = recorder(run_dir, clock)
     run.write(StepFinished(1, {"reward/mean": 0.5}))
     run.handle(7, EventsDropped(7))
@@ -204,8 +208,8 @@ def test_events_that_were_dropped_are_counted_in_log_metrics_status_and_summary(
     run.heartbeats((Heartbeat("actor", "busy"),))
     first, second = run_dir.metrics()
     assert "events/dropped" not in first and second["events/dropped"] == 9.0
-    assert [line["count"] for line in log(run_dir) if "dropped" in line["event"]] == [7, 2]
-    assert run_dir.read("status")["events_dropped"] == run.summary()["events_dropped"] == 9
+    assert [line["count"] for line in log(run_dir) if line["event"] == "events dropped"] == [7, 2]
+    assert run.summary()["events_dropped"] == 9
     assert recorder(run_dir, clock).summary()["events_dropped"] == 9, "also where the run is resumed"
     run.rewind(1)
     assert run.summary()["events_dropped"] == 9
@@ -218,7 +222,7 @@ def test_a_rollback_in_a_later_stage_forgets_later_steps_of_that_stage_alone(run
         for step in (1, 2, 3):
             run.write(SamplesScored(step, ({"reward": 1.0},)))
             run.write(StepFinished(step, {"reward/mean": 0.1 * (step + first), "tokens/generated": 10.0}))
-    run.write(RolledBack(Version("actor", 1, 1), "a rank died"))
+    run.write(RolledBack(1, Version("actor", 1, 1), "a rank died"))
     run.heartbeats([])
     assert [(line["step"], line["stage"]) for line in run_dir.metrics()] == [
         (1, "warm-start"), (2, "warm-start"), (3, "warm-start"), (4, "rl"),
@@ -240,7 +244,7 @@ def test_a_sink_that_raises_three_times_is_off_and_the_others_go_on(run_dir, clo
     run.close()
     assert [call[0] for call in bad.calls] == ["open", "metrics", "metrics", "metrics"]
     assert [call[0] for call in good.calls] == ["open", *["metrics"] * 5, "close"]
-    told = [record["event"] for record in log(run_dir) if record["event"].startswith("bad ")]
+    told = [record["message"] for record in notes(run_dir)]
     assert len(told) == 3 and "is off: it raised 3 times, last RuntimeError: no network" in told[-1]
 
 
@@ -284,8 +288,8 @@ def test_an_observer_that_raises_three_times_is_off(run_dir, clock):
     run.write(RunFinished("finished", {}))
     run.close()
     assert [event.step for event in observer.seen] == [1, 2, 3]
-    (last,) = [record for record in log(run_dir) if "is off" in record["event"]]
-    assert "test_recorder.py" in last["frames"]
+    (last,) = [record for record in notes(run_dir) if "is off" in record["message"]]
+    assert "test_recorder.py" in last["fields"]["frames"]
 
 
 def test_observers_may_leave_the_event_out(run_dir, clock):
@@ -312,7 +316,7 @@ def test_an_observer_that_hangs_holds_nobody(run_dir, clock):
     run.write(StepFinished(2, {"reward/mean": 0.5}))
     run.close()
     release.set()
-    assert [record["event"] for record in log(run_dir)] == ["slow is off: one call took longer than 5 s"]
+    assert [record["message"] for record in notes(run_dir)] == ["slow is off: one call took longer than 5 s"]
 
 
 def test_roles_and_waits_are_live_in_the_status(run_dir, clock):
@@ -337,9 +341,10 @@ def test_failures_publishes_and_checkpoints_are_logged_and_traced(run_dir, clock
     run.write(TimeSpent("actor", clock.at + 2, (Span("actor", "work", "train", clock.at, clock.at + 2),)))
     run.finish("stopped")
     assert [(record["level"], record["event"]) for record in log(run_dir)] == [
-        ("warning", "role failed"), ("info", "checkpoint saved"), ("warning", "slow disk"),
+        ("warning", "role failed"), ("info", "checkpoint saved"), ("warning", "logged"),
     ]  # fmt: skip
-    assert log(run_dir)[-1]["level_"] == "odd" and log(run_dir)[-1]["from_role"] == "actor"
+    said = log(run_dir)[-1]
+    assert (said["role"], said["message"], said["fields"]) == ("actor", "slow disk", {"level": "odd", "seconds": 3})
     trace = run_dir.read("trace")["traceEvents"]
     tracks = {event["args"]["name"]: event["tid"] for event in trace if event["name"] == "thread_name"}
     (train,) = [event for event in trace if event["name"] == "train"]
@@ -358,7 +363,7 @@ def test_a_terminal_that_went_away_does_not_stop_the_run(run_dir, clock):
         run.write(StepFinished(step, {"reward/mean": 0.5}))
     run.close()
     assert [line["step"] for line in run_dir.metrics()] == [1, 2]
-    assert [record["event"] for record in log(run_dir)] == ["the display is off: gone"]
+    assert [record["message"] for record in notes(run_dir)] == ["the display is off: gone"]
 
 
 def test_a_run_without_steps_has_a_trace_and_a_summary(run_dir, clock):
@@ -379,7 +384,7 @@ def test_the_evidence_of_a_guard_is_saved_before_its_step_is_undone(run_dir, clo
     fired = GuardFired(2, "reward", "roll-back", "too small", evidence)
     for _ in range(2):
         run.write(fired)
-        run.write(RolledBack(Version("actor", 1, 1), "guard reward"))
+        run.write(RolledBack(1, Version("actor", 1, 1), "guard reward"))
     assert sorted(path.name for path in (run_dir.path / "guards").iterdir()) == [
         "step-000012-reward", "step-000012-reward-2",
     ]  # fmt: skip
@@ -393,4 +398,6 @@ def test_the_evidence_of_a_guard_is_saved_before_its_step_is_undone(run_dir, clo
     assert list(run_dir.metrics())[-1]["guards/reward"] == 2.0
     assert recorder(run_dir, clock).summary()["guards"] == {"reward": 2}, "also where the run is resumed"
     assert (folder / "config.toml").read_text() == (run_dir.path / "config.toml").read_text()
-    assert [line["guard"] for line in log(run_dir) if line["event"] == "guard fired"] == ["reward", "reward"]
+    fired = [record for record in log(run_dir) if record["event"] == "guard fired"]
+    assert [(record["guard"], record["step"]) for record in fired] == [("reward", 12)] * 2
+    assert fired[0]["folder"] == str(folder) and "evidence" not in fired[0]

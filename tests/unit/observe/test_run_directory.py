@@ -15,7 +15,7 @@ import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.control.prepare import prepare_resume
-from relax_core.observe.logging import Redactor
+from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
 
 NOW = datetime(2026, 11, 20)

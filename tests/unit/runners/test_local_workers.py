@@ -23,7 +23,7 @@ import pytest
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.role import WorkerSpec
-from relax_core.observe.logging import Redactor
+from relax_core.observe.redaction import Redactor
 from relax_core.runners.local.fork_server import ForkServer
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 from tests.processes import gone, stop

@@ -37,11 +37,10 @@ def test_a_wait_says_who_owes_it_since_when_and_until_when():
 
 
 def test_events_that_were_dropped_are_said_of_a_run_that_goes_on_and_of_one_that_ended():
-    said = status(Heartbeat("actor", "busy", doing="training")) | {"events_dropped": 12}
+    said, log = status(Heartbeat("actor", "busy", doing="training")), [{"event": "events dropped", "count": 6}] * 2
     for state in (RUNNING, RunHealth("finished")):
-        assert any(
-            "12 events were dropped before they were written" in line for line in why(said, state, 5000.0).lines()
-        )
+        lines = why(said, state, 5000.0, log).lines()
+        assert any("12 events were dropped before they were written" in line for line in lines)
 
 
 def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Redaction of secrets in everything that a run writes. The configuration passes resolved secrets to a `Redactor`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+HIDDEN = "[redacted]"
+_KEY = re.compile(
+    r"(^|[_-])(secret|password|passwd|token|api_?key|access_?key|authorization|credentials?)$", re.IGNORECASE
+)
+_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
+    r"|(?<=://)[^/\s:@\"]+:[^/\s@\"]+(?=@)"
+)
+_SHORTEST = 4
+"""Smallest length of a redacted value; redacting shorter values would hide ordinary words."""
+
+
+class Redactor:
+    """Redaction of secrets in text and nested values: known values, strings under secret keys, and token formats."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._known: re.Pattern[str] | None = None
+        self._values: set[str] = set()
+        self.add(secrets)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        """Add secret values to redact, both as plain text and as JSON escapes them."""
+        for secret in secrets:
+            if len(secret) >= _SHORTEST:
+                self._values |= {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+        longest_first = sorted(self._values, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def text(self, text: str) -> str:
+        """Return the text without known secret values and strings in the format of an access token."""
+        return _SHAPES.sub(HIDDEN, self.known(text))
+
+    def known(self, text: str) -> str:
+        """Return the text without known secret values. Keep strings that only have the format of a secret."""
+        return self._known.sub(HIDDEN, text) if self._known else text
+
+    def value(self, value: Any) -> Any:
+        """Return a nested value without secrets; strings under keys such as `api_key` are redacted whole."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self._entry(str(key), inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self.value(inner) for inner in value]
+        return value
+
+    def _entry(self, key: str, value: Any) -> Any:
+        return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)
+
+
+def credentials(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of environment variables whose names look like credentials."""
+    return [value for name, value in environment.items() if _KEY.search(name) and len(value) >= 2 * _SHORTEST]

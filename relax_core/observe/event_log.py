@@ -113,7 +113,7 @@ def recorded_event(record: Mapping[str, Any]) -> Event:
     """Return the event of a record of `events.jsonl`, without the content that other files have."""
     kind = _KINDS[record["event"]]
     known = {field.name for field in fields(kind)}
-    facts = {name: {} for name in known.intersection(ELSEWHERE) - {"samples"}}
+    facts: dict[str, Any] = {name: {} for name in known.intersection(ELSEWHERE) - {"samples"}}
     facts |= {name: value for name, value in record.items() if name in known}
     if "version" in facts:
         model, _, numbers = facts["version"].rpartition("@")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeded schedules of faults over the real roles and services in virtual time lose nothing and finish all steps.
 
-`tox -e faults -- schedules` runs 100,000 of them.
+`tox -e faults -- schedules` runs 10,000 of them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.fuzz`: 10,000 bad inputs; `--count N`, `--first N`, `target` for some; `target:number` for one again."""
+"""`python -m tests.fuzz`: 2,000 bad inputs; `--count N`, `--first N`, `target` for some; `target:number` for one again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.fuzz.harness import Fault, made_smaller, run_target
 from tests.fuzz.targets import TARGETS
 
-COUNT = 10_000
+COUNT = 2_000
 
 
 def shares(names: list[str], count: int) -> dict[str, int]:

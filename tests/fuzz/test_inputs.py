@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad inputs end in one error in words, at every entry point that reads files, messages or bytes of strangers.
 
-The inputs are the first 150 of the 10,000 that `tox -e faults -- bad-inputs` makes, and the regressions: inputs that once
+The inputs are the first 150 of the 2,000 that `tox -e faults -- bad-inputs` makes, and the regressions: inputs that once
 ended in a crash, a hang or an error without words.
 """
 

@@ -6,10 +6,8 @@ What they were answered is one row, and is trained as it was sampled.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -43,7 +41,6 @@ CLIENTS = (
     ("mini_swe_agent.py", "openai"),
     ("mini_swe_agent.py", "anthropic"),
 )
-AT_ONCE = 3
 QUESTION, ANSWER = "What is 17 + 25? Use the tool.", "42"
 
 
@@ -83,10 +80,12 @@ class Says:
         return Completion(tokens, (-0.5,) * len(tokens), versions, versions, "stop")
 
 
-@asynccontextmanager
-async def pooled(**options: object) -> AsyncIterator[EnvironmentPool]:
+@pytest.fixture(scope="module")
+async def pool() -> AsyncIterator[EnvironmentPool]:
+    """Environments whose agent is the client that a task names."""
     workers = LocalWorkers(())
-    choice = EnvironmentChoice(chosen=Chosen("environment", "agent", options), timeout_s=240)
+    command = [PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)]
+    choice = EnvironmentChoice(chosen=Chosen("environment", "agent", {"command": command}), timeout_s=240)
     pool = EnvironmentPool(choice, workers, build=Catalogue.load(()).build)
     try:
         await pool.start()
@@ -100,45 +99,39 @@ def written(folder: Path, kind: str) -> Path:
     return write_model(folder, kind, [file.read_text() for file in sorted(EXAMPLES.iterdir()) if file.is_file()])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind == "thoughts left out" else pytest.param(kind, marks=pytest.mark.faults) for kind in KINDS],
+@pytest.fixture(
+    scope="module",
+    params=[kind if kind == "thoughts left out" else pytest.param(kind, marks=pytest.mark.faults) for kind in KINDS],
 )
-async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(kind: str, tmp_path: Path) -> None:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatFamily:
     family = ChatFamily()
-    family.open({"path": str(written(tmp_path / "model", kind))})
-    at_once = asyncio.Semaphore(AT_ONCE)
+    family.open({"path": str(written(tmp_path_factory.mktemp("models") / "model", request.param))})
+    return family
 
-    async def played(client: tuple[str, ...], policy: Says) -> Trajectory:
-        task = Task("-".join(client), QUESTION, ANSWER, {"agent": list(client)})
-        first = family.start((Message("user", QUESTION),))
-        async with at_once:
-            return await pool.play(
-                lambda environment: run_episode(task, first, 7, environment, family, policy, Limits(400, 8))
-            )
 
-    policies = {client: Says(family, lines(client)) for client in CLIENTS}
-    command = [PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)]
-    async with pooled(command=command) as pool:
-        samples = await asyncio.gather(*(played(client, policy) for client, policy in policies.items()))
-    for (client, policy), sample in zip(policies.items(), samples, strict=True):
-        assert sample.outcome is Outcome.FINISHED, (client, sample.info)
-        assert sample.environment_reward == 1.0, (client, sample.messages)
-        assert not sample.num_discarded and len(policy.calls) == len(lines(client)), client
-        rows = sample.rows()
-        reasons = sample.info["agent"]["calls"]
-        rewrites = client[0].startswith("smolagents")  # its history is text of its own making
-        assert len(rows) == (len(policy.calls) if rewrites else 1), (client, sample.info)
-        assert reasons == (
-            {"first": 1, "rewritten": 2} if rewrites else {"first": 1, "continued": len(policy.calls) - 1}
-        ), client
-        for number, (asked, said) in enumerate(policy.calls):
-            row = rows[number if rewrites else 0]
-            assert row.tokens[: len(asked) + len(said)] == asked + said, (
-                f"{client}: what the engine saw is what is trained"
-            )
-            assert all(row.loss_mask[len(asked) : len(asked) + len(said)]), client
-        assert sum(sum(row.loss_mask) for row in rows) == sum(len(said) for _, said in policy.calls), client
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("client", CLIENTS, ids=" ".join)
+async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(
+    client: tuple[str, ...], family: ChatFamily, pool: EnvironmentPool
+) -> None:
+    policy = Says(family, lines(client))
+    task, first = Task("one", QUESTION, ANSWER, {"agent": list(client)}), family.start((Message("user", QUESTION),))
+    sample: Trajectory = await pool.play(
+        lambda environment: run_episode(task, first, 7, environment, family, policy, Limits(400, 8))
+    )
+    assert sample.outcome is Outcome.FINISHED, sample.info
+    assert sample.environment_reward == 1.0, sample.messages
+    assert not sample.num_discarded and len(policy.calls) == len(lines(client))
+    rows = sample.rows()
+    reasons = sample.info["agent"]["calls"]
+    rewrites = client[0].startswith("smolagents")  # its history is text of its own making
+    assert len(rows) == (len(policy.calls) if rewrites else 1), sample.info
+    assert reasons == ({"first": 1, "rewritten": 2} if rewrites else {"first": 1, "continued": len(policy.calls) - 1})
+    for number, (asked, said) in enumerate(policy.calls):
+        row = rows[number if rewrites else 0]
+        assert row.tokens[: len(asked) + len(said)] == asked + said, "what the engine saw is what is trained"
+        assert all(row.loss_mask[len(asked) : len(asked) + len(said)])
+    assert sum(sum(row.loss_mask) for row in rows) == sum(len(said) for _, said in policy.calls)
 
 
 def test_a_client_of_every_library_is_trained(relax: Relax, tmp_path: Path) -> None:

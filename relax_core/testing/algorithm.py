@@ -24,6 +24,7 @@ class AlgorithmSuite(Suite):
     """The suite of an algorithm; a subclass sets `component`."""
 
     kind = "algorithm"
+    slow_modules: ClassVar[tuple[str, ...]] = ("numpy", "torch")
     groups: ClassVar[int] = 3
     group_size: ClassVar[int] = 4
     stops_gradients: ClassVar[bool] = False

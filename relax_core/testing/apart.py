@@ -31,8 +31,6 @@ from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
 START_S = 180.0
 """Seconds for imports, before the exercise's own deadline begins; heavy libraries load slowly on a busy machine."""
 READY = b"\x00ready\n"
-SLOW_MODULES = ("numpy", "sympy", "math_verify", "torch", "transformers", "transformers.modeling_utils")
-"""Modules that a server imports if the process of the tests has imported them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def run_apart(suite: type[Any], hash_seed: int, deadline_s: float) -> Apart:
     """Run `suite.exercise` on a new instance in another process with this hash seed."""
     path = [entry for entry in sys.path if entry]
     environ = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(path)}
-    modules = [name for name in SLOW_MODULES if name in sys.modules]
+    modules = [name for name in suite.slow_modules if name in sys.modules]
     modules += [cls.__module__ for cls in suite.__mro__ if cls.__module__.startswith("relax_core.testing.")]
     child = _forked(modules, environ, path) or _started(environ)
     try:

@@ -29,6 +29,7 @@ class RewardSuite(Suite):
     """The suite of a reward; a subclass sets `component`, and `samples` that suit it."""
 
     kind = "reward"
+    slow_modules: ClassVar[tuple[str, ...]] = ("numpy", "sympy", "math_verify")
     samples: ClassVar[Sequence[Sample]] = ((SUM, "4"), (SUM, "5"), (SUM, "The answer is 4."))
     """(task, response) pairs."""
     best: ClassVar[int | None] = None

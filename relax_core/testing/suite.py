@@ -40,6 +40,8 @@ class Suite:
     """Paths of single-file plugins that define the component."""
     deadline_s: ClassVar[float] = 30.0
     """Seconds within which the exercise must end, after the imports."""
+    slow_modules: ClassVar[tuple[str, ...]] = ("numpy",)
+    """Modules of the exercise that are slow to import. A server imports those that the process of the tests has."""
     generic: ClassVar[bool] = False
     """True in `relax plugins check`, which lacks the author's samples: tests that need them are skipped."""
 
@@ -65,9 +67,8 @@ class Suite:
         """Use the component once in all ways of its kind; return plain data that must be the same on each call."""
         return None
 
-    @pytest.fixture(scope="class")
     @classmethod
-    def seen(cls) -> Any:
+    def exercised(cls) -> tuple[Any, ...]:
         """Return the results of two processes with different hash seeds."""
         values = []
         for hash_seed in (1, 2):
@@ -75,6 +76,12 @@ class Suite:
             cls.judge(apart)
             values.append(apart.value)
         return tuple(values)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def seen(cls) -> Any:
+        """Return the results of `exercised`."""
+        return cls.exercised()
 
     @classmethod
     def judge(cls, apart: Apart) -> None:

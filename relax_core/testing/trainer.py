@@ -52,6 +52,7 @@ class TrainerSuite(Suite):
     """The suite of a trainer; a subclass sets `component`."""
 
     kind: ClassVar[str] = "trainer"
+    slow_modules: ClassVar[tuple[str, ...]] = ("numpy", "torch", "transformers", "transformers.modeling_utils")
     deadline_s: ClassVar[float] = 120.0
     tolerance: ClassVar[float] = 1e-5
     """Largest relative difference of losses and norms that are computed in a different order."""

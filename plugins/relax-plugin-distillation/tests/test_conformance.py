@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The suite for each way to learn from a teacher. What the numbers are is in `tests/golden/test_distillation.py`."""
 
+import pytest
+
 from relax_core.testing.algorithm import AlgorithmSuite
+
+pytestmark = pytest.mark.xdist_group("exercised algorithms")
 
 
 class TestAdvantages(AlgorithmSuite):

@@ -3,7 +3,11 @@
 statistics of the batch and of tokens. Every algorithm, and what its numbers are, is in `tests/golden`.
 """
 
+import pytest
+
 from relax_core.testing.algorithm import AlgorithmSuite
+
+pytestmark = pytest.mark.xdist_group("exercised algorithms")
 
 
 class TestGRPO(AlgorithmSuite):

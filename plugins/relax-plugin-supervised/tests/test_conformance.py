@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The suite for each algorithm; what its numbers are is in `tests/golden/test_supervised.py`."""
 
+import pytest
+
 from relax_core.testing.algorithm import AlgorithmSuite
+
+pytestmark = pytest.mark.xdist_group("exercised algorithms")
 
 
 class GivenRows(AlgorithmSuite):

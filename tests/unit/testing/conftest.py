@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the suites of many components in a pytest process of their own and says what failed.
 
-A module of this folder names its components' files in `suite_files`: path -> text. The first folder of a path is `plain`, or
-`torch` for components that import torch. All files of one such folder run in one pytest process, however many tests read
-its results: components cost little, the start of pytest and of the suites' fork servers costs seconds, and torch more.
-Tests that read the results of one process share an xdist group, so that the process starts once.
+A module of this folder names its components' files in `suite_files`: path -> text. All files run in one pytest process,
+however many tests read its results: components cost little, the start of pytest and of the suites' fork servers costs seconds.
+These tests share an xdist group, so that the process starts once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,7 +25,7 @@ DEADLINE_S = 600
 
 @pytest.fixture(scope="session")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcomes]:
-    """Return what the tests of a file say, given its path without `.py`: `plain/test_it`."""
+    """Return what the tests of a file say, given its name without `.py`."""
     folder = tmp_path_factory.mktemp("suites")
     for module in dict.fromkeys(getattr(item, "module", None) for item in request.session.items):
         if hasattr(module, "suite_files"):
@@ -35,15 +33,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_text(text)
 
-    @cache
-    def results(process: str) -> dict[str, Outcomes]:
-        return _run(folder / process)
-
-    def of_file(path: str) -> Outcomes:
-        process, _, file = path.partition("/")
-        return results(process)[file]
-
-    return of_file
+    return _run(folder).__getitem__
 
 
 @pytest.fixture(scope="session")

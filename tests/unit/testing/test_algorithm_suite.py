@@ -2,10 +2,13 @@
 """The algorithm suite passes what keeps its promises and fails what does not."""
 
 import inspect
+from typing import Any
 
 import pytest
 
-TORCH_SUITES = pytest.mark.xdist_group("torch suites")
+from relax_core.testing.algorithm import AlgorithmSuite
+
+EXERCISED = pytest.mark.xdist_group("exercised algorithms")  # one worker: its fork servers import torch
 SUITE = """
 import os, torch
 from relax_core import learn
@@ -76,57 +79,55 @@ ALONE = {
 }
 
 
-def suite_files() -> dict[str, str]:
-    codes = {name: algorithm(body) for name, body in GOOD.items()}
-    for name, (body, said) in APART.items():
-        codes[name] = algorithm(body, deadline_s=0.5 if said == "blocks for ever" else 300.0)
-    return {f"{path(name)}.py": code for name, code in codes.items()}
+def suite_of(body: str, deadline_s: float = 300.0) -> type[AlgorithmSuite]:
+    scope: dict[str, Any] = {"__name__": "mutant"}
+    exec(SUITE.format(body="\n".join(f"    {line}" for line in body.splitlines()), deadline_s=deadline_s), scope)
+    return scope["TestMine"]
 
 
-def algorithm(body: str, deadline_s: float = 300.0) -> str:
-    return SUITE.format(body="\n".join(f"    {line}" for line in body.splitlines()), deadline_s=deadline_s)
-
-
-def path(name: str) -> str:
-    return f"torch/test_algorithm_{name.replace(' ', '_')}"
-
-
-@pytest.mark.process
-@TORCH_SUITES
-@pytest.mark.parametrize("name", GOOD)
-def test_a_good_algorithm_conforms(outcomes, failures, name):
-    assert failures(path(name)) == {}
-    assert sum(told == "passed" for told in outcomes(path(name)).values()) >= 11
-
-
-@pytest.mark.process
-@TORCH_SUITES
-@pytest.mark.parametrize("name", APART)
-def test_a_mutant_that_needs_a_process_of_its_own_fails(failures, name):
-    failed, said = failures(path(name)), APART[name][1]
-    assert any(said in told for told in failed.values()), failed
-
-
-@pytest.mark.parametrize(("old", "new", "said"), ALONE.values(), ids=ALONE)
-def test_a_mutant_fails(old, new, said):
-    assert old in CLIPPED
-    scope: dict[str, object] = {"__name__": "mutant"}
-    exec(algorithm(CLIPPED.replace(old, new)), scope)
-    told = list(_told(scope["TestMine"]()))
-    assert any(said in line for line in told), told
-
-
-def _told(suite):
-    """What each test that needs no other process says."""
+def told_by(suite: type[AlgorithmSuite], seen: Any = None) -> dict[str, str]:
+    """Return what each test says that is not skipped, empty if it passes; without `seen` of those that need no process."""
+    told = {}
     for name in (name for name in dir(suite) if name.startswith("test_")):
-        needs = inspect.signature(getattr(suite, name)).parameters
-        if "seen" in needs:
+        needs = inspect.signature(getattr(suite, name)).parameters.keys() - {"self"}
+        if "seen" in needs and seen is None:
             continue
         made = suite.make()
-        given = {"made": made, "each": [(fit, suite.rows(made)) for fit in ("", *made.fits)]}
+        given = {"made": made, "each": [(fit, suite.rows(made)) for fit in ("", *made.fits)], "seen": seen}
         try:
-            getattr(suite, name)(**{key: given[key] for key in needs})
+            getattr(suite(), name)(**{key: given[key] for key in needs})
+            told[name] = ""
         except pytest.skip.Exception:
             continue
         except Exception as error:
-            yield f"{name}: {error}"
+            told[name] = f"{name}: {error}"
+    return told
+
+
+@pytest.mark.process
+@EXERCISED
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_algorithm_conforms(name: str) -> None:
+    told = told_by(suite_of(GOOD[name]), suite_of(GOOD[name]).exercised())
+    assert [said for said in told.values() if said] == []
+    assert len(told) >= 11
+
+
+@pytest.mark.process
+@EXERCISED
+@pytest.mark.parametrize("name", APART)
+def test_a_mutant_that_needs_a_process_of_its_own_fails(name: str) -> None:
+    body, said = APART[name]
+    suite = suite_of(body, 0.5 if said == "blocks for ever" else 300.0)
+    try:
+        told = told_by(suite, suite.exercised()).values()
+    except pytest.fail.Exception as failed:
+        told = [str(failed)]
+    assert any(line and said in line for line in told), told
+
+
+@pytest.mark.parametrize(("old", "new", "said"), ALONE.values(), ids=ALONE)
+def test_a_mutant_fails(old: str, new: str, said: str) -> None:
+    assert old in CLIPPED
+    told = told_by(suite_of(CLIPPED.replace(old, new)))
+    assert any(said in line for line in told.values()), told

@@ -3,7 +3,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("plain suites")]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("suites of suites")]
 SUITE = """
 import asyncio, random, time
 from relax_core.api import Environment, Observation, Step, Tool
@@ -62,7 +62,7 @@ def environment(body: str, deadline_s: float = 300.0) -> str:
 
 
 def path(name: str) -> str:
-    return f"plain/test_environment_{name.replace(' ', '_')}"
+    return f"test_environment_{name.replace(' ', '_')}"
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -3,7 +3,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("plain suites")]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("suites of suites")]
 SUITE = """
 import asyncio, atexit, os, random, threading, time
 from relax_core.api import BatchReward, GroupReward, Options, Reward, Score
@@ -65,7 +65,7 @@ def suite_files() -> dict[str, str]:
 
 
 def path(name: str) -> str:
-    return f"plain/test_reward_{name.replace(' ', '_')}"
+    return f"test_reward_{name.replace(' ', '_')}"
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A baked project's own tests fail once its code breaks a promise: wrong type, blocking, by chance."""
+"""A baked project's own tests fail once its code breaks a promise: wrong type, blocking, by chance.
+
+`tests/authors/test_mutants.py` shows it of the template of algorithms.
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,8 +11,7 @@ import pytest
 
 from relax_core.registry.templates import bake
 
-pytestmark = pytest.mark.process
-PROCESSES = {"reward": "plain", "environment": "plain", "algorithm": "torch"}
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("suites of suites")]
 MUTANTS = {
     "reward": {
         "wrong type": ("return float(", "return str("),
@@ -21,14 +23,9 @@ MUTANTS = {
         "blocking": ("self.tries += 1", "__import__('time').sleep(3600)"),
         "by chance": ("reward=1.0 / self.tries", "reward=__import__('random').random()"),
     },
-    "algorithm": {
-        "wrong type": ("learn.group_mean(groups.rewards, groups.valid)", "0.0"),
-        "blocking": ("return learn.", "__import__('time').sleep(3600)\n        return learn."),
-        "by chance": ("return learn.", "return __import__('torch').rand(()) * learn."),
-    },
 }
 SAID = {
-    "wrong type": ("return a number", "return a Step", "give a tensor"),
+    "wrong type": ("return a number", "return a Step"),
     "blocking": ("blocks for ever",),
     "by chance": ("gave another result",),
 }
@@ -48,19 +45,17 @@ def suite_files() -> dict[str, str]:
                 tests = (project / "tests" / f"test_{kind}.py").read_text().partition("\n\n\ndef test_")[0] + "\n"
                 if fault == "blocking":
                     tests = tests.replace("    component = ", "    deadline_s = 0.5\n    component = ")
-                files[f"{PROCESSES[kind]}/{package.name}/{kind}.py"] = code.read_text().replace(old, new)
+                files[f"{package.name}/{kind}.py"] = code.read_text().replace(old, new)
                 files[f"{path(kind, fault)}.py"] = tests
     return files
 
 
 def path(kind: str, fault: str) -> str:
-    return f"{PROCESSES[kind]}/test_template_{kind}_{fault.replace(' ', '_')}"
+    return f"test_template_{kind}_{fault.replace(' ', '_')}"
 
 
 @pytest.mark.parametrize("fault", SAID)
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=pytest.mark.xdist_group(f"{p} suites")) for k, p in PROCESSES.items()]
-)
+@pytest.mark.parametrize("kind", MUTANTS)
 def test_a_mutant_of_the_template_fails_its_own_tests(failures, kind, fault):
     failed = failures(path(kind, fault))
     assert any(said in told for said in SAID[fault] for told in failed.values()), failed

@@ -89,8 +89,10 @@ class Running:
         """Until so many steps are done; how many are."""
 
         def reached() -> bool:
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}\n{self.err}"
-            return len(self.steps()) >= count
+            ended = self.process.poll() is not None
+            done = len(self.steps()) >= count
+            assert done or not ended, f"it ended with {self.process.returncode}\n{self.err}"
+            return done
 
         until(reached, f"{count} steps", deadline_s)
         return len(self.steps())

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sqlite3
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.graph.conftest import Relax
+from tests.graph.conftest import Relax, relax_in
 from tests.graph.exact import EXACT, STEPS, assert_ends_like
 
 pytestmark = pytest.mark.process
@@ -21,12 +22,14 @@ SINK = f"""
 import os, signal
 from relax_core.api import Sink
 
+MARK = __file__ + ".killed"
+
 class LastWords(Sink):
     def open(self, run_dir, name, config): ...
 
     def metrics(self, step, values):
-        if step == {KILLED_AT} and "reward/mean" in values and not os.path.exists("killed"):
-            open("killed", "x").close()
+        if step == {KILLED_AT} and "reward/mean" in values and not os.path.exists(MARK):
+            open(MARK, "x").close()
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -37,21 +40,35 @@ def steps(run: Path) -> list[int]:
     return [record["step"] for record in records if "reward/mean" in record]
 
 
-def test_a_killed_run_without_its_ledger_and_newest_checkpoint_ends_like_the_untouched_one(
-    relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path, whole: Path
-) -> None:
-    (tmp_path / "last_words.py").write_text(SINK)
-    run = tmp_path / "run"
-    killed = relax("train", tiny / "recipe.toml", *EXACT, "checkpoint.background=false",
-                   f'plugins=["{tmp_path / "last_words.py"}"]', 'sinks=["last-words"]', "--runner", "inline",
-                   "--run-dir", run)  # fmt: skip
+@pytest.fixture(scope="module")
+def killed_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("killed")
+    (directory / "last_words.py").write_text(SINK)
+    with relax_in(directory) as relax:
+        killed = relax("train", tiny / "recipe.toml", *EXACT, "checkpoint.background=false",
+                       f'plugins=["{directory / "last_words.py"}"]', 'sinks=["last-words"]', "--runner", "inline",
+                       "--run-dir", directory / "run")  # fmt: skip
     assert killed.code == -9, killed.err
-    refused = relax_here("resume", run, "optimizer.lr=1.0", "--json")
-    assert refused.code == 2 and "a change of the experiment; only " in refused.json["error"]
-    reached = relax_here("resume", run, f"steps={NEWEST}", "--json")
-    assert reached.code == 2 and "which the run has reached; resume with more: steps=N" in reached.json["error"]
-    missing = relax_here("resume", run, "--step", "3", "--json")
-    assert missing.code == 2 and "the run has checkpoints of these steps: 2, 4, 6" in missing.json["error"]
+    return directory / "run"
+
+
+def test_a_change_of_the_experiment_and_steps_that_are_not_there_are_refused_and_begin_nothing(
+    relax_here: Relax, killed_run: Path
+) -> None:
+    for words, said in (
+        (("optimizer.lr=1.0",), "a change of the experiment; only "),
+        ((f"steps={NEWEST}",), "which the run has reached; resume with more: steps=N"),
+        (("--step", "3"), "the run has checkpoints of these steps: 2, 4, 6"),
+    ):
+        refused = relax_here("resume", killed_run, *words, "--json")
+        assert refused.code == 2 and said in refused.json["error"]
+    assert int((killed_run / ".epoch").read_text()) == 1
+
+
+def test_a_killed_run_without_its_ledger_and_newest_checkpoint_ends_like_the_untouched_one(
+    relax: Relax, relax_here: Relax, killed_run: Path, tmp_path: Path, whole: Path
+) -> None:
+    run = shutil.copytree(killed_run, tmp_path / "run")
     (run / "ledger.db").unlink()
     damaged = next((run / f"checkpoints/step-{NEWEST:06d}/trainer").glob("shard-00001-*.safetensors"))
     with damaged.open("r+b") as file:
@@ -59,7 +76,6 @@ def test_a_killed_run_without_its_ledger_and_newest_checkpoint_ends_like_the_unt
 
     resumed = relax("resume", run, "--json")
     assert resumed.code == 0, resumed.err
-    assert int((run / ".epoch").read_text()) == 2, "refused resumes began nothing"
     assert f"trainer/{damaged.name} has 1000 bytes, but " in resumed.err
     assert f"resuming from step {NEWEST - 2} before it" in resumed.err
     assert re.search(r"ledger\.db is missing: .* the copy in .*/checkpoints/step-000004\n", resumed.err)

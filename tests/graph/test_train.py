@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each runner makes one run, which loses an engine, a reward process and a rank at named points; all tests read these runs.
 
-Engines, actor and reference share one device.
+Engines, actor and reference share one device. The first tests follow the run on Ray while it lasts, one stage after another.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.graph.conftest import Relax, relax_in
+from tests.graph.conftest import Relax, started_runs
 from tests.graph.exact import EXACT, STEPS, assert_ends_like
-from tests.graph.failing import failing
+from tests.graph.failing import ENGINE_DIES_AT, RANK_DIES_AT, failing
+from tests.graph.ray_run import Running, until
 
 pytestmark = pytest.mark.process
 
@@ -34,15 +36,31 @@ class FinishedRun:
 
 
 @pytest.fixture(scope="module", params=RUNNERS)
-def finished_run(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    directory = tmp_path_factory.mktemp(f"train-{request.param}")
-    run, marks = directory / "run", directory / "marks"
-    with relax_in(directory) as relax:
-        ran = relax("train", tiny / "recipe.toml", *EXACT, *failing(marks), "--runner", request.param, "--run-dir", run,
-                    "--json")  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert {path.stem for path in marks.glob("*.died")} == {"engine", "reward", "rank"}
-    return FinishedRun(run, ran.json, ran.err)
+def run(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with started_runs(tmp_path_factory.mktemp(f"train-{request.param}")) as start:
+        path, marks = start.directory / "run", start.directory / "marks"
+        yield start(path, "train", tiny / "recipe.toml", *EXACT, *failing(marks), "--runner", request.param,
+                    "--run-dir", path, "--json")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished_run(run: Running) -> FinishedRun:
+    assert run.end() == 0, run.err
+    assert {path.stem for path in run.path.with_name("marks").glob("*.died")} == {"engine", "reward", "rank"}
+    return FinishedRun(run.path, json.loads(run.out), run.err)
+
+
+@pytest.mark.parametrize("run", RUNNERS[1:], indirect=True)
+def test_on_ray_all_roles_start(run: Running) -> None:
+    until(lambda: {role["role"] for role in run.status().get("roles", ())} >= {"rollout", "actor"}, lambda: run.err)
+
+
+@pytest.mark.parametrize("run", RUNNERS[1:], indirect=True)
+@pytest.mark.parametrize("step", [1, ENGINE_DIES_AT + 1, RANK_DIES_AT + 1])
+def test_on_ray_it_trains_before_an_engine_dies_and_goes_on_afterwards_and_after_a_rank(
+    run: Running, step: int
+) -> None:
+    run.until_steps(step)
 
 
 def test_it_ends_with_the_weights_and_samples_of_a_run_that_lost_nothing(

@@ -78,8 +78,6 @@ CASES = [
 ]
 NAMES = list(dict.fromkeys(name for name, _ in CASES))
 IDS = [name + "".join(f" {key}={value}" for key, value in options.items()) for name, options in CASES]
-STOPS_GRADIENTS = {"cispo"}
-"""Whose surrogate has a factor without derivative: finite differences of the loss are something else on purpose."""
 CATALOGUE = Catalogue.load()
 COLUMNS = {
     "old": "old_log_probs", "rollout": "rollout_log_probs", "ref": "ref_log_probs", "advantage": "advantages",

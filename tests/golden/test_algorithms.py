@@ -13,7 +13,6 @@ from tests.golden.bench import (
     CASES,
     IDS,
     NAMES,
-    STOPS_GRADIENTS,
     build,
     credited,
     draw_groups,
@@ -28,10 +27,6 @@ from tests.golden.reference import plain
 
 SEEDS = range(3)
 each = pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
-differentiable = pytest.mark.parametrize(
-    ("name", "options"), [case for case in CASES if case[0] not in STOPS_GRADIENTS],
-    ids=[label for label in IDS if label.split()[0] not in STOPS_GRADIENTS],
-)  # fmt: skip
 
 
 def prepared(name, options, seed=0):
@@ -67,22 +62,6 @@ def test_float32_stays_near_the_reference(name, options):
     loss, gradient, _ = learnt(algorithm, rows, dtype=torch.float32)
     assert loss == pytest.approx(plain.constant(loss_of(rows, chosen)), abs=2e-6, rel=1e-5)
     assert flat(gradient) == pytest.approx(flat(plain.gradient(rows, chosen, loss_of)), abs=2e-6, rel=1e-4)
-
-
-@differentiable
-def test_gradient_agrees_with_finite_differences(name, options):
-    """Of all but those whose weight has no derivative on purpose; their references say which one."""
-    algorithm, rows = prepared(name, options, 1)
-    _, gradient, _ = learnt(algorithm, rows)
-    step = 1e-6
-    for row, slopes in zip(rows, gradient, strict=True):
-        for t, slope in enumerate(slopes):
-            losses = []
-            for by in (step, -step):
-                row["log_probs"][t] += by
-                losses.append(learnt(algorithm, rows)[0])
-                row["log_probs"][t] -= by
-            assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, abs=1e-7)
 
 
 @each

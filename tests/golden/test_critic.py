@@ -64,20 +64,6 @@ def test_loss_and_gradient_equal_the_reference(options, dtype, bound):
 
 
 @each
-def test_gradient_agrees_with_finite_differences(options):
-    algorithm, rows, _ = prepared(options, 1)
-    _, gradient, _ = fitted(algorithm, rows)
-    for row, slopes in zip(rows, gradient, strict=True):
-        for t, slope in enumerate(slopes):
-            losses = []
-            for by in (1e-6, -1e-6):
-                row["value"][t] += by
-                losses.append(fitted(algorithm, rows)[0])
-                row["value"][t] -= by
-            assert (losses[0] - losses[1]) / 2e-6 == pytest.approx(slope, abs=1e-7)
-
-
-@each
 def test_micro_batches_order_and_padding_change_nothing(options):
     algorithm, rows, _ = prepared(options, 2)
     loss, gradient, metrics = fitted(algorithm, rows)

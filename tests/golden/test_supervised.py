@@ -106,23 +106,6 @@ def test_loss_and_gradient_equal_the_reference(name, options):
 
 
 @each
-def test_gradient_agrees_with_finite_differences(name, options):
-    algorithm, rows = build(name, options), draw(name, 1)
-    _, gradient, _ = learnt(algorithm, rows)
-    step = 1e-6
-    for row, slopes in zip(rows, gradient, strict=True):
-        for t, slope in enumerate(slopes):
-            losses = []
-            for by in (step, -step):
-                before = row["reward"], list(row["log_probs"])
-                row["reward"] += by
-                row["log_probs"][t if name != "reward-model" else 0] += by
-                losses.append(learnt(algorithm, rows)[0])
-                row["reward"], row["log_probs"] = before
-            assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, abs=1e-7)
-
-
-@each
 def test_micro_batches_ranks_and_order_change_nothing(name, options):
     """Ranks add up like micro-batches; a pair stays together, in either order."""
     algorithm, rows = build(name, options), draw(name, 2)

@@ -263,7 +263,7 @@ def test_no_text_raises(pieces, thinking):
             assert wire.decode(wire.encode(call)).name == json.loads(json.dumps([call.name, call.arguments]))[0]
 
 
-LONG = 100_000
+LONG = 50_000
 
 
 @pytest.mark.timeout(300)

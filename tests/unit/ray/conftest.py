@@ -22,13 +22,20 @@ SERVICE_RULES = {
     "test_regenerating_issues_the_group_again_before_new_ones",
     "test_each_task_gets_every_group_once",
     "test_what_a_dead_producer_was_making_is_issued_again_as_the_same_work",
+    "test_a_producer_keeps_its_state_with_the_ledger",
+    "test_released_rows_go_to_the_next_claim",
+    "test_an_expired_lease_gives_its_rows_to_the_next_claim_and_fences_the_old_holder",
+    "test_a_role_that_registers_again_fences_its_former_self",
+    "test_a_sample_of_weights_that_a_rollback_gave_up_is_not_taken",
+    "test_a_repeated_acknowledgement_is_harmless",
+    "test_a_column_of_former_weights_is_made_again",
 }
-"""Rules of admission and of whole groups. The hub passes their calls to the service as they come."""
+"""Rules of admission, whole groups and leases. The hub passes their calls to the service as they come."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the rules of admission, steps and lineage to `tox -e faults`.
+    """Leave the rules of admission, leases, steps and lineage to `tox -e faults`.
 
     This bus follows them with the service of the in-process bus, whose suite runs them in the gate. The gate runs the
     tests here of what the Ray client and the storages do themselves: put, read, cut, write, claim and wait.

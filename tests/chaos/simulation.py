@@ -87,16 +87,12 @@ class SeededTimer(SeededHandle):
 
 
 class SeededLoop(VirtualLoop):
-    """Virtual time without threads: work for a thread is done on the loop, after the time that the disk takes.
-
-    Nothing outside of the process is waited for, so a turn of the loop asks the operating system for nothing.
-    """
+    """Virtual time with seeded order. A turn of the loop asks the operating system for nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = itertools.count()
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
-        self.disk_s = 0.0
         self.set_task_factory(lambda loop, work, **more: NumberedTask(work, loop=loop, **more))
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -138,22 +134,6 @@ class SeededLoop(VirtualLoop):
                     raise
                 except BaseException as error:
                     self.call_exception_handler({"message": f"in {handle!r}", "exception": error, "handle": handle})
-
-    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        done = self.create_future()
-
-        def work() -> None:
-            try:
-                value = function(*args)
-            except Exception as error:
-                if not done.done():
-                    done.set_exception(error)
-            else:
-                if not done.done():
-                    done.set_result(value)
-
-        self.call_later(self.disk_s, work) if self.disk_s else work()
-        return done
 
 
 @dataclass

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An event loop whose hours pass at once: when every task waits, time jumps to the next timer.
 
-Everything that goes by the loop's time is virtual: sleeps, `asyncio.timeout`, `asyncio.wait`. While a thread works for
-the loop (the ledger's writer) time stands still, so that a run is the same on a slow machine. Nobody may wait for ever.
+Everything that goes by the loop's time is virtual: sleeps, `asyncio.timeout`, `asyncio.wait`. Work for a thread (the ledger's
+writer) is done in the loop's own thread, so that a run is the same on a slow machine. Nobody may wait for ever.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-REAL_S = 120.0
 T = TypeVar("T")
 
 
@@ -20,7 +19,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._now, self._working = 0.0, 0
+        self._now = 0.0
+        self.disk_s = 0.0
+        """Seconds that the work of a thread takes."""
         self._really_select = self._selector.select
         self._selector.select = self._select
 
@@ -28,23 +29,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return getattr(self, "_now", 0.0)
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        self._working += 1
-        future = super().run_in_executor(executor, function, *args)
-        future.add_done_callback(self._worked)
-        return future
+        done = self.create_future()
 
-    def _worked(self, _: Any) -> None:
-        self._working -= 1
+        def work() -> None:
+            try:
+                value = function(*args)
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(value)
+
+        self.call_later(self.disk_s, work)
+        return done
 
     def _select(self, timeout: float | None) -> Any:
-        if self._working or timeout is None:
-            events = self._really_select(0 if timeout == 0 else REAL_S)
-            if timeout is None and not events:
-                raise RuntimeError("every task waits and no timer is set: somebody waits for ever")
-            return events
         events = self._really_select(0)
+        if not events and timeout is None:
+            raise RuntimeError("every task waits and no timer is set: somebody waits for ever")
         if not events:
-            self._now += timeout
+            self._now += timeout or 0.0
         return events
 
 

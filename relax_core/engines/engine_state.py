@@ -40,6 +40,8 @@ class EngineStatus(Enum):
 class EngineState:
     """The state of one engine: `out -> serving -> out`, or `out -> waiting -> serving` before the first weights.
 
+    The slot sets `loaded` and `paused`; the router and the supervisor set the remaining fields.
+
     Invariants:
     - `version.step <= max_step`: responses may name steps up to the weights that are loading, before their proof
       arrives.
@@ -52,10 +54,15 @@ class EngineState:
     name: str
     status: EngineStatus = EngineStatus.OUT
     version: Version = MODEL_FOLDER
-    """Version of the last proved weights."""
+    """Version of the last proved weights with which the engine served."""
     max_step: int = 0
     """Newest weight step that responses may name. An engine samples with new weights before their proof arrives."""
-    loading: bool = False
+    loaded: Version = MODEL_FOLDER
+    """Version of the last proved weights that the worker has; the engine serves them after `Router.on_proved`."""
+    loading: str = ""
+    """Version that the engine loads or proves; empty: none."""
+    paused: bool = False
+    """True if the engine may not sample; it keeps its requests if it supports pausing."""
     holds: set[str] = field(default_factory=set)
     """Reasons why the engine gets no new requests: `paused`, `updating`; empty: none."""
     failures: int = 0
@@ -80,7 +87,7 @@ class EngineState:
         pending.engine, pending.min_step, pending.preempted = self.name, self.version.step, False
         if not pending.incarnations or pending.incarnations[-1][1] != self.version.incarnation:
             pending.incarnations.append((len(pending.tokens), self.version.incarnation))
-        self.running[pending.request.id] = pending
+        self.running[pending.id] = pending
         self.pending_tokens += pending.tokens_left
         self.kv.begin(pending)
 
@@ -91,7 +98,7 @@ class EngineState:
 
     def remove(self, pending: PendingRequest, kept: bool = True) -> None:
         """Remove a request; `kept`: its tokens stay in the engine's cache for the next turn."""
-        del self.running[pending.request.id]
+        del self.running[pending.id]
         self.pending_tokens -= pending.tokens_left
         self.kv.end(pending, kept)
         pending.engine, pending.batch = "", ()  # breaks the reference cycle between a batch and its members
@@ -124,7 +131,7 @@ class PrefixAffinity:
         group = self._groups.get(pending.group, {})
         if least is None or len(available) == 1 or not (session or group):
             return least
-        bound = least.pending_tokens + len(pending.request.tokens) + len(pending.tokens)
+        bound = least.pending_tokens + len(pending.prompt) + len(pending.tokens)
         cached: EngineState | None = None
         for engine in available:
             if engine.pending_tokens > bound or engine.version.step < floor:
@@ -164,7 +171,7 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
     if len(log_probs) != len(tokens):
         return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
     if delta.routed_experts and pending.routes is not None:
-        length = len(pending.request.tokens) + len(pending.tokens) + len(tokens)
+        length = len(pending.prompt) + len(pending.tokens) + len(tokens)
         if fault := pending.routes.fault(delta.routes_from, delta.routed_experts, length):
             return fault
     if not tokens:

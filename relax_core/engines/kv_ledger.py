@@ -24,6 +24,7 @@ class KvLedger:
     - When a request begins, the longest-idle sessions are evicted until running and idle tokens fit in `capacity`.
       Idle sessions never delay a request.
     - With `reserve` 1, `running` exceeds `capacity` only while a single oversized request runs alone.
+    - A session with a running request is not idle.
     - With `capacity` 0 every request fits, and idle sessions are not counted.
     """
 
@@ -48,7 +49,7 @@ class KvLedger:
 
     def need(self, pending: PendingRequest) -> int:
         """Return the tokens that a request would add to `running`."""
-        sampled = len(pending.request.tokens) + len(pending.tokens)
+        sampled = len(pending.prompt) + len(pending.tokens)
         return sampled + math.ceil(self.reserve * pending.tokens_left)
 
     def fits(self, pending: PendingRequest) -> bool:
@@ -74,7 +75,7 @@ class KvLedger:
 
     def begin(self, pending: PendingRequest) -> None:
         """Add a request that starts to run; evict the longest-idle sessions if the cache is too small."""
-        self.held += len(pending.request.tokens) + len(pending.tokens)
+        self.held += len(pending.prompt) + len(pending.tokens)
         self.left += pending.tokens_left
         if not self.capacity:
             return
@@ -90,29 +91,29 @@ class KvLedger:
         self.left -= count
 
     def end(self, pending: PendingRequest, kept: bool) -> None:
-        """Remove a request that stopped running; its session becomes idle if its tokens are `kept` and fit."""
-        tokens = len(pending.request.tokens) + len(pending.tokens)
+        """Remove a request that stopped running.
+
+        The last running request of a session makes the session idle, if its tokens are `kept` and fit.
+        """
+        tokens = len(pending.prompt) + len(pending.tokens)
         self.held -= tokens
         self.left -= pending.tokens_left
         session = pending.session
         if not self.capacity or session is None:
             return
         self._active[session] -= 1
-        if not self._active[session]:
-            del self._active[session]
-        before = self.forget(session)
-        tokens = max(tokens, before)
+        if self._active[session]:
+            return
+        del self._active[session]
         if kept and self.running + tokens <= self.capacity:
             self.idle[session] = tokens
             self.idle_tokens += tokens
             while self.running + self.idle_tokens > self.capacity:
                 self.idle_tokens -= self.idle.popitem(last=False)[1]
 
-    def forget(self, session: Hashable) -> int:
-        """Remove an idle session; return its number of tokens, 0 if it is not idle on this engine."""
-        tokens = self.idle.pop(session, 0)
-        self.idle_tokens -= tokens
-        return tokens
+    def forget(self, session: Hashable) -> None:
+        """Remove a session that is idle on this engine."""
+        self.idle_tokens -= self.idle.pop(session, 0)
 
     def drop_idle(self) -> None:
         """Remove all idle sessions: the engine dropped its cache."""

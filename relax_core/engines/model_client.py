@@ -18,8 +18,8 @@ from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureE
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import Clock
 from relax_core.api.task import Message
-from relax_core.engines.pool import EnginePool, SamplingParams
-from relax_core.engines.requests import GenerateCall, cut, singly, watch_for
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest, SamplingParams, stop_end, watch_for
 
 TURN_LIMIT_S = 3600.0
 """Default limit, in seconds, on a request's wait for the pool's turn on shared devices."""
@@ -57,22 +57,23 @@ class PoolModelClient:
         stop: tuple[str, ...] = (), timeout_s: float = 0.0,
     ) -> Generated:  # fmt: skip
         stop = tuple(stop)
-        call = GenerateCall(
-            self._tokens(prompt), max_new_tokens, seed ^ self._salt, tuple(self._family.stop_tokens),
+        sampling = SamplingParams(temperature, top_p if temperature else 1.0)
+        pending = PendingRequest(
+            self._tokens(prompt), max_new_tokens, seed ^ self._salt, sampling, tuple(self._family.stop_tokens), stop,
             watch=watch_for(stop, self._family.decode),
         )  # fmt: skip
-        generate = singly(self.pool.generator([SamplingParams(temperature, top_p if temperature else 1.0)]))
         async with self._request(timeout_s, "a request"):
-            completion = await generate(call)
-        if completion.finish == "deadline":
-            raise DeadlineExceeded(f"engine pool {self.name}", completion.error or "room", self._timeout_s)
-        if completion.finish == "abort":
-            raise InfrastructureError(f"engine pool {self.name}: {completion.error or 'its engines aborted a request'}")
-        if completion.finish == "error":
-            raise ValueError(f"engine pool {self.name}: {completion.error}")
-        completion = cut(completion, stop, self._family.decode)
-        finish: Literal["stop", "length"] = "length" if completion.finish == "length" else "stop"
-        return Generated(self._family.decode(completion.tokens), completion.tokens, completion.log_probs, finish)
+            await self.pool.generate([pending])
+        if pending.finish == "deadline":
+            raise DeadlineExceeded(f"engine pool {self.name}", pending.error or "room", self._timeout_s)
+        if pending.finish == "abort":
+            raise InfrastructureError(f"engine pool {self.name}: {pending.error or 'its engines aborted a request'}")
+        if pending.finish == "error":
+            raise ValueError(f"engine pool {self.name}: {pending.error}")
+        end = stop_end(pending.tokens, stop, self._family.decode)
+        finish: Literal["stop", "length"] = "length" if end is None and pending.finish == "length" else "stop"
+        tokens = tuple(pending.tokens[:end])
+        return Generated(self._family.decode(tokens), tokens, tuple(pending.log_probs[:end]), finish)
 
     async def score(
         self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,
@@ -168,8 +169,7 @@ class PoolModelClient:
                     f"engine pool {self.name}", "its turn on the devices", self._turn_limit_s, fix
                 ) from late
             fix = f"raise timeout_s or count of the engine pool {self.name}"
-            who = f"engine pool {self.name}"
-            raise DeadlineExceeded(who, f"{what} to be answered", self._timeout_s, fix) from late
+            raise DeadlineExceeded(f"engine pool {self.name}", f"{what} to be answered", left_s, fix) from late
         finally:
             del self._open[number]
             self._deadlines.pop(number, None)

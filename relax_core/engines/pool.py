@@ -7,18 +7,15 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
-from relax_core.api.engine import GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, RelaxError
-from relax_core.api.family import Routing
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import Clock
 from relax_core.engines.engine_state import EngineStatus, are_log_probs
-from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, PendingRequest, Routes
+from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Dispatch, Quarantine, RequestLimits, Router
 from relax_core.engines.slot import EngineSlot
 from relax_core.engines.supervisor import EngineSupervisor, Report, WeightUpdater
@@ -31,18 +28,7 @@ MAX_SCORED_TOKENS = 8192
 MAX_SCORED_PARTS = 2
 """Most open scoring calls of one engine: the engine computes one call while the next is queued."""
 NO_LIMITS = RequestLimits()
-LATE = Completion((), (), (), (), "deadline", "no engine had room within rollout.turn_timeout_s")
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Parameters for sampling tokens; training and evaluation use different values."""
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    routing: Routing | None = None
-    """Routing of the MoE model if routes are to be recorded; None: do not record routes."""
+LATE = "no engine had room within rollout.turn_timeout_s"
 
 
 class _Waiter(NamedTuple):
@@ -103,22 +89,19 @@ class AdmissionQueue:
         self._waiting.clear()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestBatch:
-    """Calls that were submitted together, and the future that gets all completions when the last call has ended."""
+    """The number of open requests of one call of `generate`, and the future that is set when the last has ended."""
 
-    calls: Sequence[GenerateCall]
-    future: asyncio.Future[list[Completion]]
-    completions: dict[int, Completion] = field(default_factory=dict)
-    """Completions so far, by index of the call."""
+    num_open: int
+    ended: asyncio.Future[None]
 
 
 class EnginePool:
     """Several engines behind one `generate`.
 
     A call: `generate -> AdmissionQueue -> Router.submit -> dispatch -> EngineSlot.generate -> Router.on_deltas ->
-    CompleteRequest -> Completion`. The router decides, the supervisor manages the engines, the pool performs the
-    actions.
+    CompleteRequest`. The router decides, the supervisor manages the engines, the pool performs the actions.
 
     Invariants:
     - The router's actions are performed in order. Changes of one turn of the event loop share one dispatch, so that
@@ -134,13 +117,13 @@ class EnginePool:
     ) -> None:  # fmt: skip
         self._slots = {slot.name: slot for slot in slots}
         self._clock, self._suppress, self._deterministic = clock, suppress, deterministic
-        self._router = Router(self._slots, limits, whole_batches=deterministic)
+        self._router = Router([slot.state for slot in slots], limits, whole_batches=deterministic)
         self.supervisor = EngineSupervisor(
             self._slots, self._router, offload_parts, clock, updates, report, self._perform, serve_at_start
         )
         self._admission = AdmissionQueue(self._router.has_capacity)
-        self._requests: dict[str, tuple[RequestBatch, int]] = {}
-        """Batch of each open request, and the index of its call in the batch."""
+        self._requests: dict[str, RequestBatch] = {}
+        """Batch of each open request, by the request's id."""
         self._scored_parts: Counter[str] = Counter()
         self._changed = asyncio.Event()
         """Set when an engine may have become available or finished a scoring call."""
@@ -170,10 +153,7 @@ class EnginePool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        engines = self._router.engines
-        await asyncio.gather(
-            *(slot.close(engines[name].status is not EngineStatus.OUT) for name, slot in self._slots.items())
-        )
+        await asyncio.gather(*(slot.close(slot.state.status is not EngineStatus.OUT) for slot in self._slots.values()))
 
     async def pause(self) -> None:
         """Pause the pool; return when no engine samples or scores. Requests keep their sampled tokens."""
@@ -184,36 +164,33 @@ class EnginePool:
 
     # -- completions --------------------------------------------------------------------------------------------
 
-    def generator(self, params: Sequence[SamplingParams]) -> GenerateAll:
-        """Return a `GenerateAll` for a batch of `len(params)` calls, each with its own sampling parameters."""
-        return partial(self._generate, params=params)
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        """Sample the completions of requests as one batch; return when all have ended.
 
-    async def _generate(self, calls: Sequence[GenerateCall], params: Sequence[SamplingParams]) -> Sequence[Completion]:
+        A request that ended badly has its reason in `finish` and `error`. Raises the pool's error if the pool has
+        failed. Cancelling this call cancels the requests.
+        """
         asked_at = self._router.active_time(self._clock.now())
         deadline = asked_at + self._router.limits.timeout_s
-        if not self._admission.admits(len(calls)) and not await self._admission.wait(len(calls), deadline):
-            return [LATE._replace(queued_s=self._router.active_time(self._clock.now()) - asked_at)] * len(calls)
+        for pending in requests:
+            pending.asked_at = asked_at
+        if not self._admission.admits(len(requests)) and not await self._admission.wait(len(requests), deadline):
+            for pending in requests:
+                pending.finish, pending.error, pending.settled = "deadline", LATE, True
+                pending.queued_s = self._router.active_time(self._clock.now()) - asked_at
+            return
         self.check()
-        batch, now = RequestBatch(calls, asyncio.get_running_loop().create_future()), self._clock.now()
-        requests: list[PendingRequest] = []
-        for at, (call, own) in enumerate(zip(calls, params, strict=True)):
+        batch, now = RequestBatch(len(requests), asyncio.get_running_loop().create_future()), self._clock.now()
+        for pending in requests:
             self._num_requests += 1
-            request = GenerateRequest(
-                str(self._num_requests), call.tokens, call.max_new_tokens, own.temperature, own.top_p, own.top_k,
-                call.seed, call.stop_tokens, self._suppress, media=call.media, floor=call.floor,
-                routed_experts=own.routing is not None,
-            )  # fmt: skip
-            routes = None if own.routing is None else Routes(own.routing)
-            requests.append(
-                PendingRequest(request, call.watch, call.session, call.group, asked_at=asked_at, routes=routes)
-            )
-            self._requests[request.id] = batch, at
+            pending.id = str(self._num_requests)
+            self._requests[pending.id] = batch
         self._perform(self._router.submit(requests, now))
-        self.supervisor.want_devices()
+        self.supervisor.on_change()
         try:
-            return await batch.future
+            await batch.ended
         except asyncio.CancelledError:
-            ids = [pending.request.id for pending in requests]
+            ids = [pending.id for pending in requests]
             for name in ids:
                 self._requests.pop(name, None)
             self._perform(self._router.cancel(ids))
@@ -224,16 +201,17 @@ class EnginePool:
         for action in actions:
             match action:
                 case CompleteRequest(pending):
-                    batch, at = self._requests.pop(pending.request.id, (None, 0))
-                    if batch is None or batch.future.done():
+                    batch = self._requests.pop(pending.id, None)
+                    if batch is None or batch.ended.done():
                         continue  # the caller was cancelled
-                    batch.completions[at] = pending.completion(self._router.active_time(self._clock.now()))
-                    if (ended := batch.calls[at].ended) is not None:
-                        ended()
-                    if len(batch.completions) == len(batch.calls):
-                        batch.future.set_result([batch.completions[number] for number in range(len(batch.calls))])
-                case Dispatch(engine):
-                    self._spawn(self._stream(self._slots[engine], action))
+                    time = self._router.active_time(self._clock.now())
+                    began_at = time if pending.began_at is None else pending.began_at
+                    pending.queued_s, pending.generate_s = began_at - pending.asked_at, time - began_at
+                    if pending.on_end is not None:
+                        pending.on_end()
+                    batch.num_open -= 1
+                    if not batch.num_open:
+                        batch.ended.set_result(None)
                 case AbortRequest(engine, ids):
                     self._spawn(self._abort(self._slots[engine], ids))
                 case Quarantine(engine, why, requests):
@@ -258,14 +236,13 @@ class EnginePool:
     async def _stream(self, slot: EngineSlot, dispatch: Dispatch) -> None:
         """Run a batch on an engine and pass its deltas to the router."""
         router, (name, failures, batch) = self._router, dispatch
-        engine = router.engines[name]
-        if engine.failures != failures:  # the engine failed after the dispatch
+        if slot.state.failures != failures:  # the engine failed after the dispatch
             return
-        running = engine.running
+        running = slot.state.running
         slot.set_busy(True)
         with self.supervisor.containing(slot):
             try:
-                async for deltas in slot.generate(tuple([pending.continuation() for pending in batch])):
+                async for deltas in slot.generate(tuple([pending.continuation(self._suppress) for pending in batch])):
                     self._perform(router.on_deltas(name, failures, deltas, self._clock.now()))
                     slot.set_busy(bool(running))
                 self._perform(router.on_stream_end(name, failures, batch))
@@ -294,17 +271,16 @@ class EnginePool:
         return list(chain.from_iterable(parts))
 
     async def _score_part(self, sequences: Sequence[Sequence[int]], temperature: float) -> Sequence[Sequence[float]]:
-        engines = self._router.engines
         while True:
             self.check()
-            names = (engine.name for engine in self._router.available())
-            free = [name for name in names if self._scored_parts[name] < MAX_SCORED_PARTS]
+            available = self._router.available()
+            free = [engine for engine in available if self._scored_parts[engine.name] < MAX_SCORED_PARTS]
             if not free:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            name = min(free, key=lambda name: (self._scored_parts[name], engines[name].pending_tokens))
-            slot = self._slots[name]
+            engine = min(free, key=lambda engine: (self._scored_parts[engine.name], engine.pending_tokens))
+            name, slot = engine.name, self._slots[engine.name]
             self._scored_parts[name] += 1
             try:
                 with self.supervisor.containing(slot):
@@ -316,7 +292,7 @@ class EnginePool:
                             raise InfrastructureError(
                                 f"{name} returned log-probs of {min(scores)} to {max(scores)}; want finite values <= 0"
                             )
-                    engines[name].restarts.refill()
+                    engine.restarts.refill()
                     return found
             finally:
                 self._scored_parts[name] -= 1
@@ -342,9 +318,9 @@ class EnginePool:
     def _fail(self, error: RelaxError) -> None:
         """Fail the pool: raise `error` in all open, waiting and later calls."""
         self._failure = error
-        for batch, _ in self._requests.values():
-            if not batch.future.done():
-                batch.future.set_exception(error)
+        for batch in self._requests.values():
+            if not batch.ended.done():
+                batch.ended.set_exception(error)
         self._requests.clear()
         self._admission.fail(error)
         self._changed.set()
@@ -358,11 +334,11 @@ class EnginePool:
         """Return the state of each engine by name, for the run's status."""
         found: dict[str, Any] = {}
         for slot in self._slots.values():
-            engine = self._router.engines[slot.name]
+            engine = slot.state
             silent_s = round(self._clock.now() - engine.last_heard, 3) if engine.running else 0.0
             found[slot.name] = {
-                "serving": engine.status is EngineStatus.SERVING, "version": str(slot.version),
-                "running": len(engine.running), "loading": slot.loading, "silent_s": silent_s, "paused": slot.paused,
+                "serving": engine.status is EngineStatus.SERVING, "version": str(engine.loaded),
+                "running": len(engine.running), "loading": engine.loading, "silent_s": silent_s, "paused": engine.paused,
                 "tokens_left": engine.pending_tokens, "kv_capacity": engine.kv.capacity,
                 "kv_running": engine.kv.running, "kv_idle": engine.kv.idle_tokens, "restarts": slot.restarts,
                 "pid": slot.worker.pid if slot.worker else 0,

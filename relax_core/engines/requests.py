@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to an engine pool: the call of an episode, its completion, the pending request, and MoE routes.
+"""Requests to an engine pool with the tokens sampled so far, and MoE routes.
 
 Episodes call a `Generate` function and never see engines; the router decides where a request runs. This module does no
 IO.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from relax_core.api.batch import Ragged
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
@@ -26,137 +26,84 @@ Ending: TypeAlias = FinishReason | Literal["deadline"]
 """Finish reason of a completion: the engine's, or `deadline`."""
 
 
-class GenerateCall(NamedTuple):
-    """A request for one completion."""
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters for sampling tokens; training and evaluation use different values."""
 
-    tokens: tuple[int, ...]
-    """The prompt: all tokens of the branch so far."""
-    max_new_tokens: int
-    seed: int
-    stop_tokens: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    """Stop texts: the completion is cut right after the first match."""
-    media: tuple[str, ...] = ()
-    floor: int = -1
-    """Oldest weight step among the group's tokens; engines with older weights may not run this call. -1: none."""
-    session: Hashable = None
-    """Key shared by all calls of a sample; the engine of the previous call has the sample's prefix cached."""
-    group: Hashable = None
-    """Key shared by samples with the same prompt."""
-    watch: Watch | None = None
-    ended: Callable[[], None] | None = None
-    """Called when this completion ends, possibly before the rest of its batch."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    routing: Routing | None = None
+    """Routing of the MoE model if routes are to be recorded; None: do not record routes."""
 
 
-class Completion(NamedTuple):
-    """One sampled completion; `tokens`, `log_probs`, `versions` and `oldest_cache` have one entry per token."""
-
-    tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    versions: tuple[int, ...]
-    """Step of the weights that sampled each token."""
-    oldest_cache: tuple[int, ...] = ()
-    """Oldest weight step in the KV cache that each token attended to; empty if equal to `versions`."""
-    finish: Ending = "stop"
-    error: str = ""
-    routes: Routes | None = None
-    """Experts visited at each position of prompt and completion, as far as reported; None: not requested."""
-    incarnations: tuple[tuple[int, int], ...] = ((0, 0),)
-    """(index of a token, incarnation of the weights that sampled this token and the following ones), in index order."""
-    queued_s: float = 0.0
-    """Seconds from the call until an engine got the request, pauses excluded."""
-    generate_s: float = 0.0
-    """Seconds from the first dispatch to an engine until the completion ended, pauses excluded."""
-
-    def newest(self) -> list[tuple[int, int]]:
-        """Return (incarnation, newest step that sampled a token) of each run of tokens of one incarnation."""
-        stops = [start for start, _ in self.incarnations[1:]] + [len(self.versions)]
-        runs = zip(self.incarnations, stops, strict=False)  # `incarnations` is empty if no engine got the request
-        return [(incarnation, max(self.versions[start:stop])) for (start, incarnation), stop in runs if start < stop]
+SAMPLING = SamplingParams()
 
 
-Generate: TypeAlias = Callable[[GenerateCall], Awaitable[Completion]]
-GenerateAll: TypeAlias = Callable[[Sequence[GenerateCall]], Awaitable[Sequence[Completion]]]
-"""A function that generates several completions as one batch, and returns when all have ended."""
-
-
-def singly(generate: GenerateAll) -> Generate:
-    """Return a `Generate` that sends each call as a batch of one."""
-
-    async def one(call: GenerateCall) -> Completion:
-        (completion,) = await generate((call,))
-        return completion
-
-    return one
-
-
-def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Completion:
-    """Cut a completion after the token that completes the first stop text.
-
-    Engines see token ids only, so they may sample past a stop text.
-    """
-    if not any(text in decode(completion.tokens) for text in stop):
-        return completion
-    lengths = range(1, len(completion.tokens) + 1)
-    end = next(n for n in lengths if any(text in decode(completion.tokens[:n]) for text in stop))
-    return Completion(
-        completion.tokens[:end], completion.log_probs[:end], completion.versions[:end], completion.oldest_cache[:end],
-        routes=completion.routes, incarnations=completion.incarnations, queued_s=completion.queued_s,
-        generate_s=completion.generate_s,
-    )  # fmt: skip
-
-
-def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Watch | None:
-    """Return a watch that ends a completion at a stop text, since `cut` would remove all later tokens."""
-    if not stop:
-        return None
-    seen = 0
-    max_tokens = max(len(text.encode()) for text in stop)
-    """Most tokens that a stop text can span: each visible token holds at least one byte."""
-
-    def watch(tokens: Sequence[int]) -> bool:
-        nonlocal seen
-        text = decode(tuple(tokens[max(0, seen - max_tokens) :]))
-        seen = len(tokens)
-        return any(wanted in text for wanted in stop)
-
-    return watch
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request that is not completed, with the tokens sampled so far.
+    """A request for one completion, with the tokens sampled so far.
+
+        made by a sample's branch -> submitted -> running on an engine -> settled -> read by the branch
+
+    The branch, the group, the pool and the router pass on this object. An engine gets its `continuation`.
 
     Invariants:
     - `tokens`, `log_probs`, `versions` and `oldest_cache` have one entry per sampled token.
     - Sampled tokens survive a pause, a weight update and the failure of their engine: they become part of the next
       prompt.
+    - Tokens of a settled request do not change, even if an engine still runs the request.
     - `engine` and `batch` are set while the request runs; `batch` holds the requests of the same dispatch.
     - While a request runs, the incarnation of its engine's weights is constant and is the last in `incarnations`.
     """
 
-    request: GenerateRequest
+    prompt: tuple[int, ...]
+    """All tokens of the branch so far."""
+    max_new_tokens: int
+    seed: int = 0
+    sampling: SamplingParams = SAMPLING
+    stop_tokens: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Stop texts. An engine does not see them; `watch` ends the request, and `stop_end` finds the first match."""
+    media: tuple[str, ...] = ()
+    place: int = 0
+    """Index of the sample among the samples of its group that are played together."""
     watch: Watch | None = None
+    on_end: Callable[[], None] | None = None
+    """Called when the pool completes this request, possibly before the rest of its batch."""
+    group_floor: int = -1
+    """Oldest weight step among the group's tokens; engines with older weights may not run this request. -1: none."""
     session: Hashable = None
-    """Key of the sample that the request continues (`GenerateCall.session`); None: no sample."""
+    """Key shared by all requests of a sample; the engine of the previous request has the sample's prefix cached."""
     group: Hashable = None
-    """Key shared by requests with the same prompt; None: no key."""
+    """Key shared by samples with the same prompt."""
+    id: str = ""
+    """Name of the request at engines; unique in its pool."""
+    submission: int = 0
+    """Number of the `Router.submit` call that accepted the request."""
     deadline: float = math.inf
     """Deadline in the router's active time, which stops during pauses."""
-    asked_at: float | None = None
-    """Active time of the call; None until the request is submitted."""
+    asked_at: float = 0.0
+    """Active time of the call of the pool."""
     began_at: float | None = None
     """Active time of the first dispatch to an engine; None: not dispatched yet."""
+    queued_s: float = 0.0
+    """Seconds from the call until an engine got the request, pauses excluded."""
+    generate_s: float = 0.0
+    """Seconds from the first dispatch to an engine until the completion, pauses excluded."""
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    """Step of the weights that sampled each token."""
     oldest_cache: list[int] = field(default_factory=list)
+    """Oldest weight step in the KV cache that each token attended to."""
     incarnations: list[tuple[int, int]] = field(default_factory=list)
-    """As in `Completion.incarnations`; extended when the request is dispatched, not for each token."""
+    """(index of a token, incarnation of the weights that sampled this token and the following ones), in index order.
+    Extended when the request is dispatched, not for each token."""
     finish: Ending = ""
     error: str = ""
     routes: Routes | None = None
-    """Experts visited at each position, as engines reported them; None: not requested."""
+    """Experts visited at each position of prompt and completion, as far as reported; None: not requested."""
     batch: tuple[PendingRequest, ...] = ()
     """Requests that were sent to the engine in the same call."""
     engine: str = ""
@@ -171,8 +118,6 @@ class PendingRequest:
     """True if an engine refused the request's batch: it is dispatched alone next, to find the invalid request."""
     num_aborts: int = 0
     """Number of aborts by engines that the router did not ask for."""
-    submission: int = 0
-    """Number of the `Router.submit` call that accepted the request."""
 
     def add(self, delta: Delta) -> None:
         """Append the tokens of a delta; a watch may end the completion even if the engine continues to sample."""
@@ -188,49 +133,78 @@ class PendingRequest:
         if self.watch is not None and tokens and self.watch(self.tokens) and self.finish in ("", "abort"):
             self.finish = "stop"
 
-    def continuation(self) -> GenerateRequest:
-        """Return the request for the remaining tokens; its prompt includes the tokens sampled so far."""
-        if not self.tokens:
-            return self.request
-        return replace(
-            self.request, tokens=self.request.tokens + tuple(self.tokens), max_new_tokens=self.tokens_left,
-            floor=self.floor,
+    def continuation(self, suppress_tokens: tuple[int, ...] = ()) -> GenerateRequest:
+        """Return the engine's request for the remaining tokens; its prompt includes the tokens sampled so far."""
+        sampling = self.sampling
+        return GenerateRequest(
+            self.id, self.prompt + tuple(self.tokens), self.tokens_left, sampling.temperature, sampling.top_p,
+            sampling.top_k, self.seed, self.stop_tokens, suppress_tokens, self.media, self.floor,
+            routed_experts=self.routes is not None,
         )  # fmt: skip
 
-    def restarted(self) -> PendingRequest:
-        """Return the same request without its sampled tokens."""
-        return PendingRequest(
-            self.request, self.watch, self.session, self.group, self.deadline, settled=self.settled,
-            num_aborts=self.num_aborts, asked_at=self.asked_at, began_at=self.began_at,
-            routes=None if self.routes is None else Routes(self.routes.routing),
-        )  # fmt: skip
+    def restarted(self, batch: tuple[PendingRequest, ...]) -> PendingRequest:
+        """Return the request without its sampled tokens, to run `batch` again.
+
+        The request itself, or a settled copy if it is settled or has left the batch.
+        """
+        if self.settled or self.batch is not batch:
+            return PendingRequest(
+                self.prompt, self.max_new_tokens, self.seed, self.sampling, self.stop_tokens, media=self.media, id=self.id,
+                group_floor=self.group_floor, session=self.session, group=self.group, settled=True,
+                routes=None if self.routes is None else Routes(self.routes.routing),
+            )  # fmt: skip
+        for sampled in (self.tokens, self.log_probs, self.versions, self.oldest_cache, self.incarnations):
+            sampled.clear()
+        self.routes = None if self.routes is None else Routes(self.routes.routing)
+        self.finish, self.error = "", ""
+        return self
 
     @property
     def floor(self) -> int:
         """Oldest weight step that may continue the request: the group's floor, else the oldest step of its tokens."""
-        return self.request.floor if self.request.floor >= 0 else min(self.versions, default=-1)
+        return self.group_floor if self.group_floor >= 0 else min(self.versions, default=-1)
 
     @property
     def tokens_left(self) -> int:
         """Number of tokens that may still be sampled."""
-        return self.request.max_new_tokens - len(self.tokens)
+        return self.max_new_tokens - len(self.tokens)
 
-    @property
-    def complete(self) -> bool:
-        return self.tokens_left <= 0
+    def newest(self, end: int) -> list[tuple[int, int]]:
+        """Return (incarnation, newest step) of each run of tokens of one incarnation among the first `end` tokens."""
+        stops = [min(start, end) for start, _ in self.incarnations[1:]] + [end]
+        runs = zip(self.incarnations, stops, strict=False)  # `incarnations` is empty if no engine got the request
+        return [(incarnation, max(self.versions[start:stop])) for (start, incarnation), stop in runs if start < stop]
 
-    def completion(self, time: float | None = None) -> Completion:
-        """Return the completion; `time` is the router's active time, None leaves the durations at 0."""
-        versions, oldest = tuple(self.versions), tuple(self.oldest_cache)
-        kept = oldest if oldest != versions else ()
-        queued_s = generate_s = 0.0
-        if time is not None and self.asked_at is not None:
-            began_at = time if self.began_at is None else self.began_at
-            queued_s, generate_s = began_at - self.asked_at, time - began_at
-        return Completion(
-            tuple(self.tokens), tuple(self.log_probs), versions, kept, self.finish, self.error, self.routes,
-            tuple(self.incarnations), queued_s, generate_s,
-        )  # fmt: skip
+
+Generate: TypeAlias = Callable[[Sequence[PendingRequest]], Awaitable[None]]
+"""A function that samples requests as one batch, and returns when all have ended."""
+
+
+def stop_end(tokens: Sequence[int], stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> int | None:
+    """Return the number of tokens up to the end of the first stop text; None if there is no stop text.
+
+    Engines see token ids only, so they may sample past a stop text.
+    """
+    if not stop or not any(text in decode(tuple(tokens)) for text in stop):
+        return None
+    return next(n for n in range(1, len(tokens) + 1) if any(text in decode(tuple(tokens[:n])) for text in stop))
+
+
+def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Watch | None:
+    """Return a watch that ends a completion at a stop text, since later tokens are cut off."""
+    if not stop:
+        return None
+    seen = 0
+    max_tokens = max(len(text.encode()) for text in stop)
+    """Most tokens that a stop text can span: each visible token holds at least one byte."""
+
+    def watch(tokens: Sequence[int]) -> bool:
+        nonlocal seen
+        text = decode(tuple(tokens[max(0, seen - max_tokens) :]))
+        seen = len(tokens)
+        return any(wanted in text for wanted in stop)
+
+    return watch
 
 
 _KNOWN, _HOLE = b"\1", b"\0"

@@ -51,7 +51,7 @@ class GiveUp(NamedTuple):
     why: str
 
 
-Action: TypeAlias = Dispatch | AbortRequest | CompleteRequest | Quarantine | GiveUp
+Action: TypeAlias = AbortRequest | CompleteRequest | Quarantine | GiveUp
 
 MEAN_OF = 64
 """Number of requests over which the mean request size is averaged."""
@@ -101,10 +101,10 @@ class Router:
     """
 
     def __init__(
-        self, names: Iterable[str], limits: RequestLimits = RequestLimits(), whole_batches: bool = False
+        self, engines: Iterable[EngineState], limits: RequestLimits = RequestLimits(), whole_batches: bool = False
     ) -> None:
         self.limits, self.whole_batches = limits, whole_batches
-        self.engines = {name: EngineState(name) for name in names}
+        self.engines = {engine.name: engine for engine in engines}
         for name, engine in self.engines.items():
             engine.kv.reserve = limits.kv_reserve
             self.set_kv_tokens(name, 0)
@@ -179,10 +179,10 @@ class Router:
         self._num_submissions += 1
         for pending in submitted:
             pending.submission = self._num_submissions
-            tokens, new = pending.request.tokens, pending.request.max_new_tokens
+            tokens, new = pending.prompt, pending.max_new_tokens
             if tokens is not checked:  # the requests of a group share one prompt
                 checked, bad_ids = tokens, check_ids(tokens, self.vocab_size) if self.vocab_size else ""
-            self._open[pending.request.id] = pending
+            self._open[pending.id] = pending
             error = bad_ids
             if not error and self.max_context and len(tokens) + new > self.max_context:
                 error = f"{len(tokens)} prompt + {new} new tokens exceed the context of {self.max_context} tokens"
@@ -190,7 +190,6 @@ class Router:
                 actions.append(self._complete(pending, "error", error))
                 continue
             pending.deadline = time + self.limits.timeout_s
-            pending.asked_at = time if pending.asked_at is None else pending.asked_at
             tokens_needed = len(tokens) + math.ceil(self.limits.kv_reserve * new)
             self._mean_tokens += (tokens_needed - self._mean_tokens) / (MEAN_OF if self._mean_tokens else 1)
             self._waiting.append(pending)
@@ -206,7 +205,7 @@ class Router:
         for pending in settled:
             pending.settled = True
             if pending.engine:
-                running.setdefault(pending.engine, []).append(pending.request.id)
+                running.setdefault(pending.engine, []).append(pending.id)
         if len(running) < len(settled):
             self._waiting = [pending for pending in self._waiting if not pending.settled]
         return [AbortRequest(engine, ids) for engine, ids in running.items()]
@@ -241,7 +240,7 @@ class Router:
             if not available:
                 waiting += self._waiting[at:]
                 break
-            able, full = self._with_room(available, pending)
+            able, full = self._with_room(available, pending) if self._counts_kv else (available, None)
             if full is not None:  # give this engine nothing else, so that it drains and gets room for the request
                 available.remove(full)
             number = pending.submission if self.whole_batches else 0
@@ -279,8 +278,6 @@ class Router:
         Prefer the engines that need not evict an idle session. If no cache has room, drain the one with the fewest
         running tokens.
         """
-        if not self._counts_kv:
-            return available, None
         able = [engine for engine in available if engine.version.step >= pending.floor]
         fitting = [engine for engine in able if engine.kv.fits(pending)]
         if able and not fitting:
@@ -350,7 +347,7 @@ class Router:
         """Complete a request that its engine ended; an aborted request waits for its next dispatch."""
         if pending.finish != "abort":
             return [self._complete(pending, pending.finish, pending.error)]
-        if pending.complete:
+        if not pending.tokens_left:
             return [self._complete(pending, "length")]
         pending.num_aborts += not pending.preempted
         if pending.num_aborts > MAX_ABORTS:
@@ -365,7 +362,7 @@ class Router:
         engine = self.engines[name]
         unended = [pending for pending in batch if pending.batch is batch]
         if engine.failures == failures and unended:
-            return self._fail(engine, f"{name} ended its response without finishing request {unended[0].request.id!r}")
+            return self._fail(engine, f"{name} ended its response without finishing request {unended[0].id!r}")
         return []
 
     def on_refused(self, name: str, failures: int, batch: tuple[PendingRequest, ...], error: str) -> list[Action]:
@@ -403,7 +400,7 @@ class Router:
 
         A request that already has all of its tokens completes with finish `length`.
         """
-        engine.status, engine.loading = EngineStatus.OUT, False
+        engine.status, engine.loading = EngineStatus.OUT, ""
         engine.failures, engine.cache_epoch = engine.failures + 1, engine.cache_epoch + 1
         running = list(engine.running.values())
         engine.running.clear()
@@ -411,17 +408,14 @@ class Router:
         engine.pending_tokens = 0
         engine.kv.clear()
         awaited = [pending for pending in running if not pending.settled]
-        batches = {id(pending.batch): pending.batch for pending in awaited}
+        if self.whole_batches:
+            batches = {id(pending.batch): pending.batch for pending in awaited}.values()
+            self._restarting += [tuple([pending.restarted(batch) for pending in batch]) for batch in batches]
         for pending in running:
             pending.engine, pending.batch = "", ()
         actions: list[Action] = []
-        if self.whole_batches:
-            for batch in batches.values():
-                again = tuple(pending.restarted() for pending in batch)
-                self._restarting.append(again)
-                self._open.update((one.request.id, one) for one in again if not one.settled)
-        else:
-            actions += [self._complete(pending, "length") for pending in awaited if pending.complete]
+        if not self.whole_batches:
+            actions += [self._complete(pending, "length") for pending in awaited if not pending.tokens_left]
             self._waiting += [pending for pending in awaited if not pending.settled]
         if engine.restarts.spend():
             return [*actions, Quarantine(engine.name, why, len(awaited))]
@@ -441,7 +435,7 @@ class Router:
         engine = self.engines[name]
         if engine.running and version.incarnation != engine.version.incarnation:
             raise RuntimeError(f"{name}: loads {version} over {engine.version} while it runs {sorted(engine.running)}")
-        engine.loading, engine.max_step = True, max(engine.version.step, version.step)
+        engine.loading, engine.max_step = str(version), max(engine.version.step, version.step)
 
     def on_proved(self, name: str, failures: int, version: Version, now: float) -> bool:
         """Let an engine serve after it has proved the newest weights; return False if the engine failed meanwhile.
@@ -456,7 +450,7 @@ class Router:
         engine.cache_epoch += 1
         engine.kv.drop_idle()
         engine.version, engine.last_heard = version, now
-        engine.loading, engine.status = False, EngineStatus.SERVING
+        engine.loading, engine.status = "", EngineStatus.SERVING
         return True
 
     def hold(self, name: str, why: str) -> None:
@@ -498,7 +492,7 @@ class Router:
             late.append(pending)
         why = f"not completed within {self.limits.timeout_s:g} s; raise rollout.turn_timeout_s"
         actions: list[Action] = [
-            self._complete(pending, "length") if pending.complete else self._complete(pending, "deadline", why)
+            self._complete(pending, "deadline", why) if pending.tokens_left else self._complete(pending, "length")
             for pending in late
         ]
         actions += self._drop(late)
@@ -511,5 +505,5 @@ class Router:
 
     def _complete(self, pending: PendingRequest, finish: str, error: str = "") -> CompleteRequest:
         pending.settled, pending.finish, pending.error = True, finish, error  # type: ignore[assignment]
-        del self._open[pending.request.id]
+        del self._open[pending.id]
         return CompleteRequest(pending)

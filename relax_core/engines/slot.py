@@ -18,6 +18,7 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import SpanTrack, Worker, Workers, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.engines.engine_state import EngineState
 from relax_core.observe.spans import Unwatched
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class EngineSlot:
     Life cycle: `started -> serving <-> paused -> stopped`, then started with a new worker.
 
     Invariants:
-    - `version` is the last proved version; it changes only after the receipt was accepted.
+    - `state.loaded` changes only after the receipt was accepted.
     - A newly started engine has the version of its spec, is not paused, and has nothing offloaded.
     - A call raises an error if the engine stops answering health checks.
     """
@@ -55,11 +56,9 @@ class EngineSlot:
         self.name, self.chosen, self.capabilities = name, chosen, capabilities
         self.spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers
         self.worker: Worker | None = None
-        self.version: Version = spec.version
-        self.paused = False
-        """True if the engine may not sample; it keeps its requests if it supports pausing."""
-        self.on_loading: Callable[[Version], Awaitable[None]] | None = None
-        """Called and awaited with each version before the engine loads it."""
+        self.state = EngineState(name, loaded=spec.version)
+        self.on_loading: Callable[[EngineSlot, Version], Awaitable[None]] | None = None
+        """Called and awaited with this slot and each version before the engine loads it."""
         self._busy = self._started = False
         self._progress = asyncio.Event()
         self.pause_lock = asyncio.Lock()
@@ -67,12 +66,10 @@ class EngineSlot:
         self.offloaded: frozenset[OffloadPart] = frozenset()
         self.restarts = self.starts = 0
         """`restarts`: number of finished replacements. `starts`: number of worker starts, also of failed ones."""
-        self.loading = ""
-        """Version that the engine is loading; empty: none."""
 
     async def start(self) -> dict[str, Any]:
         """Start a new worker with the model folder's weights; return the engine's facts."""
-        self.paused, self.version = False, self.spec.version
+        self.state.paused, self.state.loaded = False, self.spec.version
         self._started, self.offloaded = False, frozenset()
         self.starts += 1
         with self._track.span("overhead", "starting"):
@@ -144,20 +141,16 @@ class EngineSlot:
     # -- weights, pauses, memory --------------------------------------------------------------------------------
 
     async def update(self, manifest: Manifest, transport: Chosen, timeout_s: float = UPDATE_S) -> Receipt:
-        """Load a version and return the receipt; the caller sets `version` after it has accepted the receipt."""
+        """Load a version and return the receipt; the caller sets `state.loaded` after it has accepted the receipt."""
         if self.on_loading is not None:
-            await self.on_loading(manifest.version)
-        self.loading = str(manifest.version)
-        try:
-            with self._track.span("overhead", f"loading {manifest.version}"):
-                receipt: Receipt = await self._call("update_weights", manifest, transport, timeout_s=timeout_s)
-        finally:
-            self.loading = ""
+            await self.on_loading(self, manifest.version)
+        with self._track.span("overhead", f"loading {manifest.version}"):
+            receipt: Receipt = await self._call("update_weights", manifest, transport, timeout_s=timeout_s)
         return receipt
 
     async def pause(self) -> bool:
         """Stop sampling. Return False if the engine cannot keep paused requests, which must then be aborted."""
-        self.paused = True
+        self.state.paused = True
         self._update_track()
         with suppress(NotImplementedError):
             await self._call("pause", timeout_s=PAUSE_S)
@@ -167,7 +160,7 @@ class EngineSlot:
     async def resume(self) -> None:
         with suppress(NotImplementedError):  # an engine without resume has no pause either
             await self._call("resume", timeout_s=PAUSE_S)
-        self.paused = False
+        self.state.paused = False
         self._update_track()
 
     async def offload(self, parts: frozenset[OffloadPart]) -> int:
@@ -188,7 +181,7 @@ class EngineSlot:
         return freed
 
     def _update_track(self) -> None:
-        self._track.say("generating" if self._busy and not self.paused else "")
+        self._track.say("generating" if self._busy and not self.state.paused else "")
 
     # -- calls --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxEr
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import Clock, WeightService
 from relax_core.api.weights import Canary, Manifest, Receipt, ReceiptLevel, Version
-from relax_core.engines.engine_state import EngineState, EngineStatus
+from relax_core.engines.engine_state import EngineStatus
 from relax_core.engines.router import Action, Router
 from relax_core.engines.slot import EngineSlot
 from relax_core.rpc.waiting import start_all
@@ -125,7 +124,8 @@ class EngineSupervisor:
         self._updates, self._report, self._perform = updates, report, perform
         self._serve_at_start = serve_at_start
         self.on_change: Callable[[], None] = lambda: None
-        """Called when the engines' work changes. The rollout role sets it if the pool shares devices."""
+        """Called when requests arrive or end, and when an engine is about to start or load weights. The rollout role sets
+        it if the pool shares devices."""
         self._facts: Mapping[str, Any] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
         self._update_locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in slots}
@@ -140,8 +140,8 @@ class EngineSupervisor:
         self._router.vocab_size = int(self._facts.get("vocab_size", 0))
         self._router.max_context = int(self._facts.get("max_context", 0))
         for slot in self._slots.values():
-            slot.on_loading = functools.partial(self._before_loading, slot)
-            self._admit(slot, self._state(slot).failures)
+            slot.on_loading = self._before_loading
+            self._admit(slot, slot.state.failures)
         return self._facts
 
     def _check_model(self, facts: Mapping[str, Any]) -> None:
@@ -156,18 +156,15 @@ class EngineSupervisor:
         does not serve.
         """
         if self._newest is None and not self._serve_at_start:
-            self._state(slot).status, self._state(slot).version = EngineStatus.WAITING, slot.version
+            slot.state.status, slot.state.version = EngineStatus.WAITING, slot.state.loaded
             return False
-        admitted = self._router.on_proved(slot.name, failures, slot.version, self._clock.now())
+        admitted = self._router.on_proved(slot.name, failures, slot.state.loaded, self._clock.now())
         self._perform(())
         return admitted
 
-    def _state(self, slot: EngineSlot) -> EngineState:
-        return self._router.engines[slot.name]
-
     def _not_out(self) -> list[EngineSlot]:
         """Return the engines that are not being replaced."""
-        return [slot for slot in self._slots.values() if self._state(slot).status is not EngineStatus.OUT]
+        return [slot for slot in self._slots.values() if slot.state.status is not EngineStatus.OUT]
 
     # -- pauses -------------------------------------------------------------------------------------------------
 
@@ -190,8 +187,8 @@ class EngineSupervisor:
 
     async def _follow_pause(self, slot: EngineSlot) -> None:
         async with slot.pause_lock:
-            while slot.paused != self._router.paused:
-                if slot.paused:
+            while slot.state.paused != self._router.paused:
+                if slot.state.paused:
                     await slot.resume()
                     self._router.release(slot.name, "paused", self._clock.now())
                     self._perform(())
@@ -208,7 +205,7 @@ class EngineSupervisor:
         In a deterministic pool, or on an engine that cannot abort, the requests run to completion instead. The abort is
         repeated, since a request may still be on its way to the engine when an abort arrives.
         """
-        while self._state(slot).running:
+        while slot.state.running:
             if ids := self._router.preempt(slot.name):
                 with contextlib.suppress(NotImplementedError):  # then the requests run to completion
                     await slot.abort(ids)
@@ -234,10 +231,6 @@ class EngineSupervisor:
     async def _offload_as_planned(self, slot: EngineSlot) -> int:
         async with slot.pause_lock:
             return await slot.offload(self._offload.offloaded)
-
-    def want_devices(self) -> None:
-        """Signal that requests arrived, or that an engine is about to start or load weights."""
-        self.on_change()
 
     def work(self) -> int:
         """Return the number of open requests, and of engines that wait for devices to start or load weights."""
@@ -265,10 +258,10 @@ class EngineSupervisor:
         self._router.on_published(manifest.version)
 
         async def follow(slot: EngineSlot) -> str:
-            failures = self._state(slot).failures
+            failures = slot.state.failures
             if self._router.abandoned(slot.name):  # stop sampling now: the load may have to wait
                 await self._contained(slot, self._preempt(slot))
-            if self._state(slot).failures != failures:  # the engine failed and is being replaced
+            if slot.state.failures != failures:  # the engine failed and is being replaced
                 return ""
             receipt = await self._contained(slot, self._load_newest(slot, failures))
             if not self._admit(slot, failures):
@@ -287,21 +280,21 @@ class EngineSupervisor:
         """
         receipt = None
         async with self._update_locks[slot.name]:
-            if failures not in (None, self._state(slot).failures):
+            if failures not in (None, slot.state.failures):
                 return None
             while (
                 self._updates is not None
                 and self._newest is not None
-                and slot.version[1:] < self._newest[0].version[1:]
+                and slot.state.loaded[1:] < self._newest[0].version[1:]
             ):
-                self.want_devices()
+                self.on_change()
                 async with self._offload.weights_in_use(), self._drained(slot):
                     receipt = await self._updates.update(slot, *self._newest)
         return receipt
 
     async def _before_loading(self, slot: EngineSlot, version: Version) -> None:
         """Preempt an engine's requests before it loads another incarnation's weights: their steps can't be compared."""
-        if version.incarnation != self._state(slot).version.incarnation:
+        if version.incarnation != slot.state.version.incarnation:
             self._router.on_published(version)
             await self._preempt(slot)
         self._router.on_loading(slot.name, version)
@@ -328,7 +321,7 @@ class EngineSupervisor:
     @contextlib.contextmanager
     def containing(self, slot: EngineSlot) -> Iterator[None]:
         """Report an engine's failure in the body to the router, which ignores a failure that it already counts."""
-        failures = self._state(slot).failures
+        failures = slot.state.failures
         try:
             yield
         except RelaxError as error:
@@ -347,7 +340,7 @@ class EngineSupervisor:
 
         `requests`: number of the failed engine's open requests, which are retried elsewhere.
         """
-        since, failures = self._clock.now(), self._state(slot).failures
+        since, failures = self._clock.now(), slot.state.failures
         slot.set_busy(False)
         try:
             if self._updates is not None:
@@ -356,13 +349,13 @@ class EngineSupervisor:
             if requests:
                 await self._report("retried", why, requests)
             await slot.stop()
-            self.want_devices()
+            self.on_change()
             async with self._offload.weights_in_use():
                 self._check_model(facts := await slot.start())
                 self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
                 await self._offload_as_planned(slot)
             await self._load_newest(slot)
-            while slot.paused != self._router.paused:
+            while slot.state.paused != self._router.paused:
                 await self._follow_pause(slot)
                 await self._load_newest(slot)
         except InfrastructureError as error:
@@ -376,10 +369,10 @@ class EngineSupervisor:
 class WeightUpdater:
     """The updater of engines to the newest weights.
 
-    For each version: `route -> load -> prove -> receipt -> slot.version`.
+    For each version: `route -> load -> prove -> receipt -> slot.state.loaded`.
 
     Invariants:
-    - `slot.version` changes only after every proof that the run requires was accepted. A proof counts only for the
+    - `slot.state.loaded` changes only after every proof that the run requires was accepted. A proof counts only for the
       worker that gave it, not for its replacement.
     - A failed update raises an `InfrastructureError` that names the engine, within the deadline.
     """
@@ -397,10 +390,10 @@ class WeightUpdater:
         deadline = self._clock.now() + self._timeout_s
         while True:
             left = self._time_left(slot, model, deadline)
-            route = await self._weights.route(model, slot.version, 0.0, None, slot.name, left)
+            route = await self._weights.route(model, slot.state.loaded, 0.0, None, slot.name, left)
             if not route:
                 await self._weights.want(slot.name, model)
-                route = await self._weights.route(model, slot.version, min(left, RETRY_S), None, slot.name, left)
+                route = await self._weights.route(model, slot.state.loaded, min(left, RETRY_S), None, slot.name, left)
             for link, chosen in route:
                 receipt = await self._load(slot, link, chosen, deadline)
                 if receipt is None:
@@ -410,7 +403,7 @@ class WeightUpdater:
 
     async def forget(self, slot: EngineSlot) -> None:
         """Withdraw the receipts of an engine that failed, since its weights are lost."""
-        await self._weights.forget(slot.name, slot.version.model)
+        await self._weights.forget(slot.name, slot.state.loaded.model)
 
     async def _load(self, slot: EngineSlot, manifest: Manifest, transport: Chosen, deadline: float) -> Receipt | None:
         """Load and prove one version; return None if the caller should ask for another route.
@@ -425,7 +418,7 @@ class WeightUpdater:
         except (ValueError, InfrastructureError) as error:
             if manifest.live and not isinstance(error, (WorkerDied, DeadlineExceeded)):
                 health = await slot.health(HEALTH_S)
-                if health.ok and health.version == slot.version:
+                if health.ok and health.version == slot.state.loaded:
                     return None
             raise InfrastructureError(f"{slot.name}: {version} was not loaded: {error}") from error
         wanted = slot.capabilities.receipts if self._proof == "auto" else self._proof
@@ -441,7 +434,7 @@ class WeightUpdater:
         if slot.starts != starts:
             await self.forget(slot)
             raise InfrastructureError(f"{slot.name}: the engine was replaced while it loaded {version}")
-        slot.version = version
+        slot.state.loaded = version
         return receipt if counts else None
 
     async def _check_canary(self, slot: EngineSlot, manifest: Manifest, receipt: Receipt, deadline: float) -> Receipt:

@@ -21,7 +21,7 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.engines.requests import Generate, GenerateAll, GenerateCall, singly
+from relax_core.engines.requests import SAMPLING, Generate, PendingRequest, SamplingParams
 from relax_core.rpc.isolated_pool import SessionLost
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
 
@@ -38,13 +38,17 @@ ResetResult = tuple[tuple[Message, ...], str]
 async def run_episode(
     task: Task, prompt: Rendered, seed: int, environment: EnvironmentHandle, family: ModelFamily, generate: Generate,
     limits: Limits, media: MediaPipeline | None = None, media_owner: Hashable = None,
+    sampling: SamplingParams = SAMPLING, place: int = 0,
 ) -> Trajectory:  # fmt: skip
     """Play one sample and return its trajectory.
 
-    `prompt` is the task's prompt rendered with the environment's tools; all samples of the task share it. Raises errors
-    for which neither the sample nor its environment is to blame, such as PoolFailed.
+    `prompt` is the task's prompt rendered with the environment's tools; all samples of the task share it. `place` is
+    the index of the sample in its group. Raises errors for which neither the sample nor its environment is to blame,
+    such as PoolFailed.
     """
-    sample = Sample(family, generate, limits, environment.format_observation, environment.tools, media, media_owner)
+    sample = Sample(
+        family, generate, limits, environment.format_observation, environment.tools, media, media_owner, sampling, place
+    )
     sample.is_driven = environment.drives
     session, now = Branch(sample, task.prompt, prompt, seed), asyncio.get_running_loop().time
     began = sample.began = now()
@@ -69,30 +73,35 @@ async def run_episode(
 
 
 async def run_answers(
-    task: Task, prompt: Rendered, seeds: Sequence[int], family: ModelFamily, generate: GenerateAll, limits: Limits,
-    ended: Callable[[], None],
+    task: Task, prompt: Rendered, seeds: Sequence[int], samplings: Sequence[SamplingParams], family: ModelFamily,
+    generate: Generate, limits: Limits, on_end: Callable[[], None],
 ) -> list[Trajectory]:  # fmt: skip
     """Play one-turn samples (environment `SingleTurn`) and generate all their turns in one call.
 
-    The trajectories equal those of `run_episode`. `ended` is called for each sample as it ends.
+    The trajectories equal those of `run_episode`. `on_end` is called for each sample as it ends.
     """
-    samples = [Sample(family, singly(generate), limits, lambda observation: ()) for _ in seeds]
-    asked: list[tuple[Branch, GenerateCall]] = []
-    for sample, seed in zip(samples, seeds, strict=True):
+    samples: list[Sample] = []
+    asked: list[tuple[Branch, PendingRequest]] = []
+    for place, (seed, sampling) in enumerate(zip(seeds, samplings, strict=True)):
+        sample = Sample(family, generate, limits, lambda observation: (), sampling=sampling, place=place)
+        samples.append(sample)
         branch = Branch(sample, task.prompt, prompt, seed)
         with suppress(SessionEnded):
-            asked.append((branch, branch.begin()._replace(ended=ended)))
+            request = branch.begin()
+            request.on_end = on_end
+            asked.append((branch, request))
     try:
-        completions = await generate([call for _, call in asked]) if asked else ()
+        if asked:
+            await generate([request for _, request in asked])
     except PoolFailed:
         raise
     except ENGINE_FAILS as error:
         for branch, _ in asked:
             branch.sample.engine_failed(error)
     else:
-        for (branch, call), completion in zip(asked, completions, strict=True):
+        for branch, request in asked:
             with suppress(SessionEnded):
-                branch.take(call, completion)
+                branch.take(request)
     return [sample.trajectory() for sample in samples]
 
 

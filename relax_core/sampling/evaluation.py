@@ -18,8 +18,8 @@ from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.data.tasks import HOLD_OUT, TaskSet, check_taught, task_set
-from relax_core.engines.pool import EnginePool, SamplingParams
-from relax_core.engines.requests import Completion, GenerateAll, GenerateCall
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest, SamplingParams
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.sampling.rows import sample_record
 from relax_core.sampling.session import sample_seed
@@ -82,21 +82,29 @@ class Evaluation:
     async def _group(self, one: EvalSet, index: int, step: int) -> tuple[Task, tuple[Trajectory, ...]]:
         task, prompt = one.tasks.rendered(index)
         seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
+        turns = EvaluatedTask((one.name, index), step, self._pool)
+        return task, tuple(await self._samples(task, prompt, seeds, [one.sampling] * one.samples, turns))
 
-        def generator(places: Sequence[int]) -> GenerateAll:
-            sessions = [(one.name, index, place) for place in places]
-            generate = self._pool.generator([one.sampling] * len(places))
 
-            async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-                """Use only engines with the evaluated version; a slow engine may still have an older version."""
-                return await generate([
-                    call._replace(floor=max(call.floor, step), session=session, group=session[:2])
-                    for call, session in zip(calls, sessions, strict=True)
-                ])  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class EvaluatedTask:
+    """The `Turns` of one task of an evaluation."""
 
-            return floored
+    key: tuple[str, int]
+    """Name of the evaluation set, and index of the task."""
+    step: int
+    """Step of the evaluated weights."""
+    pool: EnginePool
 
-        return task, tuple(await self._samples(task, prompt, seeds, generator, lambda: None))
+    def sample_started(self, place: int) -> None: ...
+
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        """Use only engines with the evaluated version; a slow engine may still have an older version."""
+        for request in requests:
+            request.group_floor, request.session, request.group = self.step, (*self.key, request.place), self.key
+        await self.pool.generate(requests)
+
+    def sample_ended(self) -> None: ...
 
 
 def standard_error(groups: Sequence[Sequence[float]]) -> float:

@@ -13,8 +13,9 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import Any, overload
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Protocol, overload
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
@@ -25,7 +26,8 @@ from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
 from relax_core.data.tasks import TaskSet
-from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, Watch
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest
 from relax_core.rewards.scorer import ScoredSample
 
 SHOWN = 3
@@ -36,6 +38,21 @@ REMEMBERED = 1 << 16
 """Number of groups whose tasks are remembered in case a group is issued again; far more than are ever in flight."""
 
 
+class Turns(Protocol):
+    """The turns of samples that are played together: of a group, a prelaunched group, or a task of an evaluation.
+
+    `place` is the index of a sample among them.
+    """
+
+    def sample_started(self, place: int) -> None:
+        """Count no turn of an earlier play of this sample any more."""
+
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        """Sample turns as one batch, each of the sample at the request's `place`; return when all have ended."""
+
+    def sample_ended(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class InflightGroup:
     """One issue of a group, from its admission until it is scored.
@@ -43,7 +60,7 @@ class InflightGroup:
         issued -> generating -> generated -> scoring -> scored -> put on the bus | rejected by a filter
 
     Invariants:
-    - Every turn goes through `generator`, so an engine with weights older than the group's floor never continues it.
+    - Every turn goes through `generate`, so an engine with weights older than the group's floor never continues it.
     - `lengths` always counts the tokens that would be lost with the group.
     - `trajectories` and `scores` are empty, or hold one entry per attempt of the issue, in its order.
     """
@@ -52,6 +69,7 @@ class InflightGroup:
     task: Task
     version: Version
     """Newest weights of the engines when the group was admitted."""
+    pool: EnginePool
     since: float = 0.0
     """Time on the run's clock at which generation started, in seconds."""
     trajectories: tuple[Trajectory, ...] = ()
@@ -73,48 +91,51 @@ class InflightGroup:
     """Number of samples that wait for an engine; the remaining unfinished samples are in their environments."""
     _oldest: int | None = None
     """Oldest step of the weights that sampled the tokens so far. These weights are of one lineage."""
-    _turns: dict[AttemptId, list[int]] = field(default_factory=dict)
-    """Number of tokens in each turn, by attempt."""
+    _sampled: dict[AttemptId, int] = field(default_factory=dict)
+    """Number of tokens in the ended turns of each attempt that has started."""
+    _asked: set[AttemptId] = field(default_factory=set)
+    """Attempts that have sent a request to an engine."""
+    _open: set[PendingRequest] = field(default_factory=set)
+    """Turns in progress."""
 
     @property
     def lengths(self) -> Mapping[AttemptId, int]:
         """Number of tokens sampled so far, by attempt."""
-        return {attempt: sum(turns) for attempt, turns in self._turns.items()}
+        lengths = dict(self._sampled)
+        for request in self._open:
+            lengths[self.issue.attempts[request.place]] += len(request.tokens)
+        return lengths
 
     @property
     def samples(self) -> Iterator[tuple[AttemptId, Trajectory, ScoredSample]]:
         return zip(self.issue.attempts, self.trajectories, self.scores, strict=True)
 
-    def generator(self, attempts: Sequence[AttemptId], generate: GenerateAll) -> GenerateAll:
-        """Wrap `generate` for attempts that start (again), to track the attempts' lengths and the group's floor.
+    def sample_started(self, place: int) -> None:
+        attempt = self.issue.attempts[place]
+        self._sampled[attempt] = 0
+        self._asked.discard(attempt)
 
-        The returned function takes one call per attempt, in the order of `attempts`, and may be called for each turn.
-        """
-        lengths: list[list[int]] = [[] for _ in attempts]
-        self._turns.update(zip(attempts, lengths, strict=True))
-
-        async def counted(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-            # Before the first token, the floor is the step of the engines when the group was admitted.
-            floor = self.version.step if self._oldest is None else self._oldest
-            turns = [len(own) for own in lengths]
-            watched = []
-            for call, own, attempt in zip(calls, lengths, attempts, strict=True):
-                own.append(0)
-                watch = partial(_note_length, own, len(own) - 1, call.watch)
-                watched.append(call._replace(floor=floor, session=attempt, group=self.issue.group, watch=watch))
-            self.at_engines += len(calls)
-            try:
-                completions = await generate(watched)
-            finally:
-                self.at_engines -= len(calls)
-            for completion, own, turn in zip(completions, lengths, turns, strict=True):
-                own[turn] = len(completion.tokens)
-                sampled = (*completion.versions, *completion.oldest_cache)
-                if sampled:
-                    self._oldest = min(sampled) if self._oldest is None else min(self._oldest, *sampled)
-            return completions
-
-        return counted
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        # Before the first token, the floor is the step of the engines when the group was admitted.
+        floor = self.version.step if self._oldest is None else self._oldest
+        for request in requests:
+            attempt = self.issue.attempts[request.place]
+            request.group_floor, request.session, request.group = floor, attempt, self.issue.group
+            self._sampled.setdefault(attempt, 0)
+            self._asked.add(attempt)
+        self._open.update(requests)
+        self.at_engines += len(requests)
+        try:
+            await self.pool.generate(requests)
+        finally:
+            self.at_engines -= len(requests)
+            self._open.difference_update(requests)
+            for request in requests:
+                self._sampled[self.issue.attempts[request.place]] += len(request.tokens)
+        for request in requests:
+            if request.tokens:
+                oldest = min(chain(request.versions, request.oldest_cache))
+                self._oldest = oldest if self._oldest is None else min(self._oldest, oldest)
 
     @property
     def num_in_play(self) -> int:
@@ -124,8 +145,7 @@ class InflightGroup:
     @property
     def num_starting(self) -> int:
         """Number of samples in play that have sent no request to an engine yet: their environments are starting."""
-        asked = sum(1 for turns in self._turns.values() if turns)
-        return 0 if self.trajectories else max(0, len(self.issue.attempts) - max(asked, self.num_ended))
+        return 0 if self.trajectories else max(0, len(self.issue.attempts) - max(len(self._asked), self.num_ended))
 
     def sample_ended(self) -> None:
         self.num_ended += 1
@@ -241,9 +261,3 @@ def _order(seed: int, epoch: int, num_tasks: int) -> array[int]:
     order = array("q", range(num_tasks))
     random.Random(f"shuffle {seed} {epoch}").shuffle(order)
     return order
-
-
-def _note_length(lengths: list[int], turn: int, inner: Watch | None, tokens: Sequence[int]) -> bool:
-    """Record the length of a turn in progress; return the verdict of the wrapped watch (True ends the turn)."""
-    lengths[turn] = len(tokens)
-    return inner is not None and inner(tokens)

@@ -8,19 +8,17 @@ the tasks and plays the samples.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from relax_core.api.bus import Issue
 from relax_core.api.trajectory import Trajectory
-from relax_core.engines.requests import Completion, GenerateAll, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.groups import InflightGroup
-
-Generator = Callable[[Sequence[int]], GenerateAll]
-"""A function that takes indices of samples in their group and returns the `generate` function of these samples."""
 
 
 class PrelaunchedGroup:
-    """One group whose samples start before the group is issued: `launched -> granted | cancelled`.
+    """The `Turns` of one group whose samples start before the group is issued: `launched -> granted | cancelled`.
 
     Invariants:
     - Before the grant, every turn of its samples waits, so no request reaches an engine. Environment deadlines stand
@@ -28,27 +26,24 @@ class PrelaunchedGroup:
     - After the grant, the samples' turns use the attempts and the floor of the issued group.
     """
 
-    def __init__(
-        self, size: int, play: Callable[[Generator, Callable[[], None]], Awaitable[Sequence[Trajectory]]]
-    ) -> None:
-        """Start `size` samples with `play`, a partial call of `RolloutWorker.samples`."""
+    def __init__(self, size: int) -> None:
         self.size = size
-        self._granted = asyncio.Event()
-        self._group: InflightGroup | None = None
-        self._generator: Generator | None = None
+        self._granted: asyncio.Future[InflightGroup] = asyncio.get_running_loop().create_future()
         self._num_ended = 0
         """Number of samples that ended before the grant because their environments failed."""
-        self._playing = asyncio.ensure_future(play(self._turns, self._ended))
+
+    def launch(self, samples: Coroutine[Any, Any, Sequence[Trajectory]]) -> None:
+        """Start to play the samples: a call of `RolloutWorker.samples` with this object as its turns."""
+        self._playing = asyncio.create_task(samples)
 
     def fits(self, issue: Issue) -> bool:
         """Return True if `issue` is of the started samples; a repeated issue (`retry` > 0) has different seeds."""
         return issue.retry == 0 and [attempt.sample for attempt in issue.attempts] == list(range(self.size))
 
-    async def go_on(self, group: InflightGroup, generator: Generator) -> Sequence[Trajectory]:
+    async def go_on(self, group: InflightGroup) -> Sequence[Trajectory]:
         """Grant the group its turns; return its samples once all have ended. Cancelling this cancels the samples."""
-        self._group, self._generator = group, generator
         group.num_ended = self._num_ended
-        self._granted.set()
+        self._granted.set_result(group)
         return await self._playing
 
     async def cancel(self) -> None:
@@ -56,21 +51,16 @@ class PrelaunchedGroup:
         self._playing.cancel()
         await asyncio.gather(self._playing, return_exceptions=True)
 
-    def _turns(self, places: Sequence[int]) -> GenerateAll:
-        generate: GenerateAll | None = None
+    def sample_started(self, place: int) -> None:
+        if self._granted.done():
+            self._granted.result().sample_started(place)
 
-        async def granted(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-            nonlocal generate
-            await self._granted.wait()
-            if generate is None:
-                assert self._generator is not None
-                generate = self._generator(places)
-            return await generate(calls)
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        group = await asyncio.shield(self._granted)  # cancelling one turn must not cancel the grant
+        await group.generate(requests)
 
-        return granted
-
-    def _ended(self) -> None:
-        if self._group is None:
-            self._num_ended += 1
+    def sample_ended(self) -> None:
+        if self._granted.done():
+            self._granted.result().sample_ended()
         else:
-            self._group.sample_ended()
+            self._num_ended += 1

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,8 +26,7 @@ from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import make_media_pipeline
 from relax_core.data.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.engines.factories import AuxiliaryPools, make_pool
-from relax_core.engines.pool import SamplingParams
-from relax_core.engines.requests import GenerateAll, singly
+from relax_core.engines.requests import SamplingParams
 from relax_core.engines.supervisor import Report
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
 from relax_core.rpc.isolated_pool import replaced_events
@@ -36,8 +34,8 @@ from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
 from relax_core.sampling.evaluation import Evaluation, open_tasks
-from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions
-from relax_core.sampling.prelaunch import Generator, PrelaunchedGroup
+from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions, Turns
+from relax_core.sampling.prelaunch import PrelaunchedGroup
 from relax_core.sampling.session import Limits, sample_seed
 from relax_core.sampling.tools import found_tools, keep_tools
 from relax_core.sandboxes.pool import SandboxPool
@@ -197,8 +195,8 @@ class RolloutWorker:
                 task, prompt = self._tasks.rendered(self.selection.task(number))
                 if not self._environments.get(task.environment, self._default_environments).answers_once:
                     seeds = [sample_seed(run.seed, number, place) for place in range(size)]
-                    play = partial(self.samples, task, prompt, seeds, group=number)
-                    self._prelaunched[number] = PrelaunchedGroup(size, play)
+                    launched = self._prelaunched[number] = PrelaunchedGroup(size)
+                    launched.launch(self.samples(task, prompt, seeds, self._samplings(range(size)), launched, number))
 
     def scheduling(self) -> dict[str, Any]:
         """Describe the samples in play and the bound that holds back more groups, for `relax why`."""
@@ -230,21 +228,15 @@ class RolloutWorker:
         run, clock = self._context.config, self._context.clock
         index = self.selection.task(issue.group)
         task, prompt = self._tasks.rendered(index)
-        group = self.inflight[issue] = InflightGroup(issue, task, version, clock.now())
-        seeds = [sample_seed(run.seed, attempt.group, attempt.sample, issue.retry) for attempt in issue.attempts]
-
-        def generator(places: Sequence[int]) -> GenerateAll:
-            attempts = [issue.attempts[place] for place in places]
-            greedy = self._context.plan.greedy
-            samplings = [self._greedy if attempt.sample == greedy else self._sampling for attempt in attempts]
-            return group.generator(attempts, self.pool.generator(samplings))
-
+        group = self.inflight[issue] = InflightGroup(issue, task, version, self.pool, clock.now())
         launched = self._take_prelaunched(issue)
         try:
             if launched is not None:
-                played = await launched.go_on(group, generator)
+                played = await launched.go_on(group)
             else:
-                played = await self.samples(task, prompt, seeds, generator, group.sample_ended, issue.group)
+                seeds = [sample_seed(run.seed, one.group, one.sample, issue.retry) for one in issue.attempts]
+                samplings = self._samplings([attempt.sample for attempt in issue.attempts])
+                played = await self.samples(task, prompt, seeds, samplings, group, issue.group)
             group.trajectories = tuple(played)
         except BaseException:
             del self.inflight[issue]
@@ -259,38 +251,45 @@ class RolloutWorker:
             raise ConfigError("data.train", f"{self._tasks.where(index)}: {group.unfit}", fix)
         return group
 
+    def _samplings(self, samples: Sequence[int]) -> list[SamplingParams]:
+        """Return the sampling parameters of samples by their index in the group."""
+        return [self._greedy if sample == self._context.plan.greedy else self._sampling for sample in samples]
+
     async def samples(
-        self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, ended: Callable[[], None],
+        self, task: Task, prompt: Rendered, seeds: Sequence[int], samplings: Sequence[SamplingParams], turns: Turns,
         group: int | None = None,
     ) -> Sequence[Trajectory]:  # fmt: skip
-        """Play one sample per seed; call `ended` whenever a sample ends.
+        """Play one sample per seed and sampling parameters; `turns` samples their turns.
 
         Media stay in the store until the bus no longer needs `group`; without a `group`, until this call ends.
         """
         owner = object() if group is None else group
         messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
-        num_media = len(media_of(messages))
         try:
-            if num_media:  # the headers of the media alone may show that the prompt is too long
+            if num_media := len(media_of(messages)):
+                # The headers of the media alone may show that the prompt is too long.
                 self._check_room(len(prompt.tokens) - num_media + await self.media.num_features(messages))
-            await self.media.prepare(messages, owner)
-            prompt = self.media.fill_placeholders(prompt, messages)
-            if num_media:
+                await self.media.prepare(messages, owner)
+                prompt = self.media.fill_placeholders(prompt, messages)
                 self._check_room(len(prompt.tokens))
             environments = self._environments.get(task.environment, self._default_environments)
             if environments.answers_once:
-                generate = generator(range(len(seeds)))
-                return await run_answers(task, prompt, seeds, self.family, generate, self._limits, ended)
+                for place in range(len(seeds)):
+                    turns.sample_started(place)
+                return await run_answers(
+                    task, prompt, seeds, samplings, self.family, turns.generate, self._limits, turns.sample_ended
+                )
 
             async def episode(place: int, seed: int) -> Trajectory:
                 def begin(environment: EnvironmentHandle) -> Awaitable[Trajectory]:
-                    generate = singly(generator([place]))
+                    turns.sample_started(place)
                     return run_episode(
-                        task, prompt, seed, environment, self.family, generate, self._limits, self.media, owner
-                    )
+                        task, prompt, seed, environment, self.family, turns.generate, self._limits, self.media, owner,
+                        samplings[place], place,
+                    )  # fmt: skip
 
                 trajectory = await environments.play(begin)
-                ended()
+                turns.sample_ended()
                 return trajectory
 
             return await asyncio.gather(*(episode(place, seed) for place, seed in enumerate(seeds)))

@@ -223,6 +223,9 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
     discarded = Counter[str]()
     for trajectory in trajectories:
         discarded.update({f"tokens/discarded/{reason}": count for reason, count in trajectory.num_discarded.items()})
+    spent: dict[str, list[float]] = {"reward": [one.reward_s for one in groups for _ in one.trajectories]}
+    for part in ("queue", "generate", "environment"):
+        spent[part] = [trajectory.times.get(part, 0.0) for trajectory in trajectories]
     return {
         **filtered,
         **discarded,
@@ -230,20 +233,12 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
         "tokens/generated": float(sum(trajectory.num_sampled for trajectory in trajectories)),
         "length/truncated": truncated / max(1, len(trajectories)),
         "time/rollout_s": sum(one.seconds for one in groups) / max(1, len(groups)),
-        **_times(groups),
-    }
-
-
-def _times(groups: Sequence[InflightGroup]) -> dict[str, float]:
-    """Return the mean and the longest seconds that a sample spent in each part of the rollout."""
-    spent: dict[str, list[float]] = {"reward": [one.reward_s for one in groups for _ in one.trajectories]}
-    for part in ("queue", "generate", "environment"):
-        spent[part] = [trajectory.times.get(part, 0.0) for one in groups for trajectory in one.trajectories]
-    return {
-        f"time/sample/{part}_{name}": value
-        for part, values in spent.items()
-        if values
-        for name, value in (("s", sum(values) / len(values)), ("max_s", max(values)))
+        **{
+            f"time/sample/{part}_{name}": value
+            for part, values in spent.items()
+            if values
+            for name, value in (("s", sum(values) / len(values)), ("max_s", max(values)))
+        },
     }
 
 

@@ -23,7 +23,17 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.data.placeholders import MediaRefused, media_of
-from relax_core.engines.requests import Completion, Generate, GenerateCall, Routes, Watch, cut, filled, watch_for
+from relax_core.engines.requests import (
+    SAMPLING,
+    Generate,
+    PendingRequest,
+    Routes,
+    SamplingParams,
+    Watch,
+    filled,
+    stop_end,
+    watch_for,
+)
 
 if TYPE_CHECKING:  # environment processes import this module and do not need the media pipeline
     from relax_core.data.media_pipeline import MediaPipeline
@@ -79,6 +89,9 @@ class Sample:
     """Processes media; None if all messages are text."""
     media_owner: Hashable = None
     """Key under which the pipeline keeps the sample's media in the store until the owner is released."""
+    sampling: SamplingParams = SAMPLING
+    place: int = 0
+    """Index of the sample among the samples of its group that are played together."""
     forest: list[Node] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     outcome: Outcome = Outcome.FINISHED
@@ -124,14 +137,14 @@ class Sample:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
 
-    async def ask(self, call: GenerateCall) -> Completion:
+    async def ask(self, request: PendingRequest) -> None:
         """Sample one turn of the policy while the environment's own time stands still.
 
         An engine failure ends the sample. Raises PoolFailed if no engine is left; this is not an outcome of the sample.
         """
         with self.paused():
             try:
-                return await self.generate(call)
+                await self.generate([request])
             except PoolFailed:
                 raise
             except ENGINE_FAILS as error:
@@ -247,22 +260,23 @@ class Branch:
             known = self._leaf is not None or self._rendered is not None
             await self.sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
             try:
-                call = self.begin(max_new_tokens, stop)
+                request = self.begin(max_new_tokens, stop)
             except ConfigError as error:  # the chat template refuses the messages
                 if not self.sample.is_driven:
                     raise
                 raise self.sample.end(Outcome.ENVIRONMENT_ERROR, str(error)) from error
             if told is not None:
-                call = call._replace(watch=self._telling(told, call))
-            return self.take(call, await self.sample.ask(call), max_new_tokens)
+                request.watch = self._telling(told, request)
+            await self.sample.ask(request)
+            return self.take(request, max_new_tokens)
         except SessionEnded:
             raise
         except Exception as error:
             self.sample.broken = error
             raise
 
-    def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> GenerateCall:
-        """Render the new messages and return the call for the policy's next turn.
+    def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> PendingRequest:
+        """Render the new messages and return the request for the policy's next turn.
 
         Raises SessionEnded if the sample is over, or a limit leaves no room for a turn.
         """
@@ -297,33 +311,34 @@ class Branch:
         sample.states.append(state)
         sample.contexts.append(self._context)
         self._turn += 1
-        seed = turn_seed(self._seed, self._turn - 1)
         stops = stop or limits.stop
-        watch = watch_for(stops, sample.family.decode)
-        return GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
+        return PendingRequest(
+            self._tokens, room, turn_seed(self._seed, self._turn - 1), sample.sampling, sample.family.stop_tokens, stops,
+            self._media, sample.place, watch_for(stops, sample.family.decode),
+            routes=None if sample.sampling.routing is None else Routes(sample.sampling.routing),
+        )  # fmt: skip
 
-    def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
-        """Add the completion of a call from `begin` as a turn. Raises SessionEnded if the engine failed."""
+    def take(self, request: PendingRequest, max_new_tokens: int | None = None) -> Action:
+        """Add the completion of a request from `begin` as a turn. Raises SessionEnded if the engine failed."""
         sample, family = self.sample, self.sample.family
-        sample.queued_s += completion.queued_s
-        sample.generate_s += completion.generate_s
-        if completion.finish in ("error", "abort", "deadline"):
-            outcome = Outcome.ENGINE_TIMEOUT if completion.finish == "deadline" else Outcome.ENGINE_ERROR
-            raise sample.end(outcome, completion.error or f"generation ended with {completion.finish}")
-        if call.stop:
-            completion = cut(completion, call.stop, family.decode)
-        if completion.finish == "length" and call.max_new_tokens != max_new_tokens:
+        sample.queued_s += request.queued_s
+        sample.generate_s += request.generate_s
+        if request.finish in ("error", "abort", "deadline"):
+            outcome = Outcome.ENGINE_TIMEOUT if request.finish == "deadline" else Outcome.ENGINE_ERROR
+            raise sample.end(outcome, request.error or f"generation ended with {request.finish}")
+        end = stop_end(request.tokens, request.stop, family.decode)
+        truncated = request.finish == "length" and end is None
+        if truncated and request.max_new_tokens != max_new_tokens:
             sample.end(Outcome.TRUNCATED, "")
-        tokens, versions = completion.tokens, completion.versions
+        tokens = tuple(request.tokens[:end])
         if tokens:
-            if completion.oldest_cache and completion.oldest_cache != versions:
-                versions = tuple(map(min, versions, completion.oldest_cache))
-            for incarnation, step in completion.newest():
+            versions = tuple(map(min, request.versions[:end], request.oldest_cache))
+            for incarnation, step in request.newest(len(tokens)):
                 sample.newest[incarnation] = max(step, sample.newest.get(incarnation, step))
-            self._grow(Node(self._leaf, tokens, True, completion.log_probs, versions, self._newest_turn))
-        if completion.routes is not None:
-            self._visit(completion.routes)
-        text, calls, error = family.parse(tokens, self._tools, call.tokens)
+            self._grow(Node(self._leaf, tokens, True, tuple(request.log_probs[:end]), versions, self._newest_turn))
+        if request.routes is not None:
+            self._visit(request.routes)
+        text, calls, error = family.parse(tokens, self._tools, request.prompt)
         known = {tool.name for tool in self._tools}
         if wrong := [call.name for call in calls if call.name not in known]:
             error = error or f"there is no tool {wrong[0]!r}; there are {', '.join(sorted(known))}"
@@ -331,7 +346,7 @@ class Branch:
         # Messages that the environment's `run` appended while the turn was sampled come after the turn.
         self.messages.insert(self._num_rendered, Message("assistant", text, calls))
         self._num_rendered += 1
-        return Action(text, tokens, calls, error, completion.finish == "length", len(call.tokens))
+        return Action(text, tokens, calls, error, truncated, len(request.prompt))
 
     def observe(self, observation: Observation | str) -> None:
         self.append(self.sample.format(observation), state_of(observation))
@@ -378,21 +393,21 @@ class Branch:
     def note(self, info: Mapping[str, Any]) -> None:
         self.sample.info.update(info)
 
-    def _telling(self, told: Told, call: GenerateCall) -> Watch:
+    def _telling(self, told: Told, request: PendingRequest) -> Watch:
         """Return a watch that also reports the partial text of the turn to `told`.
 
         Each report decodes the whole turn again, so the reports of a turn become rarer as it grows.
         """
-        family, known = self.sample.family, 0
+        family, known, prompt, until = self.sample.family, 0, request.prompt, request.watch
 
         def watch(tokens: Sequence[int]) -> bool:
             nonlocal known
-            if call.watch is not None and call.watch(tokens):
+            if until is not None and until(tokens):
                 return True
             if len(tokens) - known > known // TOLD_SHARE:
                 known = len(tokens)
-                text = family.parse_beginning(tuple(tokens), self._tools, call.tokens)
-                told(Action(text, (), prompt_tokens=len(call.tokens)))
+                text = family.parse_beginning(tuple(tokens), self._tools, prompt)
+                told(Action(text, (), prompt_tokens=len(prompt)))
             return False
 
         return watch

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, WorkerSpec
-from relax_core.engines.pool import EnginePool, SamplingParams
-from relax_core.engines.requests import GenerateCall
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 from tests.benchmarks import report
@@ -78,19 +78,19 @@ class Ours:
         await self._pool.start()
 
     async def step(self, step: Step) -> Timed:
-        generate = self._pool.generator([SamplingParams(1.0)] * GROUP)
+        groups = self._requests(step)
         begun, cpu = time.perf_counter(), self._cpu()
-        done = await asyncio.gather(*(generate(calls) for calls in self._calls(step)))
+        await asyncio.gather(*map(self._pool.generate, groups))
         taken = Timed(time.perf_counter() - begun, self._cpu() - cpu)
-        if (made := [len(one.tokens) for group in done for one in group]) != step.new:
+        if (made := [len(one.tokens) for group in groups for one in group]) != step.new:
             raise RuntimeError(f"{sum(made)} tokens came of {step.tokens}")
         return taken
 
-    def _calls(self, step: Step) -> list[list[GenerateCall]]:
+    def _requests(self, step: Step) -> list[list[PendingRequest]]:
         made = []
         for prompt, count in zip(step.prompts, step.new, strict=True):
             self._numbers += 1
-            made.append(GenerateCall(tuple(prompt), count, seed=self._numbers))
+            made.append(PendingRequest(tuple(prompt), count, seed=self._numbers))
         return [made[at : at + GROUP] for at in range(0, len(made), GROUP)]
 
     def _cpu(self) -> float:

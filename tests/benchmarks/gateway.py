@@ -18,13 +18,13 @@ from typing import Any
 
 from relax_core.api import Chosen, Message, Task
 from relax_core.config.run_config import EnvironmentChoice
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.registry import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from tests.benchmarks import report
-from tests.unit.sampling.toy_policy import completion, play
+from tests.unit.sampling.toy_policy import Completion, completion, play
 
 PROGRAM = """
 import http.client, json, os, random, sys, time, urllib.parse
@@ -68,8 +68,8 @@ class Plain(Environment[PlainOptions]):
 """
 
 
-def thinking(seconds: float) -> Callable[[GenerateCall], Awaitable[Completion]]:
-    async def generate(call: GenerateCall) -> Completion:
+def thinking(seconds: float) -> Callable[[PendingRequest], Awaitable[Completion]]:
+    async def generate(call: PendingRequest) -> Completion:
         await asyncio.sleep(seconds)
         return completion("an answer")
 

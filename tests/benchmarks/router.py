@@ -16,8 +16,8 @@ import time
 from random import Random
 
 from relax_core.api.engine import GenerateRequest
-from relax_core.engines.pool import EnginePool, SamplingParams
-from relax_core.engines.requests import Completion, GenerateCall, singly
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import RequestLimits
 from tests.benchmarks import report
 from tests.unit.engines.pool_fixtures import NONE, engines, manifest, until
@@ -32,13 +32,12 @@ async def overhead(requests: int) -> report.Row:
     """One request after another, each of a token, with and without the pool."""
     async with engines(1, limits=LIMITS) as (pool, _, _told):
         slot = pool._slots["engine-0"]
-        generate = singly(pool.generator([SamplingParams(1.0)]))
         routed: list[float] = []
         direct: list[float] = []
         cpu = 0.0
         for number in range(requests):
             began, cpu_began = time.perf_counter(), time.process_time()
-            await generate(GenerateCall((number % 500,), 1, seed=0))
+            await pool.generate([PendingRequest((number % 500,), 1)])
             routed.append(time.perf_counter() - began)
             cpu += time.process_time() - cpu_began
             began = time.perf_counter()
@@ -54,26 +53,24 @@ async def losses(requests: int, kill_s: float, publish_s: float) -> report.Row:
     """Many at once, on three engines, of which one is killed and all get new weights again and again."""
     random, began = Random(0), time.perf_counter()
     async with engines(3, limits=LIMITS) as (pool, _, told):
-        generate = singly(pool.generator([SamplingParams(1.0)]))
-        calls = [GenerateCall((n % 500,), random.randint(1, 12), seed=n) for n in range(requests)]
+        asked = [PendingRequest((n % 500,), random.randint(1, 12), seed=n) for n in range(requests)]
         counts = {"kills": 0, "publishes": 0}
         trouble = [asyncio.create_task(_kill(pool, kill_s, random, counts)),
                    asyncio.create_task(_publish(pool, publish_s, counts))]  # fmt: skip
-        done = await asyncio.gather(*(generate(one) for one in calls), return_exceptions=True)
+        await asyncio.gather(*(pool.generate([one]) for one in asked), return_exceptions=True)
         for task in trouble:
             task.cancel()
         await asyncio.gather(*trouble, return_exceptions=True)
-        wrong = sum(not _right(call, one) for call, one in zip(calls, done, strict=True))
+        wrong = sum(not _right(one) for one in asked)
         return {"what": "losses", "requests": requests, "lost or wrong": wrong, **counts,
                 "replaced": told.count("recovered"), "s": time.perf_counter() - began}  # fmt: skip
 
 
-def _right(call: GenerateCall, one: Completion | BaseException) -> bool:
-    first = call.tokens[-1] + 1
+def _right(one: PendingRequest) -> bool:
+    first = one.prompt[-1] + 1
     return (
-        isinstance(one, Completion)
-        and one.finish == "length"
-        and one.tokens == tuple(range(first, first + call.max_new_tokens))
+        one.finish == "length"
+        and one.tokens == list(range(first, first + one.max_new_tokens))
         and len(one.log_probs) == len(one.versions) == len(one.tokens)
     )
 

@@ -703,15 +703,15 @@ class Start:
         router = worker.pool._router
         places = [*router._waiting, *(one for batch in router._restarting for one in batch)]
         places += [one for engine in router.engines.values() for one in engine.running.values() if not one.settled]
-        found, awaited = sorted(one.request.id for one in places), sorted(router._open)
+        found, awaited = sorted(one.id for one in places), sorted(router._open)
         if found != awaited:
             self.witness.wrong(f"requests {awaited} are awaited, and {found} wait or run")
         for name, slot in worker.engines._slots.items():
-            if router.engines[name].status is not EngineStatus.SERVING or slot.loading or slot.worker is None:
+            if slot.state.status is not EngineStatus.SERVING or slot.state.loading or slot.worker is None:
                 continue
             have = slot.worker.worker.instance._version  # a newer one, while its receipt is on the way
-            if have[1:] < slot.version[1:] and not slot.worker.worker.dead:
-                self.witness.wrong(f"{name} serves {slot.version} as the pool believes, and has {have}")
+            if have[1:] < slot.state.loaded[1:] and not slot.worker.worker.dead:
+                self.witness.wrong(f"{name} serves {slot.state.loaded} as the pool believes, and has {have}")
 
     def _check_waits(self, now: float) -> None:
         for beat in self.run_status._heartbeats.values():

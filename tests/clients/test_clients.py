@@ -15,7 +15,7 @@ import pytest
 from relax_core.api import Chosen, Message, ModelFamily, Outcome, Task, Trajectory
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.data.chat import ChatFamily
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.registry import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
@@ -24,6 +24,7 @@ from relax_core.views.run import open_run
 from tests.clients.conftest import PYTHON
 from tests.clients.model_folders import KINDS, write_model
 from tests.graph.conftest import Relax
+from tests.unit.sampling.toy_policy import Completion, answering
 
 EXAMPLES = Path(__file__).parents[2] / "plugins/relax-plugin-agents/examples"
 CLIENTS = (
@@ -73,9 +74,9 @@ class Says:
         self._family, self._said = family, list(said)
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    async def __call__(self, call: GenerateCall) -> Completion:
+    async def __call__(self, call: PendingRequest) -> Completion:
         tokens = (*self._family.encode(self._said.pop(0)), self._family.stop_tokens[0])
-        self.calls.append((call.tokens, tokens))
+        self.calls.append((call.prompt, tokens))
         versions = (1,) * len(tokens)
         return Completion(tokens, (-0.5,) * len(tokens), versions, versions, "stop")
 
@@ -117,7 +118,7 @@ async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(
     policy = Says(family, lines(client))
     task, first = Task("one", QUESTION, ANSWER, {"agent": list(client)}), family.start((Message("user", QUESTION),))
     sample: Trajectory = await pool.play(
-        lambda environment: run_episode(task, first, 7, environment, family, policy, Limits(400, 8))
+        lambda environment: run_episode(task, first, 7, environment, family, answering(policy), Limits(400, 8))
     )
     assert sample.outcome is Outcome.FINISHED, sample.info
     assert sample.environment_reward == 1.0, sample.messages

@@ -23,11 +23,12 @@ from relax_core.api import Environment, Message, Task, Trajectory
 from relax_core.api.task import ToolCall
 from relax_core.data.chat import ChatFamily
 from relax_core.data.chat_template import tool_schema
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, run_episode
 from tests.clients.conftest import PYTHON
 from tests.unit.data.test_tool_call_formats import CALL, TOOLS
 from tests.unit.data.tool_templates import BAR, DEEPSEEK_V3, GLM, HARMONY, HERMES, KIMI, LLAMA, QWEN3_CODER
+from tests.unit.sampling.toy_policy import Completion, answering
 
 PATIENCE_S = 60.0
 NOT_BEHIND_A_TOOL = "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}"
@@ -251,9 +252,9 @@ class Says:
         self._turns, self._stops = turns, stops
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    async def __call__(self, call: GenerateCall) -> Completion:
+    async def __call__(self, call: PendingRequest) -> Completion:
         tokens = self._turns.pop(0)
-        self.calls.append((call.tokens, tokens))
+        self.calls.append((call.prompt, tokens))
         versions = (1,) * len(tokens)
         finish = "stop" if tokens[-1] in self._stops else "length"
         return Completion(tokens, (-0.5,) * len(tokens), versions, versions, finish)
@@ -274,7 +275,7 @@ async def played(family: ChatFamily, policy: Says, agent: Callable[[History], Aw
     environment.agent = agent
     first = family.start(task.prompt, TOOLS)
     trajectory = await run_episode(
-        task, first, 7, InProcess(environment, PATIENCE_S), family, policy, Limits(4000, 100)
+        task, first, 7, InProcess(environment, PATIENCE_S), family, answering(policy), Limits(4000, 100)
     )
     assert trajectory.outcome.judged, trajectory.info
     return trajectory

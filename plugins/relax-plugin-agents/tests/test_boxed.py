@@ -18,14 +18,14 @@ from relax_plugin_agents.environment import AgentOptions
 
 from relax_core.api import Chosen, Outcome, ProgramEnd, ProgramResult, SandboxLimits, Task, Trajectory
 from relax_core.config.run_config import EnvironmentChoice, SandboxChoice
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from relax_core.sandboxes.pool import SandboxPool
 from relax_core.testing.direct_sandbox import DirectSandbox
-from tests.unit.sampling.toy_policy import END, completion, play
+from tests.unit.sampling.toy_policy import END, Completion, completion, play
 
 HERE = Path(__file__).parent
 COPIES = {
@@ -45,9 +45,9 @@ class Boxed:
         self.pool = pool
 
     async def play(self, *lines: str, does: str = "plays", answer: str = "yes", **columns: Any) -> Trajectory:
-        async def generate(call: GenerateCall) -> Completion:
+        async def generate(call: PendingRequest) -> Completion:
             await asyncio.sleep(0)
-            return completion(lines[call.tokens.count(END)])
+            return completion(lines[call.prompt.count(END)])
 
         task = Task("t", "go", answer, {"does": does, **columns})
         async with asyncio.timeout(300):
@@ -126,7 +126,7 @@ async def test_agents_that_wait_for_the_model_take_no_place_of_programs(environm
     asked = asyncio.Semaphore(0)
     everybody = asyncio.Event()
 
-    async def generate(call: GenerateCall) -> Completion:
+    async def generate(call: PendingRequest) -> Completion:
         asked.release()
         await everybody.wait()
         return completion("yes")

@@ -19,13 +19,13 @@ from relax_plugin_agents.gateway import AgentSession
 
 from relax_core.api import Chosen, DeadlineExceeded, Outcome, Task, Trajectory, load_function
 from relax_core.config.run_config import EnvironmentChoice
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.inline import DebuggerLoop, InlineWorkers
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
-from tests.unit.sampling.toy_policy import END, completion, play, texts
+from tests.unit.sampling.toy_policy import END, Completion, completion, play, texts
 
 AGENTS = Path(__file__).with_name("agents_for_tests.py")
 
@@ -93,9 +93,9 @@ def program(*words: str | Path) -> dict[str, Any]:
 def says(*lines: str) -> Any:
     """A policy that says its lines in order, by the turns that a conversation has had."""
 
-    async def generate(call: GenerateCall) -> Completion:
+    async def generate(call: PendingRequest) -> Completion:
         await asyncio.sleep(0)
-        return completion(lines[call.tokens.count(END)])
+        return completion(lines[call.prompt.count(END)])
 
     return generate
 

@@ -19,10 +19,10 @@ from relax_plugin_agents import gateway as served
 from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
 
 from relax_core.api import Environment, InfrastructureError, Task, Trajectory
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits
 from relax_core.testing.scripted_client import ScriptedClient
-from tests.unit.sampling.toy_policy import Letters, Script, completion, play, texts
+from tests.unit.sampling.toy_policy import Completion, Letters, Script, completion, play, texts
 
 Agent = Callable[["Inside"], Awaitable[None]]
 FIND = {
@@ -90,7 +90,7 @@ class Slow:
         self.said, self.calls = list(said), 0
         self.let = asyncio.Event()
 
-    async def __call__(self, call: GenerateCall) -> Completion:
+    async def __call__(self, call: PendingRequest) -> Completion:
         self.calls += 1
         await self.let.wait()
         return completion(self.said.pop(0), call.max_new_tokens)
@@ -361,7 +361,7 @@ class Telling:
     def __init__(self, said: str) -> None:
         self.said, self.let, self.sampled = said, asyncio.Semaphore(0), 0
 
-    async def __call__(self, call: GenerateCall) -> Completion:
+    async def __call__(self, call: PendingRequest) -> Completion:
         assert call.watch is not None
         for end in range(1, len(self.said) + 1):
             await self.let.acquire()
@@ -422,7 +422,7 @@ async def test_a_client_that_comes_late_to_a_stream_reads_it_from_its_beginning(
 
 async def test_a_stream_whose_sample_ends_says_so_behind_what_it_has_sent() -> None:
     class Breaking(Telling):
-        async def __call__(self, call: GenerateCall) -> Completion:
+        async def __call__(self, call: PendingRequest) -> Completion:
             await super().__call__(call)
             raise RuntimeError("no engine is left")
 

@@ -15,8 +15,8 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, EngineSpec
 from relax_core.api.role import SystemClock, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.engines.pool import EnginePool, SamplingParams
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
@@ -43,7 +43,7 @@ class Stage:
     async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
         """The pool's feed: what it was told of, believed."""
         receipt = await slot.update(manifest, transport)
-        slot.version = manifest.version
+        slot.state.loaded = manifest.version
         return receipt
 
     async def forget(self, slot: EngineSlot) -> None:
@@ -62,7 +62,7 @@ class Stage:
     async def kill(self) -> None:
         os.kill(self.pool.facts()["engine-0"]["pid"], signal.SIGKILL)
 
-    async def sample(self, disturb: Callable[[], object]) -> list[Completion]:
+    async def sample(self, disturb: Callable[[], object]) -> list[PendingRequest]:
         """Completions of all prompts, disturbed when the first tokens are there."""
         begun = asyncio.Event()
 
@@ -70,14 +70,14 @@ class Stage:
             begun.set()
             return False
 
-        generate = self.pool.generator([SamplingParams(1.0)] * len(PROMPTS))
-        calls = [GenerateCall(prompt, LONG, seed=seed, watch=watch) for seed, prompt in enumerate(PROMPTS)]
-        asked = asyncio.ensure_future(generate(calls))
+        requests = [PendingRequest(prompt, LONG, seed=seed, watch=watch) for seed, prompt in enumerate(PROMPTS)]
+        asked = asyncio.ensure_future(self.pool.generate(requests))
         await begun.wait()
         await disturb()  # type: ignore[misc]
-        return list(await asked)
+        await asked
+        return requests
 
-    def holds(self, prompt: tuple[int, ...], got: Completion) -> None:
+    def holds(self, prompt: tuple[int, ...], got: PendingRequest) -> None:
         """Each run of tokens of one version is what a plain forward of that version gives."""
         assert len(got.tokens) == len(got.log_probs) == len(got.versions) == LONG
         tokens = zip(got.versions, got.tokens, got.log_probs, strict=True)

@@ -291,7 +291,7 @@ async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
         await service.announce(wrong, DISK)
         with pytest.raises(InfrastructureError, match="canary"):
             await updater.update(slot, wrong, DISK)
-        assert (slot.version, await service.receivers("actor")) == (at(0), {})
+        assert (slot.state.loaded, await service.receivers("actor")) == (at(0), {})
         right = replace(Disk().send(at(2), "full", "", tensors_of(folders[1]), str(tmp_path)), canary=canary)
         await service.announce(right, DISK)
         assert (await updater.update(slot, right, DISK)).level == "behaviour"

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import BusSettings, Claim, ClaimRequest, Sealed
-from relax_core.api.engine import Delta, FinishReason, GenerateRequest
+from relax_core.api.engine import Delta, FinishReason
 from relax_core.api.errors import StaleFence
 from relax_core.api.trajectory import DropReason, Outcome
 from relax_core.api.weights import Version
@@ -27,6 +27,7 @@ from relax_core.bus import gate
 from relax_core.bus.journal import FinalRecord, LedgerJournal
 from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.bus.queue import TransferQueue
+from relax_core.engines.engine_state import EngineState
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Router
 
@@ -79,7 +80,7 @@ class Schedule(RuleBasedStateMachine):
         assert remembered == self.unfolded.remember(version), "what is folded is not forgotten"
         self.queue = TransferQueue(self.settings, version, remembered)
         self.published, self.rollbacks = version, []
-        self.router, self.heard = Router(NAMES), version
+        self.router, self.heard = Router(map(EngineState, NAMES)), version
         self.engines: list[Version] = [version] * ENGINES
         """Weights that the processes have, whatever they said of them."""
         for name in NAMES:
@@ -112,8 +113,9 @@ class Schedule(RuleBasedStateMachine):
             self.admitted += len(issue.attempts)
             self.begun[issue.group] = version.step
             for attempt in issue.attempts:
-                request = GenerateRequest(str(tuple(attempt)), (0,), LONGEST, floor=version.step)
-                self.held[attempt] = PendingRequest(request, session=attempt, group=issue.group)
+                self.held[attempt] = PendingRequest(
+                    (0,), LONGEST, group_floor=version.step, session=attempt, group=issue.group, id=str(tuple(attempt))
+                )
             self.do(self.router.submit([self.held[attempt] for attempt in issue.attempts], self.now))
 
     def do(self, actions: Sequence[Action]) -> None:
@@ -212,12 +214,12 @@ class Schedule(RuleBasedStateMachine):
         self.place()
         pending = self.held[attempt]
         if pending.engine:
-            self.say(pending.engine, [(pending.request.id, 1, "")])
+            self.say(pending.engine, [(pending.id, 1, "")])
         return bool(pending.engine)
 
     def give_up(self, attempts):
         """Await the samples no more."""
-        ids = [self.held.pop(attempt).request.id for attempt in attempts if attempt in self.held]
+        ids = [self.held.pop(attempt).id for attempt in attempts if attempt in self.held]
         self.do(self.router.cancel(ids))
 
     @rule(slow=st.integers(0, ENGINES), turns=st.integers(1, 4))
@@ -241,9 +243,9 @@ class Schedule(RuleBasedStateMachine):
         """Its last token, then its rows; it goes on being held where no engine may give it one, or no credit is left."""
         if not self.sample_token(attempt):
             return
-        told, completion = self.tokens[attempt], self.held[attempt].completion()
-        assert list(completion.versions) == [weights.step for weights, _ in told]
-        floor, newest = min(oldest for _, oldest in told), dict(completion.newest())
+        told, pending = self.tokens[attempt], self.held[attempt]
+        assert pending.versions == [weights.step for weights, _ in told]
+        floor, newest = min(oldest for _, oldest in told), dict(pending.newest(len(told)))
         for weights, _ in told:
             assert newest[weights.incarnation] >= weights.step, "tokens whose weights nobody tells of"
         outcome = Outcome.ENGINE_ERROR if failed else Outcome.FINISHED

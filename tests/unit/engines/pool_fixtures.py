@@ -12,12 +12,13 @@ from pathlib import Path
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
 from relax_core.api.plan import OffloadPart
-from relax_core.engines.pool import NO_LIMITS, EnginePool, SamplingParams
-from relax_core.engines.requests import Completion, GenerateCall, singly
+from relax_core.engines.pool import NO_LIMITS, EnginePool
+from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 from tests.unit.engines.scripted_engine import GATE, LONG
+from tests.unit.sampling.toy_policy import Completion, completion_of
 
 ENGINE = Chosen("engine", "scripted")
 NONE = Chosen("weight-transport", "none")
@@ -64,7 +65,7 @@ async def engines(
 
         async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
             receipts.append(await slot.update(manifest, transport))
-            slot.version = manifest.version
+            slot.state.loaded = manifest.version
             return receipts[-1]
 
         async def forget(self, slot: EngineSlot) -> None:
@@ -111,10 +112,11 @@ async def until(ready: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def call(first: int, count: int, floor: int = -1) -> GenerateCall:
-    return GenerateCall((first,), count, seed=0, floor=floor)
+def call(first: int, count: int, floor: int = -1) -> PendingRequest:
+    return PendingRequest((first,), count, group_floor=floor)
 
 
-async def ask(pool: EnginePool, calls: list[GenerateCall]) -> list[Completion]:
-    generate = singly(pool.generator([SamplingParams(1.0)]))
-    return list(await asyncio.gather(*(generate(one) for one in calls)))
+async def ask(pool: EnginePool, calls: list[PendingRequest]) -> list[Completion]:
+    """Send each request as a batch of one."""
+    await asyncio.gather(*(pool.generate([one]) for one in calls))
+    return [completion_of(one) for one in calls]

@@ -227,6 +227,16 @@ async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open(gate: G
             await client.generate("a", 640)
 
 
+async def test_a_deadline_names_the_limit_that_passed() -> None:
+    class Silent:
+        async def score(self, rows: object, temperature: float) -> None:
+            await asyncio.Future()
+
+    client = client_of(Silent(), timeout_s=100.0)
+    with pytest.raises(DeadlineExceeded, match=r"0\.2 s for log-probs"):
+        await client.score("q", ["a"], timeout_s=0.2)
+
+
 async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 512}')
     for told, refused in ((512, False), (640, True)):

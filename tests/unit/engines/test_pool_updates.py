@@ -10,10 +10,10 @@ import signal
 import pytest
 
 from relax_core.api import Receipt
-from relax_core.engines.pool import SamplingParams
-from relax_core.engines.requests import Completion, GenerateCall, singly
+from relax_core.engines.requests import PendingRequest
 from tests.unit.engines.pool_fixtures import NONE, Gate, ask, call, engines, left, manifest, under_way, until
 from tests.unit.engines.scripted_engine import LONG
+from tests.unit.sampling.toy_policy import Completion
 
 
 @pytest.mark.parametrize("kind", ["ScriptedEngine", "AbortingEngine"])
@@ -64,15 +64,13 @@ async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one(gate: 
 
 async def test_whoever_watches_a_turn_ends_it_and_its_engine_goes_on_with_others() -> None:
     async with engines(1) as (pool, _, told):
-        generate = singly(pool.generator([SamplingParams(1.0)]))
         seen: list[int] = []
 
         def enough(tokens: object) -> bool:
             seen[:] = list(tokens)  # type: ignore[call-overload]
             return 7 in seen
 
-        watched = GenerateCall((0,), LONG, seed=0, watch=enough)
-        first, second = await asyncio.gather(generate(watched), generate(call(100, 12)))
+        first, second = await ask(pool, [PendingRequest((0,), LONG, watch=enough), call(100, 12)])
         assert first.finish == "stop"
         assert first.tokens == tuple(seen) == tuple(range(1, 8))
         assert len(second.tokens) == 12
@@ -128,7 +126,6 @@ async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert set(weights_of(completion)) == {(0, 15), (1, 10)}
-            assert completion.newest() == [(0, 15), (1, 10)]
         assert await updating == ("engine-0", "engine-1")
         assert told == []
 
@@ -141,7 +138,7 @@ async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_inca
         await under_way(pool, 4)
         slot = pool._slots["engine-0"]  # its route led further than the pool had heard of
         await slot.update(manifest(0, 1), NONE)
-        slot.version = manifest(0, 1).version
+        slot.state.loaded = manifest(0, 1).version
         assert pool.facts()["engine-0"]["running"] == 0
         await pool.supervisor.update(manifest(0, 1), NONE)
         gate.open()

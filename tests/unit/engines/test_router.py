@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -50,6 +51,10 @@ def request(name: str, first: int, count: int, floor: int = -1) -> GenerateReque
     return GenerateRequest(name, (first,), count, floor=floor)
 
 
+def asks(request: GenerateRequest, **more: Any) -> PendingRequest:
+    return PendingRequest(request.tokens, request.max_new_tokens, id=request.id, group_floor=request.floor, **more)
+
+
 def at(step: int, incarnation: int = 0) -> Version:
     return Version("actor", incarnation, step)
 
@@ -66,7 +71,7 @@ class Engines(RuleBasedStateMachine):
     @initialize(whole=st.booleans(), kv=st.sampled_from([0, 3, 8, 14, 40]), reserve=st.sampled_from([0.0, 0.5, 1.0]))
     def begin(self, whole: bool, kv: int, reserve: float) -> None:
         self.kv, self.reserve = 0 if whole else kv, reserve
-        self.router = Router(NAMES, replace(LIMITS, kv_tokens=kv, kv_reserve=reserve), whole)
+        self.router = Router(map(EngineState, NAMES), replace(LIMITS, kv_tokens=kv, kv_reserve=reserve), whole)
         self.router.vocab_size, self.router.max_context = VOCABULARY, CONTEXT
         self.now, self.newest, self.numbers = 0.0, at(0), 0
         self.asked: dict[str, tuple[GenerateRequest, float]] = {}
@@ -82,11 +87,11 @@ class Engines(RuleBasedStateMachine):
         for name in NAMES:
             assert self.router.on_proved(name, 0, at(0), 0.0)
 
-    def do(self, actions: Sequence[Action]) -> None:
+    def do(self, actions: Sequence[Action | Dispatch]) -> None:
         for action in actions:
             match action:
                 case CompleteRequest(pending):
-                    asked, _ = self.asked.pop(pending.request.id)  # once, and only of what is awaited
+                    asked, _ = self.asked.pop(pending.id)  # once, and only of what is awaited
                     self.check_answer(asked, pending)
                 case Dispatch():
                     self.check_given(action)
@@ -106,13 +111,13 @@ class Engines(RuleBasedStateMachine):
         first = asked.tokens[-1] + 1
         assert pending.tokens == list(range(first, first + len(pending.tokens))), "tokens lost or twice"
         assert len(pending.tokens) == len(pending.log_probs) == len(pending.versions)
-        completion, told = pending.completion(), list[tuple[int, int]]()
+        told = list[tuple[int, int]]()
         for (start, incarnation), stop in zip(
-            completion.incarnations, [*(start for start, _ in completion.incarnations[1:]), None], strict=False
+            pending.incarnations, [*(start for start, _ in pending.incarnations[1:]), None], strict=False
         ):
-            told += [(incarnation, step) for step in completion.versions[start:stop]]
+            told += [(incarnation, step) for step in pending.versions[start:stop]]
         assert told == self.sampled.get(asked.id, []), "weights that did not sample it"
-        assert dict(completion.newest()) == {
+        assert dict(pending.newest(len(pending.tokens))) == {
             incarnation: max(step for own, step in told if own == incarnation) for incarnation, _ in told
         }
         assert min(pending.versions, default=asked.floor) >= asked.floor
@@ -132,7 +137,7 @@ class Engines(RuleBasedStateMachine):
             "given more than its cache holds"
         )
         for pending in given.batch:
-            assert all(pending.request.id not in runs for runs in self.runs.values()), "on two engines"
+            assert all(pending.id not in runs for runs in self.runs.values()), "on two engines"
             wanted = pending.continuation()
             assert self.version[given.engine].step >= wanted.floor
             assert self.version[given.engine].incarnation == self.newest.incarnation, "weights that were given up"
@@ -153,7 +158,7 @@ class Engines(RuleBasedStateMachine):
             self.numbers += 1
             made.append(request(str(self.numbers), first, count, self.newest.step - below))
             self.asked[made[-1].id] = made[-1], self.router.active_time(self.now)
-        pendings = [PendingRequest(one, session=int(one.id) % 5, group=first) for one in made]
+        pendings = [asks(one, session=int(one.id) % 5, group=first) for one in made]
         self.do(self.router.submit(pendings, self.now))
 
     @rule()
@@ -303,7 +308,7 @@ class Engines(RuleBasedStateMachine):
         """The account is what the engine runs, no idle session is counted beyond the cache, and none outlives it."""
         kv, running = engine.kv, engine.running.values()
         assert kv.left == engine.pending_tokens
-        assert kv.held == sum(len(pending.request.tokens) + len(pending.tokens) for pending in running)
+        assert kv.held == sum(len(pending.prompt) + len(pending.tokens) for pending in running)
         assert kv.idle_tokens == sum(kv.idle.values())
         assert set(kv._active) == ({pending.session for pending in running} if self.kv else set())
         assert not kv.idle or self.reserve < 1 or kv.running + kv.idle_tokens <= self.kv
@@ -349,7 +354,7 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
     loads: list[tuple[int, int]], prompt: int, floor: int, group: list[int], session: int
 ) -> None:
     engines = [engine_of(str(number), work, step) for number, (work, step) in enumerate(loads)]
-    affinity, pending = PrefixAffinity(), PendingRequest(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
+    affinity, pending = PrefixAffinity(), asks(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
     for number in (*group, session):
         affinity.record(pending, engines[number % len(engines)])
     able = [engine for engine in engines if engine.version.step >= floor]
@@ -365,10 +370,10 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
 
 @pytest.mark.parametrize("gone", ["dead", "new weights"])
 def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
-    router = Router(("a", "b"))
+    router = Router(map(EngineState, ("a", "b")))
     for name in ("a", "b"):
         router.on_proved(name, 0, at(0), 0.0)
-    router.submit([PendingRequest(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
+    router.submit([asks(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
     (given,) = router.dispatch(0.0)
     assert given.engine == "a"
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 9, 0, "length")], 0.0)
@@ -378,26 +383,24 @@ def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
     else:
         router.on_proved("a", 0, at(1), 0.0)
     router.engines["a"].pending_tokens = 20
-    router.submit([PendingRequest(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
+    router.submit([asks(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
     assert [given.engine for given in router.dispatch(0.0)] == ["b"]
 
 
 def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short() -> None:
-    router = Router(("a", "b"))
+    router = Router(map(EngineState, ("a", "b")))
     for name in ("a", "b"):
         router.on_proved(name, 0, at(0), 0.0)
     for start, prompt in (("short", 1), ("long", 50)):
-        router.submit(
-            [PendingRequest(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0
-        )
-        given = {give.engine: [one.request.id for one in give.batch] for give in router.dispatch(0.0)}
+        router.submit([asks(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0)
+        given = {give.engine: [one.id for one in give.batch] for give in router.dispatch(0.0)}
         assert sorted(map(len, given.values())) == ([2, 2] if start == "short" else [4])
 
 
 def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_tokens() -> None:
-    router = Router(("a", "b"), LIMITS)
+    router = Router(map(EngineState, ("a", "b")), LIMITS)
     router.on_proved("a", 0, at(0), 0.0)
-    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    router.submit([asks(request("1", 0, 5))], 0.0)
     (given,) = router.dispatch(0.0)
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 0)], 1.0)
     assert router.tick(20.0) == []
@@ -410,9 +413,9 @@ def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_token
 
 
 def test_weights_that_are_loading_are_no_silence() -> None:
-    router = Router(("a",), LIMITS)
+    router = Router(map(EngineState, ("a",)), LIMITS)
     router.on_proved("a", 0, at(3), 0.0)
-    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    router.submit([asks(request("1", 0, 5))], 0.0)
     (given,) = router.dispatch(0.0)
     router.on_loading("a", at(5))
     assert router.tick(40.0) == []
@@ -424,9 +427,9 @@ def ended(given: Dispatch, step: int) -> list[Delta]:
 
 
 def test_a_rollback_s_older_step_is_no_lie_and_one_that_it_gave_up_is() -> None:
-    router = Router(("a",), LIMITS)
+    router = Router(map(EngineState, ("a",)), LIMITS)
     router.on_proved("a", 0, at(5), 0.0)
-    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    router.submit([asks(request("1", 0, 5))], 0.0)
     (given,) = router.dispatch(0.0)
     router.preempt("a")
     router.on_deltas("a", 0, ended(given, 5), 0.0)
@@ -439,10 +442,10 @@ def test_a_rollback_s_older_step_is_no_lie_and_one_that_it_gave_up_is() -> None:
 
 
 def test_an_engine_of_an_abandoned_incarnation_is_given_nothing_however_far_its_step_is() -> None:
-    router = Router(("slow", "quick"), LIMITS)
+    router = Router(map(EngineState, ("slow", "quick")), LIMITS)
     for name in ("slow", "quick"):
         router.on_proved(name, 0, at(15), 0.0)
-    router.submit([PendingRequest(request("1", 0, 50), session="s", group="g")], 0.0)
+    router.submit([asks(request("1", 0, 50), session="s", group="g")], 0.0)
     (given,) = router.dispatch(0.0)
     assert given.engine == "slow"
     assert router.newest() == at(15)
@@ -450,7 +453,7 @@ def test_an_engine_of_an_abandoned_incarnation_is_given_nothing_however_far_its_
     assert [router.abandoned(name) for name in ("slow", "quick")] == [True, True]
     router.preempt("slow")
     router.on_deltas("slow", 0, ended(given, 15), 0.0)
-    router.submit([PendingRequest(request("2", 0, 5, floor=10), session="s", group="g")], 0.0)
+    router.submit([asks(request("2", 0, 5, floor=10), session="s", group="g")], 0.0)
     assert router.dispatch(0.0) == [], "floors are of the new incarnation, and no engine has its weights"
     router.on_loading("quick", at(10, 1))
     router.on_proved("quick", 0, at(10, 1), 0.0)
@@ -461,9 +464,9 @@ def test_an_engine_of_an_abandoned_incarnation_is_given_nothing_however_far_its_
 
 
 def test_a_request_that_goes_on_over_a_rollback_tells_which_tokens_are_of_which_weights() -> None:
-    router = Router(("a",), LIMITS)
+    router = Router(map(EngineState, ("a",)), LIMITS)
     router.on_proved("a", 0, at(4), 0.0)
-    router.submit([PendingRequest(request("1", 0, 6))], 0.0)
+    router.submit([asks(request("1", 0, 6))], 0.0)
     (given,) = router.dispatch(0.0)
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 4)], 0.0)
     router.on_published(at(4, 1))
@@ -476,25 +479,24 @@ def test_a_request_that_goes_on_over_a_rollback_tells_which_tokens_are_of_which_
     router.on_loading("a", at(5, 1))
     (answer,) = router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 3, 5, "length")], 0.0)
     assert isinstance(answer, CompleteRequest)
-    completion = answer.request.completion()
-    assert completion.versions == (4, 4, 4, 5, 5, 5)
-    assert completion.incarnations == ((0, 0), (2, 1))
-    assert completion.newest() == [(0, 4), (1, 5)]
+    assert answer.request.versions == [4, 4, 4, 5, 5, 5]
+    assert answer.request.incarnations == [(0, 0), (2, 1)]
+    assert answer.request.newest(6) == [(0, 4), (1, 5)]
 
 
 def test_weights_of_another_incarnation_never_land_under_a_request() -> None:
-    router = Router(("a",), LIMITS)
+    router = Router(map(EngineState, ("a",)), LIMITS)
     router.on_proved("a", 0, at(4), 0.0)
-    router.submit([PendingRequest(request("1", 0, 6))], 0.0)
+    router.submit([asks(request("1", 0, 6))], 0.0)
     router.dispatch(0.0)
     with pytest.raises(RuntimeError, match=r"loads actor@1\.4 over actor@0\.4 while it runs \['1'\]"):
         router.on_loading("a", at(4, 1))
 
 
 def test_tokens_that_came_are_no_work_any_more() -> None:
-    router = Router(("a",), LIMITS)
+    router = Router(map(EngineState, ("a",)), LIMITS)
     router.on_proved("a", 0, at(0), 0.0)
-    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    router.submit([asks(request("1", 0, 5))], 0.0)
     (given,) = router.dispatch(0.0)
     assert router.engines["a"].pending_tokens == 5
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 0)], 1.0)
@@ -504,18 +506,18 @@ def test_tokens_that_came_are_no_work_any_more() -> None:
 
 
 def test_a_request_waits_for_an_engine_that_is_no_older_than_its_tokens() -> None:
-    router = Router(("old", "new"), LIMITS)
+    router = Router(map(EngineState, ("old", "new")), LIMITS)
     router.on_proved("old", 0, at(3), 0.0)
-    router.submit([PendingRequest(request("1", 0, 5, floor=4))], 0.0)
+    router.submit([asks(request("1", 0, 5, floor=4))], 0.0)
     assert router.dispatch(0.0) == []
     router.on_proved("new", 0, at(4), 1.0)
     assert [given.engine for given in router.dispatch(1.0)] == ["new"]
 
 
 def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count() -> None:
-    router = Router(("a",), LIMITS)
+    router = Router(map(EngineState, ("a",)), LIMITS)
     router.on_proved("a", 0, at(0), 0.0)
-    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    router.submit([asks(request("1", 0, 5))], 0.0)
     for number in range(2 * MAX_ABORTS):
         (given,) = router.dispatch(0.0)
         if preempted := number % 2 == 0:
@@ -534,9 +536,9 @@ def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count(
     [(request("1", VOCABULARY, 2), "outside the vocabulary"), (request("1", 0, CONTEXT), "exceed the context")],
 )
 def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, said: str) -> None:
-    router = Router(("a",), LIMITS)
+    router = Router(map(EngineState, ("a",)), LIMITS)
     router.vocab_size, router.max_context = VOCABULARY, CONTEXT
-    (answer,) = router.submit([PendingRequest(asked)], 0.0)
+    (answer,) = router.submit([asks(asked)], 0.0)
     assert isinstance(answer, CompleteRequest)
     assert answer.request.finish == "error"
     assert said in answer.request.error
@@ -544,13 +546,13 @@ def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, sa
 
 
 def session_turn(name: str, prompt: int, count: int, session: str) -> PendingRequest:
-    return PendingRequest(GenerateRequest(name, (1,) * prompt, count), session=session)
+    return asks(GenerateRequest(name, (1,) * prompt, count), session=session)
 
 
 def counting(names: Sequence[str], kv: int, per_engine: int = 9, backlog: int = 9, reserve: float = 1.0) -> Router:
     """A router of engines that serve, with caches of so many tokens."""
     limits = RequestLimits(per_engine=per_engine, backlog=backlog, kv_tokens=kv, kv_reserve=reserve)
-    router = Router(names, limits)
+    router = Router(map(EngineState, names), limits)
     for name in names:
         router.on_proved(name, 0, at(0), 0.0)
     return router
@@ -570,9 +572,9 @@ def test_a_request_that_is_larger_than_the_cache_runs_alone_and_none_passes_it_t
     assert router.dispatch(0.0) == [], "the small one would starve the large one"
     end(router, first)
     (large,) = router.dispatch(0.0)
-    assert [pending.request.id for pending in large.batch] == ["large"]
+    assert [pending.id for pending in large.batch] == ["large"]
     end(router, large)
-    assert [given.batch[0].request.id for given in router.dispatch(0.0)] == ["small"]
+    assert [given.batch[0].id for given in router.dispatch(0.0)] == ["small"]
 
 
 def test_one_engine_is_drained_for_a_large_request_while_others_take_what_comes_behind_it() -> None:
@@ -624,6 +626,18 @@ def test_new_samples_go_where_no_idle_session_must_be_evicted_and_its_next_turn_
     assert [given.engine for given in router.dispatch(0.0)] == ["a"]
 
 
+def test_a_session_is_not_idle_while_another_of_its_requests_runs() -> None:
+    router = counting(("a",), 60)
+    router.submit([session_turn("short", 10, 2, "s"), session_turn("long", 10, 9, "s")], 0.0)
+    (given,) = router.dispatch(0.0)
+    ledger = router.engines["a"].kv
+    end(router, Dispatch("a", 0, given.batch[:1]))
+    assert (dict(ledger.idle), ledger.idle_tokens) == ({}, 0)
+    assert ledger.holds("s")
+    end(router, Dispatch("a", 0, given.batch[1:]))
+    assert dict(ledger.idle) == {"s": 19}
+
+
 @pytest.mark.parametrize("event", ["death", "new weights"])
 def test_caches_that_are_gone_are_no_longer_counted(event: str) -> None:
     router = counting(("a",), 30)
@@ -655,27 +669,27 @@ def test_room_is_for_what_engines_can_take_beside_a_queue_as_long_as_what_runs()
             end(router, Dispatch(engine.name, 0, (next(iter(engine.running.values())),)))
     router.dispatch(0.0)
     assert router.room(0) == 4 + 2, "what waits for a tool is no work"
-    whole = Router(("a",), RequestLimits(), whole_batches=True)
+    whole = Router(map(EngineState, ("a",)), RequestLimits(), whole_batches=True)
     assert whole.room(9) > 1 << 20, "deterministic runs begin what is granted"
 
 
 def test_in_a_deterministic_run_the_members_of_a_batch_do_not_depend_on_what_else_waits() -> None:
-    router = Router(("a", "b"), RequestLimits(), whole_batches=True)
+    router = Router(map(EngineState, ("a", "b")), RequestLimits(), whole_batches=True)
     for name in router.engines:
         assert router.on_proved(name, 0, at(0), 0.0)
     for calls in (("1", "2", "3"), ("4",), ("5", "6")):
         router.submit([session_turn(call, 5, 5, call) for call in calls], 0.0)
     dispatched = router.dispatch(0.0)
-    assert sorted(tuple(pending.request.id for pending in each.batch) for each in dispatched) == [
+    assert sorted(tuple(pending.id for pending in each.batch) for each in dispatched) == [
         ("1", "2", "3"), ("4",), ("5", "6"),
     ]  # fmt: skip
 
 
 def test_an_engine_tells_its_cache_unless_the_limits_do() -> None:
-    told = Router(("a",), RequestLimits(kv_tokens=None))
+    told = Router(map(EngineState, ("a",)), RequestLimits(kv_tokens=None))
     told.set_kv_tokens("a", 77)
     assert told.engines["a"].kv.capacity == 77
     for limit in (0, 50):
-        router = Router(("a",), RequestLimits(kv_tokens=limit))
+        router = Router(map(EngineState, ("a",)), RequestLimits(kv_tokens=limit))
         router.set_kv_tokens("a", 77)
         assert router.engines["a"].kv.capacity == limit

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.batch import AttemptId
-from relax_core.api.engine import Delta, GenerateRequest
+from relax_core.api.engine import Delta
 from relax_core.api.family import Rendered, Routing
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.engines.engine_state import response_fault
-from relax_core.engines.requests import Completion, GenerateCall, PendingRequest, Routes, filled, route_columns
+from relax_core.engines.requests import PendingRequest, Routes, filled, route_columns
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.rows import row_batch
 from relax_core.sampling.session import Branch, Limits, Sample
-from tests.unit.sampling.toy_policy import Letters
+from tests.unit.sampling.toy_policy import Completion, Letters, answered
 
 ROUTING = Routing(2, 2, 200)
 WIDE = Routing(1, 2, 300)
@@ -27,6 +29,11 @@ def route(tokens: tuple[int, ...], position: int, engine: int = 0) -> bytes:
     """Choose as a policy at a position: the choice depends on all tokens up to there, and on the engine."""
     seed = hash((tokens[: position + 1], engine)) & 0xFFFFFFFF
     return bytes(np.random.default_rng(seed).integers(0, 200, 4, np.uint8))
+
+
+def routed(prompt: tuple[int, ...], count: int, routing: Routing = ROUTING) -> PendingRequest:
+    """A request whose routes are recorded."""
+    return PendingRequest(prompt, count, id="r", routes=Routes(routing))
 
 
 def routes_of(tokens: tuple[int, ...], start: int = 0, engine: int = 0) -> bytes:
@@ -52,8 +59,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
     prompt: int, lives: list[int], data: st.DataObject
 ) -> None:
     """Each engine runs the whole of it again, and tells what it makes of it."""
-    request = GenerateRequest("r", tuple(range(prompt)), 100, routed_experts=True)
-    pending = PendingRequest(request, routes=Routes(ROUTING))
+    pending = routed(tuple(range(prompt)), 100)
     for engine, count in enumerate(lives):
         asked = pending.continuation()
         new = tuple(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
@@ -67,9 +73,9 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
         last = Delta("r", new[split:], (-1.0,) * (count - split), 0, 0, "abort", "", rest, begins)
         assert response_fault(last, pending, 0, 0) == ""
         pending.add(last)
-    routes = pending.completion().routes
+    routes = pending.routes
     assert routes is not None
-    tokens = (*request.tokens, *pending.tokens)
+    tokens = (*pending.prompt, *pending.tokens)
     values, known = routes.between(0, len(tokens))
     assert known == b"\1" * (len(tokens) - 1) + b"\0"
     at = prompt - 1
@@ -79,11 +85,13 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
 
 
 def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
-    pending = PendingRequest(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(ROUTING))
-    pending.add(Delta("r", (3,), (-1.0,), 0, 0, "", routed_experts=routes_of((1, 2))))
-    again = pending.restarted()
-    assert again.routes is not None and len(again.routes) == 0
-    assert pending.routes is not None and len(pending.routes) == 2
+    for settled in (False, True):
+        pending = routed((1, 2), 5)
+        pending.add(Delta("r", (3,), (-1.0,), 0, 0, "", routed_experts=routes_of((1, 2))))
+        pending.settled = settled
+        again = pending.restarted(())
+        assert again.routes is not None and len(again.routes) == len(again.tokens) == 0
+        assert (again is pending) is not settled, "what was read stays"
 
 
 @pytest.mark.parametrize(
@@ -99,20 +107,20 @@ def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
 def test_an_engine_that_tells_impossible_routes_is_not_trusted(
     routing: Routing, start: int, values: bytes, message: str
 ) -> None:
-    pending = PendingRequest(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(routing))
+    pending = routed((1, 2), 5, routing)
     delta = Delta("r", (3,), (-1.0,), 0, 0, "", "", values, start)
     assert message in response_fault(delta, pending, 0, 0)
 
 
-def sampled(call: GenerateCall, tokens: tuple[int, ...], engine: int = 0) -> Completion:
+def sampled(call: PendingRequest, tokens: tuple[int, ...], engine: int = 0) -> PendingRequest:
     """A turn as an engine answers it: all that it fed is told, its last token is not."""
     routes = Routes(ROUTING)
-    routes.add(0, routes_of((*call.tokens, *tokens)[:-1], 0, engine))
-    return Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), routes=routes)
+    routes.add(0, routes_of((*call.prompt, *tokens)[:-1], 0, engine))
+    return answered(call, Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), routes=routes))
 
 
 def sample() -> Sample:
-    async def nobody(call: GenerateCall) -> Completion:
+    async def nobody(requests: Sequence[PendingRequest]) -> None:
         raise NotImplementedError
 
     return Sample(Letters(), nobody, Limits(50, max_turns=50), lambda observation: (Message("user", str(observation)),))
@@ -138,7 +146,7 @@ def test_rows_keep_token_order_over_turns_and_branches(
         for word in range(said):
             branch.observe(f"o{word}")
         call = branch.begin()
-        branch.take(call, sampled(call, tuple(tokens)))
+        branch.take(sampled(call, tuple(tokens)))
     trajectory = own.trajectory()
     judged = ScoredSample(1.0)
     batch, _ = row_batch([(AttemptId(0, 0, 0), trajectory, judged)], routing=ROUTING)
@@ -158,11 +166,11 @@ def test_a_later_turn_fills_the_last_token_and_what_was_observed() -> None:
     own = sample()
     branch = Branch(own, "ab", Rendered((1, 2, 3)), 0)
     call = branch.begin()
-    branch.take(call, sampled(call, (4, 5), engine=1))
+    branch.take(sampled(call, (4, 5), engine=1))
     assert own.forest[1].routed == b"\1\0"
     branch.observe("seen")
     call = branch.begin()
-    branch.take(call, sampled(call, (6,), engine=2))
+    branch.take(sampled(call, (6,), engine=2))
     assert [node.routed for node in own.forest] == [b"\1\1\1", b"\1\1", b"\1" * len(own.forest[2].tokens), b""]
     tokens = branch._tokens
     first, second = own.forest[1].routes[:4], own.forest[1].routes[4:]

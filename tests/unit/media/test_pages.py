@@ -199,7 +199,7 @@ def test_a_group_whose_prompt_is_too_long_with_its_media_is_replaced_and_a_run_o
     selection.task(0)
     issue = Issue(0, (AttemptId(0, 0, 0),))
     seen = Trajectory((), "", (), Outcome.INVALID_TASK)
-    group = InflightGroup(issue, Task("1", "a"), Version("actor", 0, 0), trajectories=(seen,))
+    group = InflightGroup(issue, Task("1", "a"), Version("actor", 0, 0), Any0(), trajectories=(seen,))  # type: ignore[arg-type]
     group.unfit, group.scores = "a prompt of 900 tokens", (ScoredSample(float("nan"), outcome=Outcome.INVALID_TASK),)
     selection.take([group])
     assert group.rejected_by == TOO_LONG

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,20 @@ import pytest
 from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, Step, Task
 from relax_core.api.errors import PoolFailed
 from relax_core.config.run_config import EnvironmentChoice
-from relax_core.engines.pool import SamplingParams
-from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
+from relax_core.engines.requests import SAMPLING, PendingRequest, SamplingParams
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
 from relax_core.sampling.session import Branch, Sample
 from tests.unit.engines.pool_fixtures import call, engines, until
 from tests.unit.engines.scripted_engine import GATE
-from tests.unit.sampling.toy_policy import Letters, completion
+from tests.unit.sampling.toy_policy import Completion, Letters, Script, answered, answering, completion
 
 TASK = Task("t", (Message("user", "go"),))
 LATE = Completion((97,), (-1.0,), (4,), (), "deadline", "too slow")
 FAILED = Completion((), (), (), (), "error", "out of memory")
+TWO = (SAMPLING, SAMPLING)
+SAMPLINGS = (SAMPLING, SamplingParams(0.5, 0.9), SamplingParams(0.0), SAMPLING)
 MIXED = Completion((97, 98, 0), (-1.0, -2.0, -3.0), (4, 5, 5), (4, 3, 5))
 
 
@@ -33,19 +35,16 @@ class Engines:
     """Answers each call by its seed's place among those asked; notes how often it was asked."""
 
     def __init__(self, answers: Sequence[Completion]) -> None:
-        self.answers, self.calls = list(answers), list[GenerateCall]()
+        self.answers, self.calls = list(answers), list[PendingRequest]()
         self.asked = 0
 
-    async def together(self, calls: Sequence[GenerateCall]) -> list[Completion]:
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
         self.asked += 1
-        return [await self.alone(call) for call in calls]
-
-    async def alone(self, call: GenerateCall) -> Completion:
-        answer = self.answers[len(self.calls)]
-        self.calls.append(call)
-        if call.ended is not None:
-            call.ended()
-        return answer
+        for request in requests:
+            answered(request, self.answers[len(self.calls)])
+            self.calls.append(request)
+            if request.on_end is not None:
+                request.on_end()
 
 
 @pytest.mark.parametrize(
@@ -60,18 +59,30 @@ async def test_answers_asked_together_are_what_episodes_make_of_them(limits: Lim
     said = [completion("pong", limits.max_new_tokens), FAILED, MIXED, completion("one on one", limits.max_new_tokens)]
     apart, together = Engines(said), Engines(said)
     episodes = [
-        await run_episode(TASK, prompt, seed, InProcess(SingleTurn(), 0.0), family, apart.alone, limits)
-        for seed in seeds
+        await run_episode(
+            TASK,
+            prompt,
+            seed,
+            InProcess(SingleTurn(), 0.0),
+            family,
+            apart.generate,
+            limits,
+            None,
+            None,
+            sampling,
+            place,
+        )
+        for place, (seed, sampling) in enumerate(zip(seeds, SAMPLINGS, strict=True))
     ]
     made: list[None] = []
     answers = await run_answers(
-        TASK, prompt, seeds, family, together.together, limits, lambda: made.append(None)
-    )  # fmt: skip
+        TASK, prompt, seeds, SAMPLINGS, family, together.generate, limits, lambda: made.append(None)
+    )
     assert answers == episodes
     assert together.asked <= 1
     assert len(made) == len(together.calls)
-    alike = [(one.tokens, one.max_new_tokens, one.seed, one.stop_tokens, one.stop) for one in together.calls]
-    assert alike == [(one.tokens, one.max_new_tokens, one.seed, one.stop_tokens, one.stop) for one in apart.calls]
+    assert [one.continuation() for one in together.calls] == [one.continuation() for one in apart.calls]
+    assert [(one.place, one.stop) for one in together.calls] == [(one.place, one.stop) for one in apart.calls]
 
 
 class Praised(SingleTurn):
@@ -89,36 +100,35 @@ def test_only_the_built_in_environment_is_left_out(environment: type[SingleTurn]
 
 
 async def test_an_engine_that_fails_is_the_outcome_of_all_it_was_asked_and_a_bug_is_nobody_s() -> None:
-    async def gone(calls: Sequence[GenerateCall]) -> list[Completion]:
+    async def gone(requests: Sequence[PendingRequest]) -> None:
         raise InfrastructureError("gone")
 
-    async def wrong(calls: Sequence[GenerateCall]) -> list[Completion]:
+    async def wrong(requests: Sequence[PendingRequest]) -> None:
         raise ZeroDivisionError
 
-    async def nobody(calls: Sequence[GenerateCall]) -> list[Completion]:
+    async def nobody(requests: Sequence[PendingRequest]) -> None:
         raise PoolFailed("engine-0 failed 8 times in a row")
 
     family = Letters()
     prompt = family.start(TASK.prompt)
-    failed = await run_answers(TASK, prompt, (1, 2), family, gone, Limits(9), list)
+    failed = await run_answers(TASK, prompt, (1, 2), TWO, family, gone, Limits(9), list)
     assert [one.outcome for one in failed] == [Outcome.ENGINE_ERROR] * 2
     assert all("gone" in one.info["error"] for one in failed)
     with pytest.raises(ZeroDivisionError):
-        await run_answers(TASK, prompt, (1, 2), family, wrong, Limits(9), list)
+        await run_answers(TASK, prompt, (1, 2), TWO, family, wrong, Limits(9), list)
     with pytest.raises(PoolFailed):
-        await run_answers(TASK, prompt, (1, 2), family, nobody, Limits(9), list)
+        await run_answers(TASK, prompt, (1, 2), TWO, family, nobody, Limits(9), list)
 
 
 async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order() -> None:
     async with engines(2) as (pool, _, _told):
         ended: list[int] = []
-        calls = [
-            call(100 * number, length)._replace(ended=lambda number=number: ended.append(number))
-            for number, length in enumerate((9, 3, 6))
-        ]
-        done = await pool.generator([SamplingParams(1.0)] * 3)(calls)
-        assert [one.tokens for one in done] == [
-            tuple(range(100 * number + 1, 100 * number + 1 + length)) for number, length in enumerate((9, 3, 6))
+        calls = [call(100 * number, length) for number, length in enumerate((9, 3, 6))]
+        for number, one in enumerate(calls):
+            one.on_end = partial(ended.append, number)
+        await pool.generate(calls)
+        assert [one.tokens for one in calls] == [
+            list(range(100 * number + 1, 100 * number + 1 + length)) for number, length in enumerate((9, 3, 6))
         ]
         assert ended == [1, 2, 0]
 
@@ -136,9 +146,10 @@ async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> 
     earlier = held()  # kept, so that no new one gets the place of an old one
     try:
         async with engines(1) as (pool, _, _told):
-            await run_answers(TASK, prompt, (1, 2), family, pool.generator([SamplingParams(1.0)] * 2), Limits(3), list)
-            alone = Engines([completion("pong")]).alone
-            await run_episode(TASK, prompt, 3, InProcess(SingleTurn(), 0.0), family, alone, Limits(9))
+            await run_answers(TASK, prompt, (1, 2), TWO, family, pool.generate, Limits(3), list)
+            alone = Script("pong")
+            await run_episode(TASK, prompt, 3, InProcess(SingleTurn(), 0.0), family, answering(alone), Limits(9))
+            alone.calls.clear()
             await until(lambda: not [one for one in held() if not any(one is old for old in earlier)])
     finally:
         gc.enable()
@@ -149,21 +160,19 @@ async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs
 ) -> None:
     monkeypatch.setenv(GATE, str(tmp_path / "shut"))  # the long ones go on until they are given up
     async with engines(1) as (pool, _, _told):
-        asked = asyncio.ensure_future(
-            pool.generator([SamplingParams(1.0)] * 3)([call(0, 2), call(100, 60), call(200, 60)])
-        )
+        asked = asyncio.ensure_future(pool.generate([call(0, 2), call(100, 60), call(200, 60)]))
         await until(lambda: pool.facts()["engine-0"]["running"] == 2)
         asked.cancel()
         await until(lambda: pool.facts()["engine-0"]["running"] == 0)
         assert asked.cancelled()
-        (after,) = await pool.generator([SamplingParams(1.0)])([call(0, 2)])
-        assert after.tokens == (1, 2)
+        await pool.generate([after := call(0, 2)])
+        assert after.tokens == [1, 2]
 
 
 async def test_a_turn_that_is_late_is_an_outcome_of_its_own_and_never_judged() -> None:
     family = Letters()
     (late,) = await run_answers(
-        TASK, family.start(TASK.prompt), (1,), family, Engines([LATE]).together, Limits(9), list
+        TASK, family.start(TASK.prompt), (1,), (SAMPLING,), family, Engines([LATE]).generate, Limits(9), list
     )
     assert late.outcome is Outcome.ENGINE_TIMEOUT
     assert not late.outcome.judged

@@ -13,11 +13,11 @@ from hypothesis import given, settings, strategies as st
 
 from relax_core.api import Action, Environment, Message, Node, Outcome, Task, Tool, Trajectory
 from relax_core.api.errors import ConfigError
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits
 from relax_core.sampling.session import SessionEnded
 from tests.unit.sampling import toy_policy
-from tests.unit.sampling.toy_policy import Script, completion, play, texts
+from tests.unit.sampling.toy_policy import Completion, Script, completion, play, texts
 
 Drive = Callable[[Any], Awaitable[None]]
 
@@ -76,7 +76,7 @@ async def test_an_action_tells_what_stood_before_it_and_whether_a_limit_cut_it()
             seen.append((action.cut, action.prompt_tokens))
 
     _, policy = await driven(drive, "long", "b")
-    assert seen == [(True, len(policy.calls[0].tokens)), (False, len(policy.calls[1].tokens))]
+    assert seen == [(True, len(policy.calls[0].prompt)), (False, len(policy.calls[1].prompt))]
 
 
 async def test_a_discarded_turn_is_in_no_row_and_counted_under_its_reason() -> None:
@@ -152,7 +152,7 @@ class Letters:
     def __init__(self, said: str) -> None:
         self.said = said
 
-    async def __call__(self, call: GenerateCall) -> Completion:
+    async def __call__(self, call: PendingRequest) -> Completion:
         for end in range(1, len(self.said) + 1):
             await asyncio.sleep(0)
             if call.watch is not None and call.watch(tuple(map(ord, self.said[:end]))):

@@ -10,10 +10,11 @@ from relax_contrib.recipes.guess_number.build import GUESSES, LETTERS, PROMPT
 from relax_contrib.recipes.quickstart.model import EOS, save_tokenizer
 from relax_core.api import Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.data.chat import ChatFamily
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.episode import InProcess, Limits, run_episode
+from tests.unit.sampling.toy_policy import Completion, Policy, answering
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,8 @@ class Halving:
     def __init__(self, family: ChatFamily) -> None:
         self._family = family
 
-    async def __call__(self, call: GenerateCall) -> Completion:
-        said = self._family.decode(call.tokens)[len(PROMPT) :]
+    async def __call__(self, call: PendingRequest) -> Completion:
+        said = self._family.decode(call.prompt)[len(PROMPT) :]
         low, high = 0, len(LETTERS)
         for guess, hint in zip(said[::2], said[1::2], strict=True):
             at = LETTERS.index(guess)
@@ -42,15 +43,15 @@ class Halving:
         return Completion(tokens, (-1.0, 0.0), (0, 0))
 
 
-async def play(family: ChatFamily, policy: object, secret: str, **options: int) -> Trajectory:
+async def play(family: ChatFamily, policy: Policy, secret: str, **options: int) -> Trajectory:
     task = Task(f"secret-{secret}", (Message("user", PROMPT),), secret)
     environment = InProcess(GuessNumber(GuessNumberOptions(**options)), 5.0)
     prompt = family.start(task.prompt)
-    return await run_episode(task, prompt, 1, environment, family, policy, Limits(2, GUESSES))  # type: ignore[arg-type]
+    return await run_episode(task, prompt, 1, environment, family, answering(policy), Limits(2, GUESSES))
 
 
-def always(family: ChatFamily, text: str) -> object:
-    async def policy(call: GenerateCall) -> Completion:
+def always(family: ChatFamily, text: str) -> Policy:
+    async def policy(call: PendingRequest) -> Completion:
         tokens = (*family.encode(text), EOS)
         return Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens))
 

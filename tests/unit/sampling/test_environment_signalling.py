@@ -11,9 +11,10 @@ from relax_contrib.recipes.signalling.build import MEANINGS, SIGNALS, WORDS
 from relax_contrib.signalling import Signalling, SignallingOptions
 from relax_core.api import Message, Outcome, Task, Trajectory
 from relax_core.data.chat import ChatFamily
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, run_episode
 from relax_core.testing.environment import EnvironmentSuite
+from tests.unit.sampling.toy_policy import Completion, answering
 
 
 class TestSignalling(EnvironmentSuite):
@@ -37,8 +38,8 @@ async def play(family: ChatFamily, says: dict[str, str], meaning: str = "fox") -
     """One episode of a policy that answers prompts by a table; and the prompts that it read."""
     heard: list[str] = []
 
-    async def policy(call: GenerateCall) -> Completion:
-        heard.append(family.decode(call.tokens))
+    async def policy(call: PendingRequest) -> Completion:
+        heard.append(family.decode(call.prompt))
         tokens = (*family.encode(says[heard[-1]]), EOS)
         return Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens))
 
@@ -46,7 +47,7 @@ async def play(family: ChatFamily, says: dict[str, str], meaning: str = "fox") -
     options = SignallingOptions(signals=SIGNALS, listener="hear {signal}")
     environment = InProcess(Signalling(options), 5.0)
     prompt = family.start(task.prompt)
-    return await run_episode(task, prompt, 1, environment, family, policy, Limits(3, 2)), heard
+    return await run_episode(task, prompt, 1, environment, family, answering(policy), Limits(3, 2)), heard
 
 
 async def test_both_roles_are_paid_for_a_meaning_that_comes_across(family: ChatFamily) -> None:

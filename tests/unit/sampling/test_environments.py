@@ -16,13 +16,13 @@ import pytest
 
 from relax_core.api import Chosen, Message, Outcome, Task, Trajectory
 from relax_core.config.run_config import EnvironmentChoice
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool, Retried
 from relax_core.sampling.episode import Limits
 from relax_core.sampling.session import state_key
-from tests.unit.sampling.toy_policy import END, Script, completion, play, texts
+from tests.unit.sampling.toy_policy import END, Completion, Script, completion, play, texts
 
 ENVIRONMENTS = '''
 import asyncio, os, time
@@ -200,9 +200,9 @@ async def played(pool: EnvironmentPool, policy: Any, task: Task | None = None, s
 def says(*lines: str) -> Any:
     """A policy that says its lines in order, again in each play."""
 
-    async def generate(call: GenerateCall) -> Completion:
+    async def generate(call: PendingRequest) -> Completion:
         await asyncio.sleep(0)
-        return completion(lines[call.tokens.count(END)])
+        return completion(lines[call.prompt.count(END)])
 
     return generate
 
@@ -296,7 +296,7 @@ async def test_a_sample_whose_process_is_killed_under_it_is_played_again_and_tha
     async with pooled(tmp_path, retried=retried) as pool:
         before = await played(pool, Script("bye"))
 
-        async def kills(call: GenerateCall) -> Completion:
+        async def kills(call: PendingRequest) -> Completion:
             if not killed:
                 killed.add(before.info["pid"])
                 os.kill(before.info["pid"], signal.SIGKILL)
@@ -309,9 +309,9 @@ async def test_a_sample_whose_process_is_killed_under_it_is_played_again_and_tha
 
 
 async def test_an_agent_branches_from_its_own_process(wanderer: Shared) -> None:
-    async def by_what_was_said(call: GenerateCall) -> Completion:
+    async def by_what_was_said(call: PendingRequest) -> Completion:
         await asyncio.sleep(0)
-        said = "".join(map(chr, call.tokens))
+        said = "".join(map(chr, call.prompt))
         return completion("L" if "left" in said else "R" if "right" in said else "p")
 
     trajectory = await played(wanderer.pool, by_what_was_said)
@@ -336,7 +336,7 @@ async def test_an_agent_branches_from_its_own_process(wanderer: Shared) -> None:
 async def test_an_agent_that_fails_or_breaks_its_process_costs_no_other_agent_its_sample(
     hurried: Shared, answer: str, outcome: Outcome, closed: int
 ) -> None:
-    async def slowly(call: GenerateCall) -> Completion:
+    async def slowly(call: PendingRequest) -> Completion:
         await asyncio.sleep(0.3)
         return completion("a")
 
@@ -364,7 +364,7 @@ async def test_a_bug_of_the_policys_side_is_not_the_environments(wanderer: Share
 
 
 async def test_a_turn_is_told_to_an_environment_in_another_process_while_it_is_sampled(wanderer: Shared) -> None:
-    async def policy(call: GenerateCall) -> Completion:
+    async def policy(call: PendingRequest) -> Completion:
         for end in range(1, 5) if call.watch is not None else ():
             call.watch(tuple(map(ord, "four"[:end])))
             await asyncio.sleep(0.1)

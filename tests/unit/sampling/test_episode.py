@@ -11,11 +11,11 @@ import pytest
 
 from relax_core.api import Action, Environment, InfrastructureError, Message, Observation, Outcome, Step, Task, Tool
 from relax_core.api.errors import PoolFailed
-from relax_core.engines.requests import Completion, cut
+from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn
 from relax_core.sampling.session import sample_seed, turn_seed
 from tests.unit.roles.virtual_time import run_virtual
-from tests.unit.sampling.toy_policy import Letters, Script, completion, play, texts
+from tests.unit.sampling.toy_policy import Completion, Letters, Script, answered, completion, play, texts
 
 
 class Echo(Environment):
@@ -76,7 +76,7 @@ async def test_later_turns_append_only_and_sampled_ids_come_back_as_they_were() 
     trajectory = await play(here(Echo()), policy)
     assert texts(trajectory) == ["[user:go][a:ONE$][user:you said one][a:TWO$][user:you said two][a:BYE$"]
     for before, after in pairwise(policy.calls):
-        assert after.tokens[: len(before.tokens)] == before.tokens
+        assert after.prompt[: len(before.prompt)] == before.prompt
     assert trajectory.step_rewards == (1.0, 1.0, 1.0)
     assert trajectory.info == {"last": "bye"}
     assert trajectory.messages[-1] == Message("user", "you said bye")
@@ -108,8 +108,9 @@ async def test_a_sample_that_went_on_over_a_rollback_knows_the_newest_step_of_ea
 
 
 def test_a_completion_that_is_cut_keeps_the_weights_of_what_is_left() -> None:
-    carried = Completion((97, 98, 99), (-1.0, -1.0, -1.0), (4, 4, 5), incarnations=((0, 0), (2, 1)))
-    assert cut(carried, ("b",), lambda tokens: bytes(tokens).decode()).newest() == [(0, 4)]
+    carried = Completion((97, 98, 99, 100), (-1.0,) * 4, (4, 4, 5, 1), incarnations=((0, 0), (2, 1), (3, 2)))
+    request = answered(PendingRequest((1,), 9), carried)
+    assert [request.newest(end) for end in (2, 3, 4)] == [[(0, 4)], [(0, 4), (1, 5)], [(0, 4), (1, 5), (2, 1)]]
 
 
 @pytest.mark.parametrize(
@@ -319,4 +320,4 @@ async def test_calls_are_read_with_the_tools_and_the_tokens_that_the_turn_answer
     monkeypatch.setattr(Letters, "parse", parse)
     policy = Script("one")
     await play(here(Asked()), policy)
-    assert seen == [(completion("one").tokens, Asked.tools, policy.calls[0].tokens)]
+    assert seen == [(completion("one").tokens, Asked.tools, policy.calls[0].prompt)]

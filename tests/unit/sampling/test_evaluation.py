@@ -16,10 +16,11 @@ from hypothesis import given, strategies as st
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
-from relax_core.engines.pool import EnginePool, SamplingParams
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest, SamplingParams
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
 from relax_core.sampling.evaluation import EvalSet, Evaluation, best_of, standard_error
+from relax_core.sampling.groups import Turns
 from relax_core.sampling.session import sample_seed
 
 RUN = SimpleNamespace(seed=3, steps=10, eval=SimpleNamespace(every=1, at_start=True))
@@ -34,16 +35,10 @@ class Pool:
     """Notes what it is asked."""
 
     def __init__(self) -> None:
-        self.params, self.calls = list[SamplingParams](), list[GenerateCall]()
+        self.calls = list[PendingRequest]()
 
-    def generator(self, params: Sequence[SamplingParams]) -> Any:
-        self.params += params
-
-        async def generate(calls: Sequence[GenerateCall]) -> list[Completion]:
-            self.calls += calls
-            return [Completion((1,), (0.0,), (0,), finish="stop") for _ in calls]
-
-        return generate
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        self.calls += requests
 
 
 class Scorer:
@@ -63,9 +58,11 @@ class Scorer:
 
 
 def _evaluation(pool: Pool, scorer: Scorer, indices: Sequence[int], samples: int) -> Evaluation:
-    async def play(task: Task, prompt: tuple[int, ...], seeds: Sequence[int], generator: Any, ended: Any) -> Any:
-        generate = generator(range(len(seeds)))
-        await generate([GenerateCall(prompt, 4, seed) for seed in seeds])
+    async def play(
+        task: Task, prompt: Any, seeds: Sequence[int], samplings: Sequence[SamplingParams], turns: Turns
+    ) -> Any:
+        pairs = enumerate(zip(seeds, samplings, strict=True))
+        await turns.generate([PendingRequest(prompt, 4, seed, own, place=place) for place, (seed, own) in pairs])
         return [Trajectory((Message("user", "?"), Message("assistant", "!")), "!", ()) for _ in seeds]
 
     sampling = SamplingParams(0.5, 0.8)
@@ -116,10 +113,11 @@ async def test_each_task_is_asked_with_its_own_draws_of_the_version_and_the_same
     await evaluation.run(Version("actor", 0, 1))
     first, pool.calls = pool.calls, []
     await evaluation.run(Version("actor", 0, 2))
-    assert [(call.tokens, call.seed) for call in pool.calls] == [(call.tokens, call.seed) for call in first]
-    assert [call.tokens for call in first] == [(index,) for index in (4, 4, 7, 7, 9, 9)]
+    assert [(call.prompt, call.seed) for call in pool.calls] == [(call.prompt, call.seed) for call in first]
+    assert [call.prompt for call in first] == [(index,) for index in (4, 4, 7, 7, 9, 9)]
     assert len({call.seed for call in first}) == 6
     assert {call.floor for call in first} == {1} and {call.floor for call in pool.calls} == {2}
-    assert set(pool.params) == {SamplingParams(0.5, 0.8)}
+    assert {call.sampling for call in (*first, *pool.calls)} == {SamplingParams(0.5, 0.8)}
+    assert len({call.session for call in first}) == 6 and len({call.group for call in first}) == 3
     assert not {call.seed for call in first} & {sample_seed(RUN.seed, i, n) for i in range(16) for n in range(8)}
     assert await evaluation.run(Version("actor", 0, 2)) == [], "a version is evaluated once"

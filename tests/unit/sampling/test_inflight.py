@@ -5,32 +5,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.task import Task
 from relax_core.api.weights import Version
-from relax_core.engines.requests import Completion, GenerateCall, watch_for
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest, watch_for
 from relax_core.sampling.groups import InflightGroup
+from tests.unit.sampling.toy_policy import Completion, answered
 
 FIRST, SECOND = AttemptId(0, 0, 0), AttemptId(0, 1, 0)
-CALL = GenerateCall((1,), 9, seed=0)
 
 
-def begun(step: int) -> InflightGroup:
+def begun(step: int, engines: Engines) -> InflightGroup:
     """A group of two samples, admitted when the engines had the weights of `step`."""
-    return InflightGroup(Issue(0, (FIRST, SECOND)), Task("1", "a"), Version("actor", 0, step))
+    pool = cast(EnginePool, engines)
+    return InflightGroup(Issue(0, (FIRST, SECOND)), Task("1", "a"), Version("actor", 0, step), pool)
+
+
+def turn(place: int) -> list[PendingRequest]:
+    return [PendingRequest((1,), 9, place=place)]
 
 
 class Engines:
     """Gives what the test says, one call after another, and remembers what it was asked."""
 
     def __init__(self, *given: Completion) -> None:
-        self.given, self.calls = list(given), list[GenerateCall]()
+        self.given, self.calls = list(given), list[PendingRequest]()
 
-    async def __call__(self, calls: Sequence[GenerateCall]) -> list[Completion]:
-        self.calls += calls
-        return [self.given.pop(0) for _ in calls]
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        self.calls += requests
+        for request in requests:
+            answered(request, self.given.pop(0))
 
 
 def sampled(*versions: int, oldest_cache: tuple[int, ...] = ()) -> Completion:
@@ -38,39 +46,45 @@ def sampled(*versions: int, oldest_cache: tuple[int, ...] = ()) -> Completion:
 
 
 async def test_the_floor_of_every_turn_is_the_oldest_version_of_the_whole_group() -> None:
-    group, engines = begun(4), Engines(sampled(6, 7), sampled(5, 6), sampled(7), sampled(7))
-    first, second = group.generator([FIRST], engines), group.generator([SECOND], engines)
-    for generate in (first, second, first, second):
-        await generate([CALL])
+    engines = Engines(sampled(6, 7), sampled(5, 6), sampled(7), sampled(7))
+    group = begun(4, engines)
+    for place in (0, 1, 0, 1):
+        await group.generate(turn(place))
+    assert [call.session for call in engines.calls] == [FIRST, SECOND, FIRST, SECOND]
     assert [call.floor for call in engines.calls] == [4, 6, 5, 5]
 
 
 async def test_the_floor_is_as_old_as_the_caches() -> None:
-    group = begun(2)
     engines = Engines(sampled(5, 6, oldest_cache=(4, 4)), sampled(6))
+    group = begun(2, engines)
     for _ in range(2):
-        await group.generator([FIRST], engines)([CALL])
+        await group.generate(turn(0))
     assert [call.floor for call in engines.calls] == [2, 4]
 
 
 async def test_lengths_count_turns_that_ended_and_tokens_that_came_so_far() -> None:
-    group = begun(0)
-    await group.generator([FIRST], Engines(sampled(1, 1)))([CALL])
     began = asyncio.Event()
 
-    async def hangs(calls: Sequence[GenerateCall]) -> list[Completion]:
-        (call,) = calls
-        assert call.watch is not None
-        assert not call.watch([7, 8, 9])
-        began.set()
-        return await asyncio.Future()
+    class Hanging(Engines):
+        async def generate(self, requests: Sequence[PendingRequest]) -> None:
+            if self.given:
+                await super().generate(requests)
+            else:
+                requests[0].tokens += [7, 8, 9]
+                began.set()
+                await asyncio.Future()
 
-    turn = asyncio.create_task(group.generator([SECOND], hangs)([CALL]))
+    group = begun(0, Hanging(sampled(1, 1)))
+    await group.generate(turn(0))
+    playing = asyncio.create_task(group.generate(turn(1)))
     await began.wait()
     assert group.lengths == {FIRST: 2, SECOND: 3}
-    turn.cancel()
-    await asyncio.gather(turn, return_exceptions=True)
+    playing.cancel()
+    await asyncio.gather(playing, return_exceptions=True)
     assert group.lengths == {FIRST: 2, SECOND: 3}, "what was given up keeps its length"
+    group.sample_started(1)
+    assert group.lengths == {FIRST: 2, SECOND: 0}, "a sample that is played again counts from its start"
+    assert group.num_starting == 1
 
 
 def test_a_stop_text_is_seen_as_soon_as_it_is_whole_wherever_it_was_cut() -> None:

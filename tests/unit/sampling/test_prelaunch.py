@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -13,11 +14,12 @@ from relax_core.api.bus import Issue
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
-from relax_core.engines.requests import Completion, GenerateCall
-from relax_core.sampling.groups import InflightGroup
-from relax_core.sampling.prelaunch import Generator, PrelaunchedGroup
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.requests import PendingRequest
+from relax_core.sampling.groups import InflightGroup, Turns
+from relax_core.sampling.prelaunch import PrelaunchedGroup
 
-CALL = GenerateCall((1,), 9, seed=0)
+TURN = PendingRequest((1,), 9, place=1)
 
 
 class Played:
@@ -26,12 +28,14 @@ class Played:
     def __init__(self) -> None:
         self.asked, self.closed = asyncio.Event(), False
 
-    async def __call__(self, generator: Generator, ended: Callable[[], None]) -> Sequence[Trajectory]:
-        ended()
+    async def play(self, turns: Turns) -> Sequence[Trajectory]:
+        turns.sample_started(0)
+        turns.sample_ended()
+        turns.sample_started(1)
         self.asked.set()
         try:
-            await generator([1])([CALL])
-            ended()
+            await turns.generate([TURN])
+            turns.sample_ended()
             return [Trajectory((), "", (), Outcome.ENVIRONMENT_ERROR), Trajectory((), "", ())]
         finally:
             self.closed = True
@@ -41,42 +45,51 @@ def attempts(retry: int = 0) -> Issue:
     return Issue(7, (AttemptId(7, 0, retry), AttemptId(7, 1, retry)), retry)
 
 
+class Engines:
+    """Notes what it is asked, and answers if told to."""
+
+    def __init__(self, answering: bool) -> None:
+        self.asked, self.answering = list[PendingRequest](), answering
+
+    async def generate(self, requests: Sequence[PendingRequest]) -> None:
+        self.asked += requests
+        if not self.answering:
+            await asyncio.Future()
+
+
+def launch(played: Played) -> PrelaunchedGroup:
+    launched = PrelaunchedGroup(2)
+    launched.launch(played.play(launched))
+    return launched
+
+
+def issued(engines: Engines) -> InflightGroup:
+    return InflightGroup(attempts(), Task("1", "a"), Version("actor", 0, 4), cast(EnginePool, engines))
+
+
 async def test_turns_wait_for_the_grant_and_are_then_those_of_the_issued_group() -> None:
-    played = Played()
-    launched = PrelaunchedGroup(2, played)
-    given: list[tuple[Sequence[int], GenerateCall]] = []
-
-    def generator(places: Sequence[int]) -> Callable[[Sequence[GenerateCall]], object]:
-        async def generate(calls: Sequence[GenerateCall]) -> list[Completion]:
-            given.extend((places, call) for call in calls)
-            return [Completion((), (), ()) for _ in calls]
-
-        return generate
-
+    played, engines = Played(), Engines(answering=True)
+    launched = launch(played)
     await played.asked.wait()
     await asyncio.sleep(0.01)
-    assert not given
-    group = InflightGroup(attempts(), Task("1", "a"), Version("actor", 0, 0))
-    trajectories = await launched.go_on(group, generator)
-    assert given == [([1], CALL)]
+    group = issued(engines)
+    assert not engines.asked
+    trajectories = await launched.go_on(group)
+    assert engines.asked == [TURN]
+    assert (TURN.session, TURN.floor) == (group.issue.attempts[1], 4)
     assert len(trajectories) == group.num_ended == 2, "one had ended before"
 
 
 async def test_what_is_cancelled_is_closed_before_or_after_the_grant() -> None:
     played = Played()
-    launched = PrelaunchedGroup(2, played)
+    launched = launch(played)
     await played.asked.wait()
     await launched.cancel()
     assert played.closed
 
     played = Played()
-    launched = PrelaunchedGroup(2, played)
-    group = InflightGroup(attempts(), Task("1", "a"), Version("actor", 0, 0))
-
-    async def never(calls: Sequence[GenerateCall]) -> list[Completion]:
-        return await asyncio.Future()
-
-    making = asyncio.create_task(launched.go_on(group, lambda places: never))
+    launched = launch(played)
+    making = asyncio.create_task(launched.go_on(issued(Engines(answering=False))))
     await played.asked.wait()
     await asyncio.sleep(0.01)
     making.cancel()
@@ -86,7 +99,7 @@ async def test_what_is_cancelled_is_closed_before_or_after_the_grant() -> None:
 
 
 async def test_an_issue_with_other_seeds_or_samples_is_not_what_was_begun() -> None:
-    launched = PrelaunchedGroup(2, Played())
+    launched = launch(Played())
     assert launched.fits(attempts())
     assert not launched.fits(attempts(retry=1))
     assert not launched.fits(Issue(7, (AttemptId(7, 0, 0),)))

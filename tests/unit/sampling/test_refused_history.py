@@ -12,8 +12,9 @@ import pytest
 from relax_contrib.recipes.quickstart.model import save_tokenizer
 from relax_core.api import Environment, Message, Outcome, Task, Trajectory
 from relax_core.data.chat import ChatFamily
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, run_episode
+from tests.unit.sampling.toy_policy import Completion, answering
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}{{ m.content }}<eos>"
@@ -47,14 +48,14 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> ChatFamily:
 async def played(family: ChatFamily, *history: Message) -> Trajectory:
     tokens = (*family.encode("ok"), family.stop_tokens[0])
 
-    async def policy(call: GenerateCall) -> Completion:
+    async def policy(call: PendingRequest) -> Completion:
         await asyncio.sleep(0)
         return Completion(tokens, (-0.1,) * len(tokens), (1,) * len(tokens), (1,) * len(tokens), "stop")
 
     agent, task = Agent(), Task("t", (Message("user", "go"),))
     agent.history = history
     prompt = family.start(task.prompt)
-    return await run_episode(task, prompt, 7, InProcess(agent, 60.0), family, policy, Limits(8, 4))
+    return await run_episode(task, prompt, 7, InProcess(agent, 60.0), family, answering(policy), Limits(8, 4))
 
 
 async def test_a_template_that_refuses_a_history_ends_that_sample_alone(family: ChatFamily) -> None:

@@ -4,15 +4,58 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from relax_core.api import Message, ModelFamily, Outcome, Rendered, Task, Tool, Trajectory
 from relax_core.data.tool_calls import FORMATS
-from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.requests import Ending, Generate, PendingRequest, Routes
 from relax_core.sampling.episode import EnvironmentHandle, Limits, run_episode
 
 END = 0
+
+
+class Completion(NamedTuple):
+    """The answer of a scripted policy or engine to a request: one entry per token."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    versions: tuple[int, ...]
+    oldest_cache: tuple[int, ...] = ()
+    """Empty if equal to `versions`."""
+    finish: Ending = "stop"
+    error: str = ""
+    routes: Routes | None = None
+    incarnations: tuple[tuple[int, int], ...] = ((0, 0),)
+
+
+Policy = Callable[[PendingRequest], Awaitable[Completion]]
+
+
+def answered(request: PendingRequest, answer: Completion) -> PendingRequest:
+    """Settle a request with an answer."""
+    request.tokens, request.log_probs = list(answer.tokens), list(answer.log_probs)
+    request.versions, request.oldest_cache = list(answer.versions), list(answer.oldest_cache or answer.versions)
+    request.finish, request.error, request.routes = answer.finish, answer.error, answer.routes
+    request.incarnations, request.settled = list(answer.incarnations), True
+    return request
+
+
+def completion_of(request: PendingRequest) -> Completion:
+    return Completion(
+        tuple(request.tokens), tuple(request.log_probs), tuple(request.versions), tuple(request.oldest_cache),
+        request.finish, request.error, request.routes, tuple(request.incarnations),
+    )  # fmt: skip
+
+
+def answering(policy: Policy) -> Generate:
+    """Let a policy of one request answer the requests of a batch one after another."""
+
+    async def generate(requests: Sequence[PendingRequest]) -> None:
+        for request in requests:
+            answered(request, await policy(request))
+
+    return generate
 
 
 class Letters(ModelFamily):
@@ -59,9 +102,9 @@ class Script:
 
     def __init__(self, *lines: str | Completion | Exception, version: int = 5) -> None:
         self._lines, self._version = list(lines), version
-        self.calls: list[GenerateCall] = []
+        self.calls: list[PendingRequest] = []
 
-    async def __call__(self, call: GenerateCall) -> Completion:
+    async def __call__(self, call: PendingRequest) -> Completion:
         self.calls.append(call)
         await asyncio.sleep(0)
         line = self._lines.pop(0)
@@ -79,7 +122,7 @@ def completion(text: str, limit: int = 1000, version: int = 5) -> Completion:
 
 async def play(
     environment: EnvironmentHandle,
-    policy: Callable[[GenerateCall], Any],
+    policy: Policy,
     task: Task | None = None,
     limits: Limits | None = None,
     seed: int = 7,
@@ -89,7 +132,7 @@ async def play(
     prompt = family.start(task.prompt, environment.tools)
     limits = limits or Limits(100, 8, 0, 0)
     async with asyncio.timeout(120):
-        return await run_episode(task, prompt, seed, environment, family, policy, limits)
+        return await run_episode(task, prompt, seed, environment, family, answering(policy), limits)
 
 
 def texts(trajectory: Trajectory) -> list[str]:
@@ -103,4 +146,4 @@ def texts(trajectory: Trajectory) -> list[str]:
     ]
 
 
-__all__ = ["END", "Letters", "Outcome", "Script", "completion", "play", "texts"]
+__all__ = ["END", "Completion", "Letters", "Outcome", "Script", "answered", "answering", "completion", "play", "texts"]

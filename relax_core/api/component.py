@@ -107,7 +107,7 @@ KINDS: dict[str, Kind] = {
         _kind("reward", "relax_rewards", "reward:Reward", "rewards", many=True, template="reward"),
         _kind("environment", "relax_environments", "environment:Environment", "environment", template="environment"),
         _kind("modality-processor", "relax_modality_processors", "modality:ModalityProcessor", "media", many=True),
-        _kind("engine", "relax_inference_backends", "engine:Engine", "engine"),
+        _kind("engine", "relax_inference_backends", "engine:Engine", "engine", template="engine"),
         _kind("trainer", "relax_training_backends", "trainer:Trainer", "trainer"),
         _kind("model-family", "relax_model_families", "family:ModelFamily", "family"),
         _kind("task-source", "relax_task_sources", "source:TaskSource", "source"),

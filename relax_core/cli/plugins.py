@@ -114,7 +114,7 @@ def check_plugins(
 
 
 def new(
-    kind: Annotated[str, typer.Argument(help="Kind of component: reward, environment or algorithm.")],
+    kind: Annotated[str, typer.Argument(help="Kind of component: reward, environment, algorithm or engine.")],
     name: Annotated[str, typer.Argument(help="Name of the component, in kebab-case.")],
     source: Annotated[
         Path | None, typer.Option("--from", help="A single-file plugin to move into the project.")

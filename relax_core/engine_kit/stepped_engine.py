@@ -51,22 +51,22 @@ class StepOutput:
 
 
 class Stepper(Protocol):
-    """One model of an inference library; all calls are made on the thread that created it."""
+    """One model of an inference library; all calls are made on the thread that created it.
+
+    Every wrapper implements `add`, `abort`, `step`, `load` and `stop`, and `forget_caches` if a request may use the cache of
+    an earlier one. The other methods belong to capabilities; their defaults suit an engine that declares none.
+    """
 
     vocab_size: int
     max_context: int
     dtype: str
     """Number format of the weights by torch's name, such as float32."""
     model_type: str
-    kv_tokens: int
+    kv_tokens: int = 0
     """Size of the KV cache in tokens; 0: unknown."""
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
-        ...
-
-    def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
-        """Queue a sequence to be scored; a later `step` returns its `StepOutput.scores` under `name`."""
         ...
 
     def abort(self, names: Sequence[str]) -> None:
@@ -77,38 +77,45 @@ class Stepper(Protocol):
         """Run one iteration and return its outputs by request."""
         ...
 
-    def begun(self) -> Iterable[str]:
-        """Return the requests whose computation has started."""
-        ...
-
-    def routes(self, name: str) -> bytes:
-        """Return the routes of a running request so far, as in `StepOutput.routes`; empty before its first step."""
-        ...
-
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
         """Replace weights by (name, array, dtype), with Hugging Face names.
 
-        If this raises, the model may hold a mix of two versions and must not be used.
+        All outputs of later steps must be of the new weights. If this raises, the model may hold a mix of two versions and
+        must not be used.
         """
         ...
-
-    def checksums(self) -> Mapping[str, str]:
-        """Return checksums of the weights in memory, in the engine's own layout; empty if they cannot be read."""
-        ...
-
-    def forget_caches(self, running: bool) -> None:
-        """Drop prefix caches, so that no later request reuses them; if `running`, open requests recompute theirs."""
-        ...
-
-    def offload(self, parts: frozenset[str]) -> int:
-        """Free `weights` or `kv` and return the bytes freed. `step` is not called until `onload`."""
-        ...
-
-    def onload(self, parts: frozenset[str]) -> None: ...
 
     def stop(self) -> None:
         """Stop everything that the stepper started."""
         ...
+
+    def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
+        """Queue a sequence to be scored; a later `step` returns its `StepOutput.scores` under `name`."""
+        raise NotImplementedError
+
+    def begun(self) -> Iterable[str]:
+        """Return the requests whose computation has started; needed to keep caches over an update."""
+        return ()
+
+    def routes(self, name: str) -> bytes:
+        """Return the routes of a running request so far, as in `StepOutput.routes`; empty before its first step."""
+        return b""
+
+    def checksums(self) -> Mapping[str, str]:
+        """Return checksums of the weights in memory, in the engine's own layout; empty if they cannot be read."""
+        return {}
+
+    def forget_caches(self, running: bool) -> None:
+        """Drop prefix caches, so that no later request reuses them; if `running`, open requests recompute theirs."""
+        return
+
+    def offload(self, parts: frozenset[str]) -> int:
+        """Free `weights` or `kv` and return the bytes freed. `step` is not called until `onload`."""
+        raise NotImplementedError
+
+    def onload(self, parts: frozenset[str]) -> None:
+        """Load the parts that `offload` freed."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True)

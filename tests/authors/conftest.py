@@ -31,7 +31,7 @@ from tests.shared_folder import shared_folder
 __all__ = ["game", "relax_here"]
 
 DEADLINE_S = 600
-PROJECTS = {"reward": "my-reward", "environment": "my-environment", "algorithm": "lite-ppo"}
+PROJECTS = {"reward": "my-reward", "environment": "my-environment", "algorithm": "lite-ppo", "engine": "my-engine"}
 """By kind, the component of its project. The algorithm moves in from a single file; the others are their template's code."""
 FROM = {"algorithm": "lite_ppo.py"}
 """Single files that `docs/plugins.md` shows."""

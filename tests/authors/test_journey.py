@@ -13,6 +13,7 @@ from tests.authors.conftest import PROJECTS, Home, ended
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]
 CHOICE = f"""
 algorithm = "{PROJECTS["algorithm"]}"
+engine = "{PROJECTS["engine"]}"
 environment = "{PROJECTS["environment"]}"
 rewards = ["{PROJECTS["reward"]}", "half-right"]
 eval = {{ every = 0 }}

@@ -7,7 +7,7 @@ from relax_core.api import ConfigError, PluginError
 from relax_core.registry import Catalogue
 from relax_core.registry.templates import bake, template_of
 
-KINDS = ("reward", "environment", "algorithm")
+KINDS = ("reward", "environment", "algorithm", "engine")
 MOVED = {
     "reward": """
 from relax_core.api import Reward
@@ -63,8 +63,8 @@ def test_an_existing_project_is_left_alone(tmp_path):
 
 
 def test_a_kind_without_template_says_which_have_one(tmp_path):
-    with pytest.raises(ConfigError, match="choose one of algorithm, reward, environment"):
-        bake("engine", "mine", tmp_path)
+    with pytest.raises(ConfigError, match="choose one of algorithm, reward, environment, engine"):
+        bake("trainer", "mine", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,10 @@ def test_a_template_is_a_plugin_of_its_kind_without_being_installed(kind, tmp_pa
     assert template_of(kind).is_dir()
     catalogue = Catalogue.load([str(project / "src" / "relax_plugin_mine" / f"{kind}.py")])
     assert catalogue.target(kind, kind).__name__ == "Mine"
+
+
+def test_the_worked_example_of_an_engine_is_as_short_as_the_guide_says(tmp_path):
+    """`tests/authors` shows that the example conforms and trains."""
+    lines = (bake("engine", "mine", tmp_path) / "src/relax_plugin_mine/engine.py").read_text().count("\n")
+    assert lines < 150
+    assert f"the worked example, {lines} lines" in (template_of("engine").parents[1] / "docs/engines.md").read_text()

@@ -4,7 +4,7 @@
 The script prints files, lines and functions by room, with two kinds of function that make code hard to follow: functions of at
 most three lines, and private functions that their file uses once. It fails for a class name that exists twice in the core, a
 refused word in a docstring, field description or error text, a missing licence line, module docstring or annotation.
-`tests/style/walk.py` counts the functions that a sample passes. `.ci/lint` runs this script; arguments name other folders.
+`tests/style/house.py` prints further measures. `.ci/lint` runs this script; arguments name other folders.
 """
 
 from __future__ import annotations

@@ -1,91 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow one sample, one publish and one override through the code, and print the functions and files that each passes.
+"""Follow one sample, one publish and one override through the code, and count the functions and files that each passes.
 
-Two steps of the quickstart run on the inline runner under a profile hook. A function lies on the way of a sample when the
-sample, in any of its forms (`FORMS`), is among its arguments or is what it returns; so the walk is what somebody reads
-who follows it.
-A name in `FORMS` that no class of the core has is an error, since the walk would silently become shorter.
-Run by `tox -e walk`; `python -m tests.style.walk --list` names every function as well.
+Two steps of the quickstart run under a profile hook, first on the inline runner, then on the local runner with a hook in
+each of its processes. A function lies on the way of a sample if one of its arguments or its result is a class that carries
+a sample; `forms.py` derives these classes from the annotations of the contracts. Functions that see only encoded bytes are
+not counted. `house.py` prints the table.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
 import json
+import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from tests.style.forms import CONTRACTS, Source, contract_forms, spread
+
 ROOT = Path(__file__).resolve().parents[2]
-CORE = ROOT / "relax_core"
-FORMS = {
-    "sample": {
-        "Task",
-        "Issue",
-        "Sample",
-        "Branch",
-        "Rendered",
-        "GenerateRequest",
-        "Delta",
-        "Trajectory",
-        "InflightGroup",
-        "ScoredSample",
-        "RewardResult",
-        "Score",
-        "Sealed",
-        "Row",
-        "RowBatch",
-        "Samples",
-        "Claim",
-        "ClaimedRows",
-        "Groups",
-        "Advantages",
-        "Grouping",
-        "LossBatch",
-        "PackedBatch",
-        "PolicyOutputs",
-        "Loss",
-        "Term",
-        "Chunk",
-        "ChunkPlan",
-        "UpdateResult",
-        "RequestBatch",
-        "PendingRequest",
-        "Action",
-        "Observation",
-        "Step",
-    },
-    "publish": {"Manifest", "Receipt", "TensorInfo", "WeightRegistry"},
-}
-"""The names of the classes in which each traveller appears on its way. `check_forms` refuses a name that no class has."""
+CORE = "relax_core/"
 SENTINEL = 0.00012345
+OVERRIDES = ("steps=2", "eval.every=0", "rollout.groups_per_step=2", "max_staleness=0", "placement=colocate")
+HOOK = """import sys
+sys.path.append({root!r})
+from tests.style.walk import follow_process
+follow_process({folder!r})
+"""
+"""The `sitecustomize` of the local runner's processes."""
+FIRST = 3
+"""Number of items of a collection that are looked at."""
 
 
+@dataclass(frozen=True)
 class Walk:
-    """The functions of the core that were passed, in the order of their first call."""
+    """Functions as `file:name`, in the order of their first call."""
 
-    def __init__(self, carries: Callable[[Any], bool]) -> None:
-        self._carries = carries
-        self.passed: dict[CodeType, None] = {}
-        self._elsewhere: set[CodeType] = set()
+    functions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, passed: Mapping[str, int], scope: str = "") -> Walk:
+        """Sort functions by their time, and keep those of the files that begin with `scope`."""
+        return cls(tuple(name for name in sorted(passed, key=lambda name: passed[name]) if name.startswith(scope)))
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(name.split(":")[0] for name in self.functions))
+
+    @property
+    def climbs(self) -> int:
+        """Count the steps of the walk that go from a lower layer of the core back up to a higher one."""
+        order = layers()
+        rooms = [name.split("/")[1] for name in self.files if name.startswith(CORE) and name.count("/") > 1]
+        heights = [order.index(room) for room in rooms if room in order]
+        return sum(later < sooner for sooner, later in zip(heights, heights[1:], strict=False))
+
+
+class Follower:
+    """The functions of the core and the plugins that were passed, each with the time of its first call."""
+
+    def __init__(self, carries: Callable[[Any], bool], note: Callable[[str, int], None] | None = None) -> None:
+        """`note` is called with each function when it is passed for the first time."""
+        self._carries, self._note = carries, note
+        self.passed: dict[str, int] = {}
+        self._done: set[CodeType] = set()
 
     def event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if code in self._elsewhere or code in self.passed or event not in ("call", "return"):
+        if code in self._done:
             return
-        if (
-            not code.co_filename.startswith(str(CORE))
-            or code.co_name.startswith("<")
-            or "/testing/" in code.co_filename
-        ):
-            self._elsewhere.add(code)
+        if code.co_name.startswith("<") or not (file := source_file(code)):
+            self._done.add(code)
             return
         try:
             if event == "return":
@@ -96,36 +87,37 @@ class Walk:
         except Exception:  # an object that cannot be looked at yet carries nothing
             return
         if met:
-            self.passed[code] = None
-
-    @property
-    def functions(self) -> list[str]:
-        return [f"{Path(code.co_filename).relative_to(ROOT)}:{code.co_qualname}" for code in self.passed]
-
-    @property
-    def files(self) -> list[str]:
-        return list(dict.fromkeys(name.split(":")[0] for name in self.functions))
-
-    @property
-    def climbs(self) -> int:
-        """Count the steps of the walk that go from a lower layer back up to a higher one."""
-        rooms = [name.split("/")[1] for name in self.files if name.count("/") > 1]
-        order = layers()
-        heights = [order.index(room) for room in rooms if room in order]
-        return sum(later < sooner for sooner, later in zip(heights, heights[1:], strict=False))
+            self._done.add(code)
+            name, now = f"{file}:{code.co_qualname}", time.monotonic_ns()
+            self.passed.setdefault(name, now)
+            if self._note is not None:
+                self._note(name, now)
 
 
-@contextmanager
-def profiled(*walks: Walk) -> Iterator[None]:
-    """Show every call and return, of all threads that begin within, to these walks."""
+def source_file(code: CodeType) -> str:
+    """Return the path of a file of the core or of a plugin, relative to the checkout; empty for other code."""
+    if not code.co_filename.startswith(f"{ROOT}/"):
+        return ""
+    file = code.co_filename[len(str(ROOT)) + 1 :]
+    of_core = file.startswith(CORE) and not file.startswith(f"{CORE}testing/")
+    return file if of_core or (file.startswith("plugins/") and "/src/" in file) else ""
+
+
+def watch(*followers: Follower) -> None:
+    """Show every call and return of this thread and of all threads that begin from now on to these followers."""
 
     def hook(frame: FrameType, event: str, value: Any) -> None:
         if event == "call" or event == "return":
-            for walk in walks:
-                walk.event(frame, event, value)
+            for follower in followers:
+                follower.event(frame, event, value)
 
     threading.setprofile(hook)
     sys.setprofile(hook)
+
+
+@contextmanager
+def profiled(*followers: Follower) -> Iterator[None]:
+    watch(*followers)
     try:
         yield
     finally:
@@ -133,39 +125,53 @@ def profiled(*walks: Walk) -> Iterator[None]:
         threading.setprofile(None)
 
 
+def follow_process(folder: str) -> None:
+    """Follow what this process and its forks pass, and append each function to a file of the folder."""
+
+    def note(walk: str) -> Callable[[str, int], None]:
+        def write(name: str, now: int) -> None:
+            with open(f"{folder}/{os.getpid()}.{walk}", "a", encoding="utf-8") as file:
+                file.write(f"{now} {name}\n")
+
+        return write
+
+    forms = json.loads(Path(folder, "forms.json").read_text(encoding="utf-8"))
+    watch(*(Follower(is_form(frozenset(found)), note(walk)) for walk, found in forms.items()))
+
+
 def layers() -> list[str]:
-    """The rooms of the core, highest first, as import-linter holds them."""
+    """Return the rooms of the core, highest first, as import-linter holds them."""
     import tomllib
 
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     return list(next(contract["layers"] for contract in linter["contracts"] if contract["type"] == "layers"))
 
 
-def check_forms(forms: Mapping[str, set[str]]) -> None:
-    """Raise LookupError naming every class in `forms` that the core does not define."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in CORE.rglob("*.py"))
-    classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    if missing := sorted(set().union(*forms.values()) - classes):
-        raise LookupError(f"relax_core has no class {', '.join(missing)}; correct FORMS in tests/style/walk.py")
+def all_forms() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+    """Return the classes that carry each walk's data: those of the core, and those of the core and the plugins."""
+    core = Source(path for path in sorted((ROOT / CORE).rglob("*.py")) if "testing" not in path.parts)
+    api = Source(sorted((ROOT / CORE / "api").glob("*.py")))
+    plugins = Source(sorted((ROOT / "plugins").glob("*/src/**/*.py")))
+    found = {walk: spread(contract_forms(contracts, api), api, core) for walk, contracts in CONTRACTS.items()}
+    return {walk: (own, spread(own, api, plugins)) for walk, own in found.items()}
 
 
-def is_form(forms: set[str]) -> Callable[[Any], bool]:
-    """A test for objects of these classes, alone or as the first of a collection."""
+def is_form(forms: Set[str]) -> Callable[[Any], bool]:
+    """Return a test for objects of these classes, alone or among the first of a collection."""
 
     def carries(value: Any, depth: int = 2) -> bool:
-        if type(value).__name__ in forms:
+        if type(value).__name__ in forms and type(value).__module__.startswith("relax_"):
             return True
-        if depth and isinstance(value, (list, tuple, set, frozenset)) and value:
-            return carries(next(iter(value)), depth - 1)
-        if depth and isinstance(value, dict) and value:
-            return carries(next(iter(value.values())), depth - 1)
+        if depth and isinstance(value, (list, tuple, set, frozenset, dict)) and value:
+            items = value.values() if isinstance(value, dict) else value
+            return any(carries(item, depth - 1) for item, _ in zip(items, range(FIRST), strict=False))
         return False
 
     return carries
 
 
 def holds(value: Any, depth: int = 8) -> bool:
-    """Whether the override's value is somewhere in this object."""
+    """Return True if the override's value is somewhere in this object."""
     if isinstance(value, str):
         return str(SENTINEL) in value
     if isinstance(value, float):
@@ -186,49 +192,51 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from vars(value).values()
 
 
-def walk_run(folder: Path) -> dict[str, Walk]:
-    """Run two steps and follow a sample and a publish through them."""
+def walk_run(folder: Path, runner: str) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+    """Run two steps; return the functions that a sample and a publish pass, by the forms of the core and by all forms."""
     from relax_core.control.prepare import prepare
     from relax_core.control.run import run
 
-    sources = ["quickstart"]
-    overrides = [
-        "steps=2", "run.runner=inline", "eval.every=0", "rollout.groups_per_step=2", "max_staleness=0", "placement=colocate",
-    ]  # fmt: skip
-    prepared = prepare(sources, overrides, run_dir=folder / "run")
-    walks = {name: Walk(is_form(forms)) for name, forms in FORMS.items()}
-    with profiled(*walks.values()):
-        run(prepared, signals=False)
-    return walks
+    forms, hook, before = all_forms(), folder / f"hook-{runner}", os.environ.get("PYTHONPATH", "")
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(HOOK.format(root=str(ROOT), folder=str(hook)))
+    (hook / "forms.json").write_text(json.dumps({walk: sorted(every) for walk, (_, every) in forms.items()}))
+    prepared = prepare(["quickstart"], [*OVERRIDES, f"run.runner={runner}"], run_dir=folder / f"run-{runner}")
+    followers = {walk: tuple(Follower(is_form(found)) for found in both) for walk, both in forms.items()}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(hook), before]) if before else str(hook)
+    try:
+        with profiled(*(follower for both in followers.values() for follower in both)):
+            run(prepared, signals=False)
+    finally:
+        os.environ["PYTHONPATH"] = before
+    for walk, (_, every) in followers.items():
+        for file in hook.glob(f"*.{walk}"):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                now, name = line.split(" ", 1)
+                every.passed[name] = min(int(now), every.passed.get(name, int(now)))
+    return {walk: (core.passed, every.passed) for walk, (core, every) in followers.items()}
 
 
 def walk_override(folder: Path) -> Walk:
     """Follow an override from the command line to the plan that every role gets."""
     from relax_core.control.prepare import prepare
 
-    walk = Walk(holds)
-    with profiled(walk):
+    follower = Follower(holds)
+    with profiled(follower):
         prepare(["quickstart"], [f"optimizer.lr={SENTINEL}", "run.runner=inline"], run_dir=folder / "override")
-    return walk
+    return Walk.of(follower.passed, CORE)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="name every function")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
-    options = parser.parse_args()
-    check_forms(FORMS)
+def walks() -> dict[str, Walk]:
+    """Return the measured walks by name."""
     with tempfile.TemporaryDirectory() as folder:
-        walks = {"override": walk_override(Path(folder)), **walk_run(Path(folder))}
-    if options.json:
-        print(json.dumps({name: {"functions": walk.functions, "files": walk.files} for name, walk in walks.items()}))
-        return
-    print(f"{'walk':<10} {'functions':>9} {'files':>6} {'climbs':>7}")
-    for name, walk in walks.items():
-        print(f"{name:<10} {len(walk.functions):>9} {len(walk.files):>6} {walk.climbs:>7}")
-        if options.list:
-            print(*(f"    {function}" for function in walk.functions), sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+        override = walk_override(Path(folder))
+        inline, local = (walk_run(Path(folder), runner) for runner in ("inline", "local"))
+    return {
+        "a sample, inline, the core": Walk.of(inline["sample"][0], CORE),
+        "a sample, inline, core and plugins": Walk.of(inline["sample"][1]),
+        "a sample, local, both sides": Walk.of(local["sample"][1]),
+        "a publish, inline, the core": Walk.of(inline["publish"][0], CORE),
+        "a publish, local, both sides": Walk.of(local["publish"][1]),
+        "an override": override,
+    }

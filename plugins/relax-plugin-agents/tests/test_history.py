@@ -77,7 +77,7 @@ async def test_a_conversation_is_one_row_of_the_tokens_that_were_sampled() -> No
     assert texts(trajectory) == ["[user:a][a:ONE$][user:b][a:TWO$][user:c][a:THREE$"]
     (row,) = trajectory.rows()
     for call in policy.calls:
-        assert row.tokens[: len(call.tokens)] == call.tokens
+        assert row.tokens[: len(call.prompt)] == call.prompt
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_every_answer_is_trained_once_behind_exactly_what_its_engine_saw(
     assert sum(trajectory.num_discarded.values()) == unread
     ids = [tuple(map(ord, answer)) for answer in answers]
     for call, answer, (_, _, read) in zip(policy.calls, ids, steps, strict=True):
-        whole = (*call.tokens, *answer)
+        whole = (*call.prompt, *answer)
         if read:
             assert any(row.tokens[: len(whole)] == whole for row in rows)
 

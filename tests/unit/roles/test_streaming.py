@@ -12,7 +12,7 @@ import pytest
 from relax_core.api.bus import Claim
 from relax_core.api.errors import InfrastructureError, StaleFence
 from relax_core.api.events import WorkRetried
-from relax_core.bus.leases import Lease
+from relax_core.bus.leases import RowLease
 from relax_core.runners import context
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
@@ -48,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunOutcome:
     return simulation(tmp_path_factory.mktemp("whole"), stream=False).run()
 
 
-def waiting(outcome: SimulatedRun) -> Lease | None:
+def waiting(outcome: SimulatedRun) -> RowLease | None:
     """The first lease of a step that still lacks groups."""
     leases = [lease for lease in outcome.bus.queue.leases.out.values() if lease.trains]
     claimed = sum(len(lease.groups) for lease in leases)

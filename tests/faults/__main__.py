@@ -2,8 +2,7 @@
 """Run everything that kills, floods or searches for a long time, and print one table: `tox -e faults`.
 
 The parts are those of `PARTS`; name some to run only these. `--seed N` is where every random part begins: the seed that a
-failed part prints replays it. All parts take about 20 minutes on two idle cores. `--scale 10` makes the random parts ten times
-longer. Exit 1 if a part failed.
+failed part prints replays it. `--scale 10` makes the random parts ten times longer. Exit 1 if a part failed.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class Bus(Protocol):
         """Lease rows of whole groups; return None if too few groups are ready within `wait_s`."""
         ...
 
-    async def let_go(self, step: int) -> tuple[int, ...]:
+    async def end_awaited(self, step: int) -> tuple[int, ...]:
         """End the unfinished groups that a step waits for; return their numbers. Called after the step's deadline.
 
         The step waits for the next `groups_per_step` groups in claim order. A group is dropped; with the rule

@@ -422,13 +422,13 @@ class TransferQueue:
                     del group.derived[name]
                     self.leases.done.get(task, set()).discard(group.number)
 
-    def let_go(self, step: int) -> tuple[int, ...]:
+    def end_awaited(self, step: int) -> tuple[int, ...]:
         """End the incomplete groups that keep this step waiting past its deadline; return their numbers.
 
         Only the `groups_per_step` unclaimed groups that come first in claim order are considered.
         """
         if step != self.version.step:
-            raise StaleFence(f"bus: let_go: got step {step}, the next is {self.version.step}; call version()")
+            raise StaleFence(f"bus: end_awaited: got step {step}, the next is {self.version.step}; call version()")
         unclaimed = sorted((g for g in self.ledger.live.values() if not g.claimed), key=Group.claim_order)
         slow = tuple(g.number for g in unclaimed[: self.settings.groups_per_step] if not g.complete)
         self._end_late(Ended(slow, DropReason.DEADLINE), empty=True)

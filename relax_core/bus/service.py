@@ -224,8 +224,8 @@ class BusService(RowAccess):
             await self._changed()
         return claim
 
-    async def let_go(self, step: int) -> tuple[int, ...]:
-        ended = self.queue.let_go(step)
+    async def end_awaited(self, step: int) -> tuple[int, ...]:
+        ended = self.queue.end_awaited(step)
         await self._changed()
         return ended
 

@@ -42,7 +42,7 @@ FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTES
 FIRST = 16
 """Number of sampled tokens in a sample's first part; each later part ends at four times the previous part's end."""
-MOST = 20.0
+MAX_LOG_RATIO = 20.0
 """Size to which log ratios are clipped before their exponential is taken."""
 MakeWorkers = Callable[[Launch, Catalogue], Any]
 
@@ -159,7 +159,7 @@ class Differences:
     @classmethod
     def between(cls, apart: np.ndarray, places: np.ndarray) -> Self:
         """Summarise differences [tokens] of one or more tokens; `places` [tokens] are positions in the samples."""
-        size, log = np.abs(apart), apart.clip(-MOST, MOST)
+        size, log = np.abs(apart), apart.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         ranked = np.sort(size)
         return cls(
             len(size), float(size.mean()), float(ranked[len(size) - 1 - int(len(size) * 0.01)]), float(size.max()),

@@ -148,7 +148,7 @@ class StepTrainer:
                 if claim is not None or step.claims or context.stopping:
                     return claim
                 empty += 1
-                if empty == MAX_EMPTY or not await context.bus.let_go(step.version.step):
+                if empty == MAX_EMPTY or not await context.bus.end_awaited(step.version.step):
                     context.check(wait, LATE)
             self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
 

@@ -131,7 +131,7 @@ class TrainingSuite(Suite):
     def test_a_step_that_waited_in_vain_lets_go_of_what_keeps_it(self, on_bus: Any, late: str) -> None:
         async def checked(lab: BusFixture) -> None:
             stuck = await lab.admit(4)
-            assert await lab.bus.let_go(0) == (0, 1), "let_go must end the oldest groups, as many as a step needs"
+            assert await lab.bus.end_awaited(0) == (0, 1), "the oldest groups must end, as many as a step needs"
             gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
             assert gone == {attempt for issue in stuck[:2] for attempt in issue.attempts}
             lab.held -= gone
@@ -140,7 +140,7 @@ class TrainingSuite(Suite):
                 await lab.put(issue.attempts)
             await lab.credit()
             assert len((await lab.claim_step(overdue=True)).groups) == 2
-            assert await lab.bus.let_go(0) == (2, 3), "let_go must not end groups that the step has"
+            assert await lab.bus.end_awaited(0) == (2, 3), "end_awaited must not end groups that the step has"
             assert await lab.problem() == ""
 
         on_bus(checked, late=late)

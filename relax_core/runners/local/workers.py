@@ -81,7 +81,7 @@ class Child:
     async def wait(self) -> None:
         await self._ended.wait()
 
-    def let_go(self) -> None:
+    def close_stdin(self) -> None:
         """Close the child's standard input, so that the child ends by itself."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class Child:
         if not self._ended.is_set():
             self._kill_session()
         await self._ended.wait()
-        self.let_go()
+        self.close_stdin()
         if self._deleting is not None:
             await asyncio.wait({self._deleting})  # unlike a plain await, a cancellation does not cancel the deletion
 
@@ -214,7 +214,7 @@ class LocalWorker:
         return self._process.returncode is None
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        self._process.let_go()
+        self._process.close_stdin()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._process.wait()

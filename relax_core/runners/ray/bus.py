@@ -247,14 +247,14 @@ class RemoteStore:
             actor.free.remote(mine)
 
     async def close(self) -> None:
-        await self.let_go()
+        await self.disconnect()
         for actor in self._actors:
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 await asked(actor.close.remote(), "bus storage", "close", CLOSE_S)
             ray.kill(actor)
         self.sweep()
 
-    async def let_go(self) -> None:
+    async def disconnect(self) -> None:
         """Close this process's connections to the storages."""
         await asyncio.gather(*(client.close() for client in self._clients))
 

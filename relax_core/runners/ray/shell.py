@@ -174,7 +174,7 @@ class RoleShell:
             await children.close()
             await client.close()
             if isinstance(joined.store, RemoteStore):
-                await joined.store.let_go()
+                await joined.store.disconnect()
 
 
 def deployment(run_id: str, role: str) -> Any:

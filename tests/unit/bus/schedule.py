@@ -309,10 +309,10 @@ class Schedule(RuleBasedStateMachine):
                 assert oldest < claim.mask_before or 0 <= step - oldest <= self.settings.max_staleness
 
     @rule()
-    def let_go(self):
+    def end_awaited(self):
         """The step waited in vain: what it waited for makes room."""
         step, live = self.queue.version.step, len(self.queue.ledger.live)
-        ended = self.queue.let_go(step)
+        ended = self.queue.end_awaited(step)
         assert len(ended) <= self.settings.groups_per_step
         assert len(self.queue.ledger.live) == live - len(ended) and not any(
             number in self.queue.ledger.live for number in ended

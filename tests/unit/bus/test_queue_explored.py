@@ -152,7 +152,7 @@ def moves(run: Run, uncovered: int) -> Iterator[tuple[str, Run]]:
     if timely and not full:
         acts.append(("claim overdue", lambda r: claim(r, True)))
     if not run.claims:
-        acts.append(("let go", lambda r: r.queue.let_go(version.step)))
+        acts.append(("let go", lambda r: r.queue.end_awaited(version.step)))
     if timely and run.claims and (full or run.overdue) and version.step - run.covered < uncovered:
         acts.append(("train", train))
     if not run.claims and run.covered < version.step:

@@ -18,7 +18,7 @@ ACTIONS = {
     "admit": 6, "load": 3, "publish": 2, "generate": 8, "abort": 1, "rollout_dies": 0.3, "report": 1, "credit": 5,
     "claim": 5, "release": 0.3, "time_passes": 0.3, "train": 4, "checkpoint": 0.5, "trainer_dies": 0.3,
     "machine_dies": 0.2, "smooth": 0.5, "sample": 8, "leave_engine": 1,
-    "let_go": 0.3, "ledger_is_lost": 0.2, "hear": 1, "engine_dies": 0.3,
+    "end_awaited": 0.3, "ledger_is_lost": 0.2, "hear": 1, "engine_dies": 0.3,
 }  # fmt: skip
 
 

@@ -163,7 +163,7 @@ class LandlockBox(OpenBox):
             self._limits, memory_mb=self._limits.memory_mb + WATCHER_MB, pids=self._limits.pids + 1
         )  # includes the watcher process
         program = Program(
-            [*self._confined(alive, tells), *words, *command], own, limits, lambda pid, ended: _let_go(holding),
+            [*self._confined(alive, tells), *words, *command], own, limits, lambda pid, ended: _close_pipe(holding),
             full=self._is_full, overfull=self._is_overfull, pass_fds=(alive, tells),
         )  # fmt: skip
         try:
@@ -172,7 +172,7 @@ class LandlockBox(OpenBox):
             with suppress(BlockingIOError):
                 said = os.read(told, 4096)
         finally:
-            _let_go(holding)
+            _close_pipe(holding)
             for descriptor in (alive, told, tells):
                 os.close(descriptor)
             del self._running[ended]
@@ -199,7 +199,7 @@ class LandlockBox(OpenBox):
     async def close(self) -> None:
         self._closed = True
         for holding in self._running.values():
-            _let_go(holding)
+            _close_pipe(holding)
         if self._running:
             await asyncio.wait(list(self._running), timeout=STOPPED_S)
         await asyncio.to_thread(_make_removable, self._folder)
@@ -243,7 +243,7 @@ def nameless_bytes(pid: int) -> int:
     return sum(found.values())
 
 
-def _let_go(holding: list[int]) -> None:
+def _close_pipe(holding: list[int]) -> None:
     """Close the pipe that keeps a program alive. Does nothing if the pipe is already closed."""
     while holding:
         os.close(holding.pop())

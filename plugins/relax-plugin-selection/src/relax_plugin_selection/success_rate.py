@@ -11,12 +11,12 @@ from pydantic import Field
 
 from relax_core.api import Options, Sampler
 
-MOST = 0.25
+MAX_WEIGHT = 0.25
 """Maximum of a task's weight p (1 - p), for p = 1/2."""
 
 
 class SuccessRateOptions(Options):
-    floor: float = Field(0.02, gt=0.0, le=MOST)
+    floor: float = Field(0.02, gt=0.0, le=MAX_WEIGHT)
     """Weight of a task that is always or never solved. A task solved half of the time, or not yet tried, weighs 0.25."""
     memory: float = Field(0.5, ge=0.0, lt=1.0)
     """Weight of a task's former success rate in the average with the rate of its newest group."""
@@ -36,7 +36,7 @@ class SuccessRate(Sampler[SuccessRateOptions]):
         random = Random(f"success-rate {seed} {group}")
         while True:
             index = random.randrange(num_tasks)
-            if random.random() * MOST <= self._weight(index):
+            if random.random() * MAX_WEIGHT <= self._weight(index):
                 return index
 
     def learned(self, group: int, task: int, rewards: Sequence[float]) -> None:

@@ -137,7 +137,7 @@ class Progress:
         return {"step": self.step, "begun": self.begun, "updated": self.updated, "incarnation": self.incarnation}
 
 
-LEAST, MOST = 1.0, 2.0**24
+MIN_SCALE, MAX_SCALE = 1.0, 2.0**24
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class LossScale:
     is doubled. All ranks hold the same scale, since they see the same gradient norms.
     """
 
-    value: float = LEAST
+    value: float = MIN_SCALE
     window: int = 0
     """Updates without an overflow until the scale is doubled; 0: the scale is constant."""
     held: int = 0
@@ -165,21 +165,21 @@ class LossScale:
 
     def overflowed(self) -> bool:
         """Halve the scale after an overflow; return False if it is constant or cannot go lower."""
-        if not self.dynamic or self.value <= LEAST:
+        if not self.dynamic or self.value <= MIN_SCALE:
             return False
-        self.value, self.held = max(LEAST, self.value / 2), 0
+        self.value, self.held = max(MIN_SCALE, self.value / 2), 0
         return True
 
     def applied(self) -> None:
         """Count an update without an overflow; double the scale after `window` such updates."""
         self.held += 1
         if self.dynamic and self.held >= self.window:
-            self.value, self.held = min(MOST, self.value * 2), 0
+            self.value, self.held = min(MAX_SCALE, self.value * 2), 0
 
     def state(self) -> dict[str, Any]:
         return {"value": self.value, "held": self.held}
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Restore the scale of a checkpoint, unless the checkpoint or this run has a constant scale."""
-        if self.dynamic and state is not None and state["value"] > LEAST:
+        if self.dynamic and state is not None and state["value"] > MIN_SCALE:
             self.value, self.held = float(state["value"]), int(state["held"])

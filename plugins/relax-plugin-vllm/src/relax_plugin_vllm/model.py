@@ -47,7 +47,7 @@ class Vllm:
         """vLLM's name, the seed and the number of prompt tokens of each request, by request id."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         """Tokens and temperature of each sequence to score, by the sequence's name."""
-        self._lies = False
+        self._offloaded = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
         config = self._llm.vllm_config.model_config
         if not on_gpu():
@@ -155,19 +155,19 @@ class Vllm:
 
     def offload(self, parts: frozenset[str]) -> int:
         """Free parts; return the bytes freed. vLLM can free only both parts, so a part not in `parts` is loaded again."""
-        if self._lies:
+        if self._offloaded:
             return 0
         free = torch.cuda.mem_get_info()[0]
         self.forget_caches(running=True)
         self._llm.sleep(level=1)
-        self._lies = True
+        self._offloaded = True
         if missing := _TAGS.keys() - parts:
             self._llm.wake_up([_TAGS[part] for part in missing])
         return max(0, torch.cuda.mem_get_info()[0] - free)
 
     def onload(self, parts: frozenset[str]) -> None:
         self._llm.wake_up([_TAGS[part] for part in sorted(parts)])
-        self._lies = bool(self._llm.is_sleeping())
+        self._offloaded = bool(self._llm.is_sleeping())
 
     def stop(self) -> None:
         """End the processes that vLLM started. The end of this process frees vLLM's objects in it."""

@@ -135,7 +135,7 @@ class Bus(Protocol):
     """The bus of a run. Every method is safe to repeat after a lost answer unless its docstring says otherwise."""
 
     async def register(self, role: str) -> int:
-        """Start a new incarnation of a role and return its number.
+        """Register a role anew and return the number of its registration.
 
         The role's leases are revoked, and `admit` issues its unfinished groups again.
         """

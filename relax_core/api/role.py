@@ -172,7 +172,7 @@ class Heartbeat:
     waits: tuple[Wait, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     at: float = 0.0
-    incarnation: int = 0
+    registration: int = 0
     pid: int = 0
     sent: float = 0.0
     """Time of sending on the role's clock, used to convert `waits` and `spans` to the hub's clock; 0: unknown."""
@@ -323,7 +323,8 @@ class Context(Protocol[ConfigT_co]):
     """Starter of killable child processes on the role's machine: rewards, environments, processors."""
     clock: Clock
     random: Random
-    incarnation: int
+    registration: int
+    """Number of times that the role has registered at the bus."""
     restarted: bool
     """True: an earlier process of the role died since the start of the run."""
     resume: Resume | None

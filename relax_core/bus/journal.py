@@ -74,10 +74,10 @@ class RollbackRecord(NamedTuple):
 
 
 class RegisteredRecord(NamedTuple):
-    """A role registered with this incarnation."""
+    """A role registered and got this number."""
 
     role: str
-    incarnation: int
+    registration: int
 
 
 class CheckpointRecord(NamedTuple):

@@ -118,7 +118,7 @@ class Holders:
         holder.seen, holder.reported = min(admitted, holder.admitted), attempts
 
     def forget(self, role: str) -> None:
-        """Forget the producers of a role, because its new incarnation holds nothing yet."""
+        """Forget the producers of a role, because its new registration holds nothing yet."""
         self.by_name = {name: holder for name, holder in self.by_name.items() if not belongs(name, role)}
 
     def attempts(self) -> set[AttemptId]:

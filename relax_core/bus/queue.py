@@ -88,18 +88,18 @@ class TransferQueue:
     # -- roles, holders and admission ----------------------------------------------------------------------------
 
     def register(self, role: str, now: float) -> int:
-        """Begin a new incarnation of a role: revoke its leases, and issue its unfinished groups again, unchanged."""
-        self._roles[role] = incarnation = self._roles.get(role, 0) + 1
-        self.ledger.records.append(RegisteredRecord(role, incarnation))
+        """Register a role anew: revoke its leases, and issue its unfinished groups again, unchanged."""
+        self._roles[role] = registration = self._roles.get(role, 0) + 1
+        self.ledger.records.append(RegisteredRecord(role, registration))
         for lease in [lease for lease in self.leases.out.values() if belongs(lease.task, role)]:
             self._revoke(lease)
         self.holders.forget(role)
         self._cancel_puts([key for key, put in self.credits.reserved.items() if belongs(put.holder, role)])
         for group in [g for g in self.ledger.live.values() if g.running and belongs(g.holder, role)]:
             self._end(group, DropReason.REGENERATED, again=True)
-        return incarnation
+        return registration
 
-    def incarnation(self, name: str) -> int:
+    def registration(self, name: str) -> int:
         """Return the number of times that the role of this task or holder has registered."""
         return next((number for role, number in self._roles.items() if belongs(name, role)), 0)
 

@@ -143,17 +143,17 @@ class BusService(RowAccess):
     # -- roles and admission --------------------------------------------------------------------------------------
 
     async def register(self, role: str) -> int:
-        incarnation = self.queue.register(role, self._clock.now())
+        registration = self.queue.register(role, self._clock.now())
         await self._changed()
         await self._durable()
-        return incarnation
+        return registration
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
         self._serving[holder] = version
-        incarnation = self.queue.incarnation(holder)
+        registration = self.queue.registration(holder)
 
         def attempt(now: float) -> tuple[Issue, ...] | None:
-            if self.queue.incarnation(holder) != incarnation:
+            if self.queue.registration(holder) != registration:
                 return None
             return self.queue.admit(holder, self._serving[holder], limit) or None
 
@@ -214,10 +214,10 @@ class BusService(RowAccess):
     # -- claims ---------------------------------------------------------------------------------------------------
 
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None:
-        incarnation = self.queue.incarnation(request.task)
+        registration = self.queue.registration(request.task)
 
         def attempt(now: float) -> Claim | None:
-            return self.queue.claim(request, now) if self.queue.incarnation(request.task) == incarnation else None
+            return self.queue.claim(request, now) if self.queue.registration(request.task) == registration else None
 
         claim = await self._changes.wait_for(attempt, wait_s)
         if claim is not None and request.trains:

@@ -358,9 +358,9 @@ class DeviceService:
         return answer
 
 
-def owner_of(role: str, incarnation: int) -> str:
+def owner_of(role: str, registration: int) -> str:
     """Return the owner name of a role's process."""
-    return f"{role}#{incarnation}"
+    return f"{role}#{registration}"
 
 
 def role_of(owner: str) -> str:

@@ -51,7 +51,7 @@ def heartbeats(status: Mapping[str, Any]) -> tuple[Heartbeat, ...]:
 def status_key(heartbeats: Sequence[Heartbeat]) -> tuple[Any, ...]:
     """Return the visible part of the heartbeats; the recorder writes a new status when this key changes."""
     in_order = sorted(heartbeats, key=lambda each: each.role)
-    return tuple((each.role, each.state, each.doing, each.waits, each.incarnation) for each in in_order)
+    return tuple((each.role, each.state, each.doing, each.waits, each.registration) for each in in_order)
 
 
 def host_mark() -> str:

@@ -60,7 +60,7 @@ class Critic(Role):
         self.busy = asyncio.Lock()
         """Held while the ranks work: the two tasks of this role share the ranks and one device lease."""
         self.learnt = asyncio.Event()
-        self.version, self._actor = Version(self.name, context.incarnation, 0), await context.bus.version()
+        self.version, self._actor = Version(self.name, context.registration, 0), await context.bus.version()
         async with await RankGroup.start(context, self.name) as self.trainer:
             self._devices = TrainerDeviceLease(context, self.name, live=False)
             await self._restore()
@@ -146,8 +146,8 @@ class Critic(Role):
 
     async def _go_back(self, actor: Version) -> None:
         """Undo the steps that the actor has rolled back: load the newest checkpoint that is not ahead of the actor."""
-        incarnation = await self._context.bus.register(self.name)
-        learnt, self.version = self.version.step, Version(self.name, incarnation, 0)
+        registration = await self._context.bus.register(self.name)
+        learnt, self.version = self.version.step, Version(self.name, registration, 0)
         self._actor = actor
         await self._restore()
         if learnt and not self.version.step:

@@ -72,7 +72,7 @@ def forward_lease(context: RunContext, group: str) -> AbstractAsyncContextManage
 class ForwardLoop:
     """A loop that fills columns of ready rows with a model's outputs until the run's last step is committed.
 
-    A claim: `claimed -> read -> filled under a device lease -> written -> acknowledged | lost to another incarnation`.
+    A claim: `claimed -> read -> filled under a device lease -> written -> acknowledged | lost to another registration`.
 
     Invariants:
     - No device lease is held while the loop waits for rows.
@@ -114,7 +114,7 @@ class ForwardLoop:
                 if await self.over():
                     return
                 continue
-            with contextlib.suppress(StaleFence):  # another incarnation has these rows now and will fill them
+            with contextlib.suppress(StaleFence):  # another registration has these rows now and will fill them
                 async with renewed(context, self.role, lambda claim=claim: (claim,), self._limit_s):  # type: ignore[misc]
                     await self.ready()
                     columns, version = await self.fill(await context.bus.read(claim, self._inputs))
@@ -176,7 +176,7 @@ class AdvantagesRole(Role):
                     await context.bus.write(claim, credited(algorithm, rows, claim.samples, columns))
                     await context.bus.acknowledge(claim)
                 except StaleFence:
-                    pass  # another incarnation has these rows now and will credit them
+                    pass  # another registration has these rows now and will credit them
             elif (await context.bus.version()).step >= context.config.steps:
                 return
 

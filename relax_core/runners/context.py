@@ -68,7 +68,7 @@ class RoleContext:
 
     def __init__(
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, run_status: RunStatus,
-        workers: Workers, children: Workers, clock: Clock, incarnation: int, devices: DeviceService | None = None,
+        workers: Workers, children: Workers, clock: Clock, registration: int, devices: DeviceService | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         self._run_epoch, self.epoch = launch.epoch, launch.epoch_number
@@ -77,8 +77,8 @@ class RoleContext:
         self.config = parse_config(launch.config, catalogue)
         self.bus, self.weights, self.run_status = bus, weights, run_status
         self.workers, self.children, self.clock = workers, children, clock
-        self.random = Random(f"{self.config.seed}/{role}/{incarnation}")
-        self.incarnation, self.restarted, self.resume = incarnation, False, launch.resume
+        self.random = Random(f"{self.config.seed}/{role}/{registration}")
+        self.registration, self.restarted, self.resume = registration, False, launch.resume
         self.lost_at: float | None = None
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
@@ -92,7 +92,7 @@ class RoleContext:
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = self._checkpoint_requested = False
-        owner = owner_of(role, incarnation)
+        owner = owner_of(role, registration)
         self._leases = DeviceLeaseClient(
             devices or DeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
         )
@@ -173,7 +173,7 @@ class RoleContext:
         if not self._going.is_set():
             state = "paused"
         return Heartbeat(
-            self.role, state, self._doing, tuple(self._waits.values()), facts, incarnation=self.incarnation,
+            self.role, state, self._doing, tuple(self._waits.values()), facts, registration=self.registration,
             pid=os.getpid(), sent=self.clock.now(), spans=tuple(span for track in tracks for span in track.take()),
         )  # fmt: skip
 

@@ -150,8 +150,8 @@ DOCUMENTS: dict[str, Any] = {
         "length_histogram": {"trained": [1, 2], "dropped": {"stale": [1]}}},
     "status.json": {"schema": "relax.status/1", "state": "running", "step": 2, "steps": 4, "run_id": "r-1", "written_at": 5.0,
         "now": 4.0, "pid": 1, "host": "abc", "roles": [
-            {"role": "actor", "state": "waiting", "doing": "", "incarnation": 0, "at": 3.0, "waits": [WAIT], "facts": {}},
-            {"role": "rollout", "state": "working", "doing": "sampling", "incarnation": 0, "at": 3.0, "waits": [],
+            {"role": "actor", "state": "waiting", "doing": "", "registration": 0, "at": 3.0, "waits": [WAIT], "facts": {}},
+            {"role": "rollout", "state": "working", "doing": "sampling", "registration": 0, "at": 3.0, "waits": [],
              "facts": {"engines": {"e0": {"state": "serving", "requests": 2, "silent_s": 1.0, "loading": False}},
                        "under_way": [{"group": 1, "at": "engines", "for_s": 2.0, "missing": 1}]}}]},
     "plugins.json": {"schema": "relax.plugins/1", "plugins": [{"name": "relax-core", "version": "0.1", "content": "ab"}]},

@@ -58,7 +58,7 @@ class LocalRunner:
         self._open = True
 
     async def _run(self, role: Role, launch: Launch) -> None:
-        def context(incarnation: int) -> RoleContext:
+        def context(registration: int) -> RoleContext:
             self._workers.append(workers := self._make_workers(launch))
             return RoleContext(
                 role.name,
@@ -70,7 +70,7 @@ class LocalRunner:
                 workers,
                 workers,
                 self._clock,
-                incarnation,
+                registration,
                 self._devices,
             )
 

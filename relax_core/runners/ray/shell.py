@@ -153,7 +153,7 @@ class RoleShell:
         devices = client.service(DeviceService, "devices")
         children = LocalWorkers.of_run(launch, self._clock)
 
-        def context(incarnation: int) -> RoleContext:
+        def context(registration: int) -> RoleContext:
             return RoleContext(
                 self._role,
                 launch,
@@ -161,10 +161,10 @@ class RoleShell:
                 bus,
                 weights,
                 run_status,
-                RayWorkers(launch, self._role, incarnation, joined.gpus),
+                RayWorkers(launch, self._role, registration, joined.gpus),
                 children,
                 self._clock,
-                incarnation,
+                registration,
                 devices,
             )
 

@@ -180,10 +180,10 @@ class RayWorker:
 class RayWorkers:
     """The worker actors of one role: `api.role.Workers`. Actors end with the process that starts them."""
 
-    def __init__(self, launch: Launch, role: str, incarnation: int, gpus: GpuPlacement | None = None) -> None:
+    def __init__(self, launch: Launch, role: str, registration: int, gpus: GpuPlacement | None = None) -> None:
         """`gpus`: the GPUs of the run."""
         self._launch, self._gpus, self._run_env = launch, gpus, launch.run_env
-        self._prefix = f"relax-{launch.run_id}-{role}-{incarnation}"
+        self._prefix = f"relax-{launch.run_id}-{role}-{registration}"
         self._numbers = count(1)
         self._started: list[RayWorker] = []
 

@@ -240,10 +240,10 @@ class SimulatedRun:
         self.devices = DeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
-            def make(incarnation: int) -> RoleContext:
+            def make(registration: int) -> RoleContext:
                 workers = self.workers.of_role()
                 return RoleContext(
-                    role, launch, self.catalogue, self.bus, weights, self.run_status, workers, workers, clock, incarnation,
+                    role, launch, self.catalogue, self.bus, weights, self.run_status, workers, workers, clock, registration,
                     self.devices,
                 )  # fmt: skip
 

@@ -43,8 +43,8 @@ def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
         clock = VirtualClock()
         bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
         run_status, workers = RunStatusService(clock), LocalWorkers()
-        return run_status, lambda incarnation: RoleContext(
-            role, launch, catalogue, bus, WeightRegistry(clock), run_status, workers, workers, clock, incarnation
+        return run_status, lambda registration: RoleContext(
+            role, launch, catalogue, bus, WeightRegistry(clock), run_status, workers, workers, clock, registration
         )
 
     return open_

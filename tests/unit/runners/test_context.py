@@ -19,7 +19,7 @@ def test_a_wait_shows_in_the_beat_while_it_lasts(backstage: Backstage) -> None:
         assert context.heartbeat().state == "starting"
         with context.waiting("rows", "rollout", 5.0), context.waiting("room", "the bus", 9.0):
             beat = context.heartbeat()
-            assert (beat.role, beat.state, beat.incarnation) == ("actor", "waiting", 3)
+            assert (beat.role, beat.state, beat.registration) == ("actor", "waiting", 3)
             assert [(w.owner, w.reason, w.owed_by, w.since, w.deadline) for w in beat.waits] == [
                 ("actor", "rows", "rollout", 0.0, 5.0), ("actor", "room", "the bus", 0.0, 9.0)
             ]  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
     assert run_virtual(scene()) == [0.0, 9.5, 18.6]
 
 
-def test_the_random_source_is_of_the_seed_the_role_and_its_incarnation(backstage: Backstage) -> None:
+def test_the_random_source_is_of_the_seed_the_role_and_its_registration(backstage: Backstage) -> None:
     async def scene() -> None:
         _, actor = await backstage("actor")
         first, again, restarted = (actor(n).random.random() for n in (0, 0, 1))

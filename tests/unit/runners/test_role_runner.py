@@ -28,7 +28,7 @@ class Scripted(Role):
         self._lines, self.stateless, self.lives = list(lines), stateless, []
 
     async def run(self, context: Context) -> None:
-        self.lives.append(context.incarnation)
+        self.lives.append(context.registration)
         line = self._lines.pop(0) if self._lines else None
         if isinstance(line, Exception):
             raise line
@@ -65,7 +65,7 @@ def test_a_stateless_role_is_restarted_after_the_machine_failed_it(backstage: Ba
     failed, recovered = events
     assert (failed.role, failed.error, failed.exit_code, failed.fatal) == ("advantages", "rank 0 ended", 4, False)
     assert isinstance(recovered, RoleRecovered) and recovered.seconds >= 3.0
-    assert (beat.state, beat.incarnation) == ("stopped", 2)
+    assert (beat.state, beat.registration) == ("stopped", 2)
 
 
 def test_a_role_that_ends_before_its_next_heartbeat_is_told_as_recovered(backstage: Backstage) -> None:
@@ -123,7 +123,7 @@ def test_a_role_learns_that_its_last_process_in_this_start_of_the_run_died(
         seen: list[tuple[int, bool]] = []
 
         async def looks(context: Any) -> None:
-            seen.append((context.incarnation, context.restarted))
+            seen.append((context.registration, context.restarted))
 
         await run_role(Scripted(looks), make, without_s)
         return seen

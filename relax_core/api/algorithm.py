@@ -102,7 +102,12 @@ class Groups:
     lengths: Tensor
     """[groups, samples] number of trained tokens of each sample."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
-    """Named reward components, [groups, samples] each; 0 where `valid` is False."""
+    """Named reward components, [groups, samples] each; 0 where `valid` is False or the sample has no such component.
+
+    A key is the name of a reward, `REWARD/PART` for a part of its score, or `environment`. Values are not weighted.
+    """
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the rewards in `[[rewards]]`, by the reward's name; empty: only the environment gives rewards."""
     token_columns: Mapping[str, Tensor] = field(default_factory=dict)
     """The columns of `Algorithm.advantage_columns`, [tokens] each: all rows, packed in (group, sample, row) order."""
     row_lengths: Tensor | None = None
@@ -224,6 +229,10 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
 
     def advantage_columns(self) -> frozenset[Column]:
         """Return the token columns that `advantages` reads besides rewards, tokens and loss_mask."""
+        return frozenset()
+
+    def reward_names(self) -> frozenset[str]:
+        """Return the keys of `Groups.parts` that the options name; the run is refused if one of them cannot exist."""
         return frozenset()
 
     def prepared(self) -> frozenset[Column]:

@@ -80,6 +80,12 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
             fix = f'{config.algorithm.name}, as configured, learns from rewards: write rewards = ["NAME"] ({names})'
             raise ConfigError("rewards", "nothing", fix)
 
+    rewards = [*(reward.known_as for reward in config.rewards), "environment"]
+    for name in sorted(algorithm.reward_names()):
+        if name not in rewards and name.partition("/")[0] not in rewards[:-1]:
+            fix = f"name one of {', '.join(rewards)}, or REWARD/PART for a part of a reward's score"
+            raise ConfigError("algorithm", f"the reward {name!r}", fix)
+
     users = pool_users(config, catalogue)
     offered: list[Operation] = []
     for name in catalogue.names("role"):

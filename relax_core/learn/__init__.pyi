@@ -8,7 +8,8 @@ from .advantages import (
     context_credit as context_credit, gae as gae, group_mean
     as group_mean, group_mean_relative as group_mean_relative, group_mean_std as group_mean_std, informative as
     informative, leave_one_out as leave_one_out, length_weighted_baseline as length_weighted_baseline, of_samples as
-    of_samples, of_turns as of_turns, overlong_penalty as overlong_penalty, per_reward as per_reward, per_trajectory as
+    of_samples, of_turns as of_turns, over_batch_std as
+    over_batch_std, overlong_penalty as overlong_penalty, per_reward as per_reward, per_trajectory as
     per_trajectory, reward_to_go as reward_to_go, step_credit as step_credit, token_rewards as token_rewards,
     turn_returns as turn_returns, whiten as whiten,
 )
@@ -31,7 +32,7 @@ from .policy_gradient import (
     PolicyGradientOptions, Surrogate as Surrogate,
 )
 from .losses import (
-    binary_divergence as binary_divergence, clipped as clipped, clipped_surrogate as clipped_surrogate,
+    binary_divergence as binary_divergence, capped as capped, clipped as clipped, clipped_surrogate as clipped_surrogate,
     clipped_value_loss as clipped_value_loss, clipped_weight as clipped_weight, kl_k1 as kl_k1,
     kl_k2 as kl_k2, kl_k3 as kl_k3, kl_unbiased as kl_unbiased, less_divergence as less_divergence,
     moves_away as moves_away, pair_metrics as pair_metrics, preference as preference, reinforce as reinforce,

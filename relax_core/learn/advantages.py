@@ -19,6 +19,8 @@ from relax_core.learn.losses import kl_k1
 
 STD_EPS = 1e-6
 """Added to standard deviations to keep nearly constant groups finite; far below any meaningful spread of rewards."""
+ROUNDING = 1e-12
+"""Relative rounding error of a sum of normalised rewards in float64, with a margin."""
 
 
 def group_mean(rewards: Tensor, valid: Tensor) -> Tensor:
@@ -30,9 +32,7 @@ def group_mean(rewards: Tensor, valid: Tensor) -> Tensor:
 def group_mean_std(rewards: Tensor, valid: Tensor, eps: float = STD_EPS) -> Tensor:
     """Return `(r - mean(r)) / (std(r) + eps)` with the unbiased standard deviation (GRPO)."""
     centred = group_mean(rewards, valid)
-    members = valid.sum(dim=1, keepdim=True)
-    variance = centred.square().sum(dim=1, keepdim=True) / (members - 1).clamp(min=1)
-    return centred / (variance.sqrt() + eps)
+    return centred / (_std(centred, valid) + eps)
 
 
 def leave_one_out(rewards: Tensor, valid: Tensor) -> Tensor:
@@ -57,9 +57,26 @@ def length_weighted_baseline(rewards: Tensor, valid: Tensor, lengths: Tensor) ->
 def per_reward(
     parts: Mapping[str, Tensor], valid: Tensor, weights: Mapping[str, float], eps: float = STD_EPS
 ) -> Tensor:
-    """Return `sum_k w_k (r_k - mean(r_k)) / std(r_k)`: rewards are normalised in their group, then added (GDPO)."""
-    credited = [group_mean_std(part, valid, eps) * weights.get(name, 1.0) for name, part in sorted(parts.items())]
-    return torch.stack(credited).sum(dim=0)
+    """Return `sum_k w_k (r_k - mean(r_k)) / std(r_k)`: rewards are normalised in their group, then added (GDPO).
+
+    A sum within the error of `eps` and rounding is exactly 0. Otherwise rewards that cancel would leave a remainder,
+    which a later division by the batch's standard deviation could enlarge to a whole advantage.
+    """
+    total = error = torch.zeros(valid.shape, dtype=torch.float64, device=valid.device)
+    for name, part in sorted(parts.items()):
+        centred = group_mean(part, valid)
+        std = _std(centred, valid)
+        credit = weights[name] * centred / (std + eps)
+        total, error = total + credit, error + 2 * credit.abs() * (eps / (std + eps)).clamp(min=ROUNDING)
+    return torch.where(total.abs() > error, total, 0.0)
+
+
+def over_batch_std(values: Tensor, valid: Tensor, eps: float = STD_EPS) -> Tensor:
+    """Return `a / (std(a) + eps)` over all valid values, whose mean must be 0; a value of 0 stays exactly 0."""
+    chosen = values[valid]
+    if len(chosen) < 2:
+        return torch.zeros_like(values)
+    return torch.where(valid, values / (chosen.std() + eps), 0.0)
 
 
 def whiten(values: Tensor, valid: Tensor, eps: float = STD_EPS) -> Tensor:
@@ -86,6 +103,12 @@ def informative(rewards: Tensor, valid: Tensor) -> Tensor:
 def _mean(rewards: Tensor, valid: Tensor) -> Tensor:
     total = torch.where(valid, rewards, 0.0).sum(dim=1, keepdim=True)
     return total / valid.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def _std(centred: Tensor, valid: Tensor) -> Tensor:
+    """Return the unbiased standard deviation of each group, [groups, 1], from rewards less their group's mean."""
+    members = valid.sum(dim=1, keepdim=True)
+    return (centred.square().sum(dim=1, keepdim=True) / (members - 1).clamp(min=1)).sqrt()
 
 
 def _spread(rewards: Tensor, valid: Tensor) -> Tensor:

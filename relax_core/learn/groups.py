@@ -29,7 +29,11 @@ class Grouping:
     Groups and members are numbered in the order of their ids.
     """
 
-    def __init__(self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], token_columns: Iterable[str] = ()) -> None:
+    def __init__(
+        self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], token_columns: Iterable[str] = (),
+        weights: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Group the rows. `weights`: of the run's rewards, by name."""
         asked = tuple(token_columns)
         self._order = sorted(range(len(rows)), key=lambda row: rows.ids[row])
         ordered = rows.take(self._order)
@@ -72,6 +76,7 @@ class Grouping:
             valid=valid,
             lengths=torch.nan_to_num(rectangle(float(sealed.trained_tokens) for sealed in seals)).long(),
             parts=parts,
+            weights=weights or {},
             token_columns={
                 name: torch.from_numpy(ordered.columns[name].values.copy())
                 for name in asked
@@ -127,12 +132,16 @@ class Grouping:
 
 
 def credited(
-    algorithm: Algorithm, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str]
-) -> dict[str, Ragged]:
-    """Return the columns `advantages` and, for a critic, `returns` of rows in whole groups."""
+    algorithm: Algorithm, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str],
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, Ragged]:  # fmt: skip
+    """Return the columns `advantages` and, for a critic, `returns` of rows in whole groups.
+
+    `weights`: of the run's rewards, by name.
+    """
     if isinstance(algorithm, MixedAlgorithm):
-        return algorithm.credit(rows, samples, asked)
-    grouping = Grouping(rows, samples, asked)
+        return algorithm.credit(rows, samples, asked, weights)
+    grouping = Grouping(rows, samples, asked, weights)
     return grouping.columns(algorithm.advantages(grouping.groups))
 
 
@@ -179,6 +188,9 @@ class MixedAlgorithm(Algorithm[Options]):
     def advantage_columns(self) -> frozenset[Column]:
         return self._all(lambda part: part.advantage_columns()) | {ALGORITHM_INDEX}
 
+    def reward_names(self) -> frozenset[str]:
+        return frozenset(chain.from_iterable(part.reward_names() for part in self.parts))
+
     def prepared(self) -> frozenset[Column]:
         return self._all(lambda part: part.prepared())
 
@@ -193,7 +205,10 @@ class MixedAlgorithm(Algorithm[Options]):
 
     # -- credit --------------------------------------------------------------------------------------------------
 
-    def credit(self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str]) -> dict[str, Ragged]:
+    def credit(
+        self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str],
+        weights: Mapping[str, float] | None = None,
+    ) -> dict[str, Ragged]:  # fmt: skip
         """Credit each part's own groups. A column that only some parts return is 0 in the remaining rows."""
         index = rows.columns[ALGORITHM_INDEX.name].values
         found: list[dict[str, Ragged]] = []
@@ -203,7 +218,7 @@ class MixedAlgorithm(Algorithm[Options]):
             groups = {rows.ids[row].group for row in own}
             members = {attempt: sealed for attempt, sealed in samples.items() if attempt.group in groups}
             if own:
-                found.append(credited(part, rows.take(own), members, asked))
+                found.append(credited(part, rows.take(own), members, asked, weights))
                 order += own
         back = np.argsort(np.array(order, np.int64), kind="stable").tolist()
         names = sorted({name for columns in found for name in columns})

@@ -18,6 +18,8 @@ from relax_core.api.algorithm import Groups
 
 TINY = 1e-8
 """Least probability of all tokens but the sampled one; keeps the divergence finite if this token is certain."""
+MAX_LOG_RATIO = 20.0
+"""Largest log ratio that is exponentiated."""
 
 
 def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -37,6 +39,11 @@ def clipped_surrogate(
     if dual_clip:
         objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
     return -objective
+
+
+def capped(ratio: Tensor, cap: float) -> Tensor:
+    """Return `min(ratio, cap)`, [tokens]; beyond the cap the gradient is that of `cap log p`, not 0."""
+    return ratio * (cap / ratio.detach()).clamp(max=1.0)
 
 
 def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0) -> Tensor:
@@ -130,8 +137,6 @@ def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Te
 Divergence = Literal["reverse", "forward", "jsd"]
 LEAST = 1e-6
 """Least mass outside the support, so that nothing is divided by 0 if the support is the whole vocabulary."""
-MAX_LOG_RATIO = 20.0
-"""Largest log ratio that is exponentiated."""
 
 
 def with_rest(log_probs: Tensor) -> Tensor:
@@ -201,12 +206,12 @@ def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return log_ratio.exp() - log_ratio - 1
 
 
-def kl_unbiased(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """Return `p/p_old (q/p - log(q/p) - 1)`, [tokens], where `p_old` is the policy that sampled.
+def kl_unbiased(log_probs: Tensor, ref_log_probs: Tensor, anchor: Tensor) -> Tensor:
+    """Return `p/p_a (q/p - log(q/p) - 1)`, [tokens], where `p_a`, the anchor, is the policy that sampled.
 
     Value and gradient are unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1, unbiased KL estimate).
     """
-    return (log_probs - old_log_probs).exp() * kl_k3(log_probs, ref_log_probs)
+    return (log_probs - anchor).exp() * kl_k3(log_probs, ref_log_probs)
 
 
 def less_divergence(groups: Groups, coef: float) -> Tensor:

@@ -25,12 +25,14 @@ Level = Literal["token", "sequence", "geometric"]
 
 
 def log_ratio(batch: LossBatch, log_probs: Tensor, old_log_probs: Tensor, level: Level = "token") -> Tensor:
-    """Return `log(p / p_old)`, [tokens]: of each token, or its row's sum, or its row's mean (GSPO)."""
+    """Return `log(p / p_old)`, [tokens]: of each token, or its row's sum, or its row's mean (GSPO).
+
+    Values are clamped to +-`MAX_LOG_RATIO`, so that their exponential is finite.
+    """
     moved = log_probs - old_log_probs
-    if level == "token":
-        return moved
-    over_row = batch.sequence_sum(moved) if level == "sequence" else batch.sequence_mean(moved)
-    return batch.broadcast(over_row)
+    if level != "token":
+        moved = batch.broadcast(batch.sequence_sum(moved) if level == "sequence" else batch.sequence_mean(moved))
+    return moved.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def importance_ratio(

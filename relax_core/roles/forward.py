@@ -164,6 +164,7 @@ class AdvantagesRole(Role):
         credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).credited
         algorithm, columns = context.build(context.config.learner, Algorithm), context.plan.advantage_columns
         groups = context.config.rollout.groups_per_step
+        weights = {reward.known_as: reward.weight for reward in context.config.rewards}
         request = ClaimRequest(self.name, columns, groups, groups if context.plan.batch_statistics else 1)
         while not context.stopping:
             await context.pause_point()
@@ -173,7 +174,7 @@ class AdvantagesRole(Role):
                 context.doing("crediting", groups=len(claim.groups))
                 try:
                     rows = await context.bus.read(claim, columns)
-                    await context.bus.write(claim, credited(algorithm, rows, claim.samples, columns))
+                    await context.bus.write(claim, credited(algorithm, rows, claim.samples, columns, weights))
                     await context.bus.acknowledge(claim)
                 except StaleFence:
                     pass  # another registration has these rows now and will credit them

@@ -51,7 +51,11 @@ SAME_DIGITS = Path(__file__).with_name("same_digits.py")
 SETTINGS: Mapping[str, Sequence[str]] = {
     "gigpo": ("eval.samples=64",),
     "grpo": ("algorithm.aggregation=sequence",),
-    "gdpo": (f'plugins=["{SAME_DIGITS}"]', 'rewards=[{name="exact"}, {name="same-digits", weight=0}]'),
+    "gdpo": (
+        f'plugins=["{SAME_DIGITS}"]',
+        'rewards=[{name="exact"}, {name="same-digits", weight=0}]',
+        "algorithm.weights={same-digits=1}",
+    ),
 }
 """What an algorithm needs beside its name. The recipe's own setting of GRPO is not its default; GDPO learns from several
 rewards, of which the first alone is the held-out one."""

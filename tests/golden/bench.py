@@ -33,6 +33,7 @@ CASES = [
     ),
     ("grpo", {"reward_kl_coef": 0.1, **ICEPOP}),
     ("grpo", {"dual_clip": 1.1, "kl_coef": 0.1, "kl_estimator": "k1"}),
+    ("grpo", {"kl_coef": 0.1, "kl_estimator": "unbiased"}),
     ("dr-grpo", {}),
     ("dr-grpo", {"aggregation": "fixed", "fixed_length": 9, "clip_high": 0.28}),
     ("dapo", {}),
@@ -196,8 +197,11 @@ def learnt(algorithm, rows, parts=None, dtype=torch.float64):
     return total, [slope.double().tolist() for slope in slopes], metrics
 
 
-def credited(algorithm, groups, returns=False):
-    """Our advantages (or returns) in the form of the references: of members, or [row][token] of members."""
+def credited(algorithm, groups, returns=False, weights=None):
+    """Our advantages (or returns) in the form of the references: of members, or [row][token] of members.
+
+    `weights`: of the run's rewards; None: every part is a reward of weight 1.
+    """
     everyone = [(g, s, member) for g, group in enumerate(groups) for s, member in enumerate(group)]
     rows = [{**row, "id": RowId(g, s, 0, r)} for g, s, m in everyone for r, row in enumerate(m["rows"])]
     asked = (
@@ -221,7 +225,9 @@ def credited(algorithm, groups, returns=False):
             "step_rewards": Ragged.of([np.array([turn["reward"] for turn in row]) for row in told]),
         })  # fmt: skip
         asked += ("turns", "states", "step_rewards")
-    grouping = learn.Grouping(batch, samples, asked)
+    if weights is None:
+        weights = {name: 1.0 for _, _, member in everyone for name in member["parts"]}
+    grouping = learn.Grouping(batch, samples, asked, weights)
     found = algorithm.advantages(grouping.groups)
     values = found.returns if returns else found.values
     if values.shape == grouping.groups.rewards.shape:

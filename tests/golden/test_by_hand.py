@@ -215,6 +215,51 @@ def test_gdpo():
     assert learn_by("gdpo", (A, [1.5, 1.0]), (-A, [0.5]))[0] == exactly(-(1.1 * A - 0.8 * A) / 2)
 
 
+def parts_of(**parts):
+    """A part's values for each sample -> each sample's parts."""
+    return [dict(zip(parts, values)) for values in zip(*parts.values())]
+
+
+@pytest.mark.parametrize(
+    ("weights", "parts", "options", "want"),
+    [
+        ({"exact": 1, "long": -1}, {"exact": [1, 1], "long": [1, 0]}, {}, [-1, 1]),  # a penalty is a penalty
+        ({"exact": 1, "form": 0}, {"exact": [1, 1], "form": [1, 0]}, {}, [0, 0]),  # weight 0: only logged
+        ({"exact": 1, "form": 0}, {"exact": [1, 1], "form": [1, 0]}, {"form": 1.0}, [1, -1]),
+        ({"exact": 1}, {"exact": [1, 0], "exact/words": [100, 900]}, {}, [1, -1]),  # a score's parts are logged
+        ({"exact": 1}, {"exact": [1, 0], "environment": [0, 5]}, {}, [1, -1]),
+        ({"exact": 1}, {"exact": [1, 1], "environment": [0, 5]}, {"environment": 1.0}, [-1, 1]),
+        ({"exact": 1}, {"exact": [1, 1], "exact/words": [100, 900]}, {"exact/words": -1.0}, [1, -1]),
+        ({"exact": 1, "code": 1}, {"exact": [1, 0]}, {"code": 2.0}, [1, -1]),  # no task of this batch has code
+        ({}, {"environment": [1, 0]}, {}, [1, -1]),  # without [[rewards]]: the sample's reward
+        ({"right": 1, "form": 1}, {"right": [1, 0], "form": [0, 1]}, {}, [0, 0]),
+        ({"right": 1, "form": 1}, {"right": [1, 0], "form": [100, 900]}, {}, [0, 0]),  # cancels but for the epsilon
+        ({"right": 1, "form": 1}, {"right": [1e-3, 0], "form": [100, 900]}, {}, [0, 0]),
+        ({"right": 1}, {"right": [0.1 + 0.2, 0.3]}, {}, [0, 0]),  # differs by rounding
+    ],
+)
+def test_gdpo_learns_from_the_rewards_that_are_named(weights, parts, options, want):
+    first = next(iter(parts.values()))
+    got = credited(build("gdpo", {"weights": options}), [group(*first, parts=parts_of(**parts))], weights=weights)
+    scale = 1 / math.sqrt(2)
+    assert got == [pytest.approx([x * scale for x in want], abs=1e-4)]
+    assert [x == 0 for x in got[0]] == [x == 0 for x in want], "rounding is no advantage"
+
+
+def test_gdpo_refuses_a_divergence_in_the_reward():
+    with pytest.raises(ValueError, match=r"reward_kl_coef: got 0.1; .*use kl_coef"):
+        build("gdpo", {"reward_kl_coef": 0.1})
+
+
+def test_gdpo_gives_groups_of_equal_rewards_exactly_nothing():
+    odd = [
+        group(0.1, 0.7, 0.3, parts=parts_of(a=[0.1, 0.7, 0.3], b=[0.3, 0.3, 0.9])),
+        group(1, 1, parts=parts_of(a=[1, 1], b=[0, 0])),
+    ]
+    (first, second) = credited(build("gdpo"), odd)
+    assert second[:2] == [0.0, 0.0] and all(first)
+
+
 def test_gigpo():
     # Two samples of two turns each, gamma = 1/2: rewards (0, 1) and (0, 0). Both begin in state 7: returns 1/2 and 0, apart by
     # 1/2: mean 1/4, std 1/sqrt(8). Only the first comes to state 8, only the second to 9: no comparison there.

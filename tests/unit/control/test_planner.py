@@ -132,6 +132,17 @@ def test_columns_that_crediting_reads_are_those_the_algorithm_asks_for(catalogue
     assert asked == ("loss_mask", "rewards", "rollout_log_probs", "tokens", "weight_versions")
 
 
+@pytest.mark.parametrize("name", ["exact", "exact/words", "environment"])
+def test_rewards_that_an_algorithm_names_are_known(catalogue: Catalogue, name: str) -> None:
+    assert planned(catalogue, algorithm={"name": "gdpo", "weights": {name: 0.5}}).batch_statistics
+
+
+@pytest.mark.parametrize("name", ["exct", "environment/x", "words"])
+def test_a_reward_that_an_algorithm_names_but_the_run_has_not_is_refused(catalogue: Catalogue, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the reward '{name}'; name one of exact, environment, or REWARD/PART"):
+        planned(catalogue, algorithm={"name": "gdpo", "weights": {name: 0.5}})
+
+
 def test_columns_without_a_role_are_refused_also_where_nothing_is_credited(catalogue: Catalogue) -> None:
     with pytest.raises(ConfigError, match="'unheard_of'"):
         planned(catalogue, algorithm="needs-more")

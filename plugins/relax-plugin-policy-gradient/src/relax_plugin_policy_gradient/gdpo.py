@@ -5,13 +5,19 @@
     and GRPO's clipped surrogate
 
 GRPO adds the rewards first, so different combinations of rewards can get equal advantages. GDPO normalises each reward
-within its group before the sum. The batch's mean and std are over samples, as in the paper (verl: over tokens). They
-need the whole batch, so training can't begin before a step's last rows have arrived.
+within its group before the sum. The rewards are those of `[[rewards]]`, and w_k is the reward's weight: a negative
+weight is a penalty, and a reward of weight 0 is only logged. A reward that does not apply to a task is left out there.
+The environment's reward, and the parts of a score, are trained only if `weights` names them.
+
+The batch's mean and std are over samples, as in the paper (verl: over tokens). The mean of sums of centred rewards is 0,
+so it is not subtracted. The std needs the whole batch, so training can't begin before a step's last rows have arrived.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
 
 from relax_core import learn
 from relax_core.api import Groups, Scope
@@ -26,11 +32,19 @@ class GDPOOptions(ClippedOptions):
     """Options of GDPO; the defaults are the paper's, except `correction`."""
 
     weights: dict[str, float] = {}
-    """Weight w_k of each reward by the reward's name; a missing name has weight 1. The weights in `[[rewards]]` scale
-    only the logged rewards, because normalisation removes them from advantages."""
+    """Weights w_k that replace or extend those of `[[rewards]]`. A key is the name of a reward, `REWARD/PART` for a part
+    of its score, or `environment` for the environment's own reward. A negative weight is a penalty; 0: not trained.
+    """
     aggregation: Aggregation = "sequence"
     """Aggregation of the tokens' losses. `sequence`: mean over each sequence, then over sequences. `token`, `sum`,
     `fixed` and `trajectory` mean the same as in `grpo`."""
+
+    @model_validator(mode="after")
+    def _divergence_has_a_place(self) -> Self:
+        if self.reward_kl_coef:
+            got = f"reward_kl_coef: got {self.reward_kl_coef}"
+            raise ValueError(f"{got}; gdpo reads each reward by itself, and not their sum: use kl_coef")
+        return self
 
 
 class GDPO(ClippedPolicyGradient[GDPOOptions]):
@@ -39,13 +53,16 @@ class GDPO(ClippedPolicyGradient[GDPOOptions]):
     paper = "arXiv 2601.05242"
     statistics = Scope.BATCH
 
+    def reward_names(self) -> frozenset[str]:
+        return frozenset(self.options.weights)
+
     def credit(self, groups: Groups) -> Tensor:
         """Return the weighted sum of the rewards, each normalised within its group; normalise the sum over the batch.
 
-        If samples have only a total reward, use that. Raises ValueError if `weights` names an unknown reward.
+        Without `[[rewards]]` and `weights`, the only reward is the sample's total.
         """
-        unknown = sorted(set(self.options.weights) - set(groups.parts)) if groups.parts else []
-        if unknown:
-            raise ValueError(f"weights: got {', '.join(unknown)}; use names of {', '.join(sorted(groups.parts))}")
-        parts = groups.parts or {"reward": groups.rewards}
-        return learn.whiten(learn.per_reward(parts, groups.valid, self.options.weights), groups.valid)
+        weights = {**groups.weights, **self.options.weights}
+        parts = {name: groups.parts[name] for name in weights if name in groups.parts}
+        if not weights:
+            weights, parts = {"total": 1.0}, {"total": groups.rewards}
+        return learn.over_batch_std(learn.per_reward(parts, groups.valid, weights), groups.valid)

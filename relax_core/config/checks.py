@@ -59,7 +59,7 @@ def samples(config: RunConfig, catalogue: Catalogue) -> bool:
 
 
 def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], generated: bool) -> Errors:
-    """Refuse groups that are too small for an algorithm, and a staleness bound above what an algorithm tolerates."""
+    """Refuse small groups, and more staleness or updates per step than an algorithm tolerates."""
     if generated:
         for name, algorithm in algorithms.items():
             if config.rollout.group_size < algorithm.min_group_size:
@@ -70,6 +70,13 @@ def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], 
             if most is not None and (config.staleness is None or config.staleness > most):
                 fix = f"{name} is only correct up to a staleness of {most}: set max_staleness = {most}"
                 yield ConfigError("max_staleness", config.max_staleness, fix)
+            updates = algorithm.max_updates_per_step
+            if updates is not None and config.batch.updates_per_step > updates:
+                fix = (
+                    f"{name} is only correct with up to {updates} updates per step: set {updates}, or use an algorithm"
+                )
+                fix = f"{fix} with a ratio, such as grpo"
+                yield ConfigError("batch.updates_per_step", config.batch.updates_per_step, fix)
     if config.deterministic and config.max_staleness != 0:
         yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
 

@@ -85,7 +85,8 @@ class PolicyGradientOptions(Options):
     and 0 outside. `none`: no weight.
     """
     correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Level of w. `token`: each token's own w. `sequence`: their product. `geometric`: their geometric mean."""
+    """Level of w. `token`: each token's own w. `sequence`: their product. `geometric`: their geometric mean, which with
+    `truncate` and `mask` is no importance weight of the sequence, but a bounded substitute of low variance."""
     correction_cap: float = Field(2.0, gt=0.0)
     """Upper bound of w. With `mask` and `reject`, tokens with a larger w have weight 0."""
     correction_floor: float = Field(0.0, ge=0.0)
@@ -98,10 +99,14 @@ class PolicyGradientOptions(Options):
     """Weight of the divergence from the reference model in the loss; 0 needs no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
     """Estimator of `kl_coef`'s divergence. `k1`: log p/q, whose gradient is 0 on average. `k2`: (log p/q)^2 / 2. `k3`:
-    q/p - log(q/p) - 1. `unbiased`: k3 times the ratio, whose gradient is unbiased.
+    q/p - log(q/p) - 1. `unbiased`: k3 times the ratio, whose value and gradient are unbiased if `correction` is
+    "behaviour"; with the remaining corrections the ratio is to the policy at the step's start, which ignores the lag.
     """
     reward_kl_coef: float = Field(0.0, ge=0.0)
-    """Weight of the divergence from the reference model (k1) in the reward instead of the loss; excludes `kl_coef`."""
+    """Weight of the divergence from the reference model (k1) in the reward instead of the loss; excludes `kl_coef`. The
+    divergence is that of the policy that sampled. With `rollout.top_p` below 1, its log-probs are of the truncated
+    distribution, and each token adds -log(mass) to the divergence: use `kl_coef` there.
+    """
     entropy_coef: float = Field(0.0, ge=0.0)
     """Weight of an entropy bonus in the loss; 0: no bonus."""
 
@@ -139,9 +144,10 @@ class ClippedOptions(PolicyGradientOptions):
     """Lower bound of the ratio is 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0.0)
     """Upper bound of the ratio is 1 + clip_high."""
-    dual_clip: float = Field(0.0, ge=0.0)
-    """Upper bound of the ratio for negative advantages, where `clip_high` has no effect; above 1, usually 3 (Ye et al.,
-    arXiv 1912.09729). 0: no bound.
+    dual_clip: float = Field(3.0, ge=0.0)
+    """Upper bound of the ratio for negative advantages, where `clip_high` has no effect; above 1 (Ye et al., arXiv
+    1912.09729). Without a bound, a single token that the policy likes much better than the policy in the ratio's
+    denominator outweighs the rest of a batch. 0: no bound.
     """
 
     @model_validator(mode="after")
@@ -198,7 +204,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         weighs = options.correction in WEIGHS
         if weighs or options.correction == "behaviour" or options.sequence_mask_delta:
             columns.add(ROLLOUT_LOG_PROBS)
-        if weighs or (self.has_ratio and options.correction != "behaviour") or self._unbiased:
+        if weighs or ((self.has_ratio or self._unbiased) and options.correction != "behaviour"):
             columns.add(OLD_LOG_PROBS)
         return frozenset(columns | ({REF_LOG_PROBS} if options.kl_coef else set()))
 
@@ -254,17 +260,12 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
         options, mask = self.options, batch.loss_mask
-        if options.correction == "behaviour":
-            anchor = batch.column("rollout_log_probs")
-        elif OLD_LOG_PROBS in self.columns():
-            anchor = batch.column("old_log_probs")
-        else:  # no term needs the policy at the step's start: the ratio is 1 by definition
-            anchor = policy.log_probs.detach()
+        anchor = self._anchor(batch, policy)
         surrogate = self.surrogate(batch, policy, anchor)
         weight, metrics = self._weight(batch, policy)
         terms = {"policy": self._term(batch, surrogate.values if weight is None else surrogate.values * weight)}
         count = mask.sum()
-        log_ratio = policy.log_probs.detach() - anchor
+        log_ratio = learn.log_ratio(batch, policy.log_probs.detach(), anchor)
         ratio = log_ratio.exp()
         metrics |= {
             "policy/ratio_max": ((ratio * mask).max(), count.clamp(max=1)),
@@ -279,13 +280,21 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
             metrics["policy/entropy"] = ((policy.output("entropy").detach() * mask).sum(), count)
         return Loss(terms | self._regularisers(batch, policy), metrics | dict(surrogate.metrics))
 
+    def _anchor(self, batch: LossBatch, policy: PolicyOutputs) -> Tensor:
+        """Return the log-probs in the denominator of the ratio, [tokens]."""
+        if self.options.correction == "behaviour":
+            return batch.column("rollout_log_probs")
+        if OLD_LOG_PROBS in self.columns():
+            return batch.column("old_log_probs")
+        return policy.log_probs.detach()  # no term needs the policy at the step's start: the ratio is 1 by definition
+
     def _regularisers(self, batch: LossBatch, policy: PolicyOutputs) -> dict[str, Term]:
         """Return the optional terms of the loss: divergence from the reference and entropy."""
         terms = {}
         if self.options.kl_coef:
             reference = batch.column("ref_log_probs")
             if self._unbiased:
-                divergence = learn.kl_unbiased(policy.log_probs, reference, batch.column("old_log_probs"))
+                divergence = learn.kl_unbiased(policy.log_probs, reference, self._anchor(batch, policy))
             else:
                 estimates = {"k1": learn.kl_k1, "k2": learn.kl_k2, "k3": learn.kl_k3}
                 divergence = estimates[self.options.kl_estimator](policy.log_probs, reference)
@@ -340,13 +349,25 @@ class ClippedPolicyGradient(PolicyGradient[ClippedOptionsT], Generic[ClippedOpti
         options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor, self.ratio_level).exp()
         bounds = options.clip_low, options.clip_high, options.dual_clip
         values = learn.clipped_surrogate(ratio, batch.advantages, *bounds)
-        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, *bounds))
+        outside = learn.clipped(ratio.detach(), batch.advantages, *bounds)
+        return Surrogate(values, outside, {} if self.ratio_level == "token" else _clipped_sequences(batch, outside))
+
+
+def _clipped_sequences(batch: LossBatch, outside: Tensor) -> Sums:
+    """Return the shares of sequences whose tokens are all clipped, by the sign of the sequence's advantage."""
+    credit = batch.sequence_mean(batch.advantages)
+    gone = batch.sequence_mean(outside.to(credit.dtype)) == 1
+    return {
+        f"policy/sequences_clipped_{sign}": ((gone & chosen).sum(), chosen.sum())
+        for sign, chosen in (("positive", credit > 0), ("negative", credit < 0))
+    }
 
 
 class PlainPolicyGradient(PolicyGradient[PlainOptionsT], Generic[PlainOptionsT]):
     """A policy gradient without a ratio: the surrogate is the log-prob times the advantage (Williams 1992)."""
 
     has_ratio = False
+    max_updates_per_step = 1  # later updates would have neither a ratio nor a bound on the policy's change
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Return the negative of each token's log-prob times its advantage."""

@@ -146,6 +146,8 @@ METRICS: tuple[Metric, ...] = (
            "max"),
     Metric("policy/importance_clipped", "Share of tokens whose off-policy weight was truncated or masked"),
     Metric("policy/sequence_masked", "Share of tokens in sequences masked as too far off-policy"),
+    Metric("policy/sequences_clipped_<sign>", "Share of sequences with a positive or negative advantage that are clipped "
+           "whole, so that they have no gradient; of algorithms with one ratio per sequence"),
     Metric("policy/<name>", "An additional metric of the algorithm"),
     Metric("distill/kl", "KL per token from the policy to its teacher; an estimate from sampled tokens may be below 0"),
     Metric("distill/agreement", "Probability mass per token that policy and teacher share: 1 - their total variation"),

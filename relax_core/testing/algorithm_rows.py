@@ -120,10 +120,12 @@ def _column(column: Column, lengths: np.ndarray, random: np.random.Generator) ->
 
 
 def _values(column: Column, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-    """Draw column values: negative log-probs, small ids and versions; float64, for finite differences."""
+    """Draw column values: log-probs below 0, rewards above 0, small ids and versions; float64 for finite differences."""
     if not column.dtype.startswith(("float", "bfloat")):
         return random.integers(0, 2, shape).astype("int64" if column.dtype == "object" else column.dtype)
     values = random.normal(size=shape)
+    if column.name == "rewards":  # some algorithms refuse negative rewards
+        return np.abs(values)
     return -np.abs(values) - 0.1 if "log_probs" in column.name else values
 
 

@@ -246,9 +246,15 @@ def test_gdpo_learns_from_the_rewards_that_are_named(weights, parts, options, wa
     assert [x == 0 for x in got[0]] == [x == 0 for x in want], "rounding is no advantage"
 
 
-def test_gdpo_refuses_a_divergence_in_the_reward():
-    with pytest.raises(ValueError, match=r"reward_kl_coef: got 0.1; .*use kl_coef"):
-        build("gdpo", {"reward_kl_coef": 0.1})
+def test_gdpo_and_max_rl_refuse_a_divergence_in_the_reward():
+    for name in ("gdpo", "max-rl"):
+        with pytest.raises(ValueError, match=r"reward_kl_coef: got 0.1; .*use kl_coef"):
+            build(name, {"reward_kl_coef": 0.1})
+
+
+def test_max_rl_refuses_negative_rewards():
+    with pytest.raises(ValueError, match=r"rewards: got -1; .*give rewards of 0 or more"):
+        credited(build("max-rl"), [group(1, -1)])
 
 
 def test_gdpo_gives_groups_of_equal_rewards_exactly_nothing():
@@ -342,3 +348,33 @@ def test_ppo():
     assert loss == exactly((0.81 + 0.64 + 2.25) / 6)
     assert slopes == [exactly([0, -0.9 / 3, 0, -1.5 / 3])]
     assert metrics == {"critic/clip_fraction": (1.0, 3.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "loss", "slope"),
+    [
+        ("grpo", 2.5, 2.5, 2.5),
+        ("grpo", 16.0, 3.0, 0.0),  # dual_clip = 3
+        ("dppo", 16.0, 16.0, 16.0),
+        ("dppo", 64.0, 20.0, 20.0),  # ratio_cap = 20: the token keeps a gradient
+        ("m2po", 64.0, 20.0, 20.0),
+    ],
+)
+def test_one_likelier_token_with_a_negative_advantage_does_not_outweigh_a_batch(name, ratio, loss, slope):
+    got, slopes = learn_by(name, (-1.0, [ratio]))
+    assert got == exactly(loss) and slopes == [exactly([slope])]
+
+
+@pytest.mark.parametrize("apart", [3e-3, -3e-3])
+def test_gspo_keeps_the_gradient_of_sequences_that_the_engine_rounded(apart):
+    sampled = rows((1.0, [1.0, 1.0]), (-1.0, [1.0, 1.0]))
+    for row in sampled:
+        row["rollout"] = [0.0] + [x + apart for x in row["rollout"][1:]]
+    _, slopes, metrics = learnt(build("gspo"), sampled)
+    assert all(slope[1:] == pytest.approx([-sign / 4] * 2, rel=0.01) for slope, sign in zip(slopes, (1, -1)))
+    assert metrics["policy/sequences_clipped_positive"] == metrics["policy/sequences_clipped_negative"] == (0.0, 1.0)
+    _, slopes, metrics = learnt(build("gspo", {"correction": "behaviour"}), sampled)
+    gone = (0.0, 1.0), (1.0, 1.0)
+    assert metrics["policy/sequences_clipped_positive"] == gone[apart < 0]
+    assert metrics["policy/sequences_clipped_negative"] == gone[apart > 0]
+    assert [any(slope) for slope in slopes] == [apart > 0, apart < 0]

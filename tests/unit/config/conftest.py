@@ -66,7 +66,7 @@ def component(kind: str, model: type[Options] = Options, **attributes: Any) -> t
 def catalogue_of_tests() -> Catalogue:
     catalogue = Catalogue((), Loader())
     catalogue.add("algorithm", "grpo", component("algorithm", Clip, min_group_size=2))
-    catalogue.add("algorithm", "on-policy", component("algorithm", max_staleness=0))
+    catalogue.add("algorithm", "on-policy", component("algorithm", max_staleness=0, max_updates_per_step=1))
     catalogue.add("algorithm", "sft", component("algorithm", source="dataset"))
     catalogue.add("environment", "game", component("environment", gives_reward=True))
     catalogue.add("reward", "maths", component("reward"))

@@ -27,6 +27,7 @@ from relax_core.registry.catalogue import Catalogue
         (["placement=async", "deterministic=true", "max_staleness=1"], "deterministic = true needs max_staleness = 0"),
         (["placement=async", "algorithm=on-policy"], "on-policy is only correct up to a staleness of 0"),
         (["placement=async", "algorithm=on-policy", "max_staleness=unbounded"], "got unbounded; on-policy is only"),
+        (["algorithm=on-policy", "batch.updates_per_step=2"], "got 2; on-policy is only correct with up to 1 updates"),
         (["batch.updates_per_step=33"], "a step has rollout.groups_per_step = 32 groups"),
         (["rewards=[]"], "rewards (command line): got nothing; environment single-turn gives no reward"),
         (["rewards.0.weight=0"], "all weights are 0"),

@@ -29,7 +29,7 @@ class PlainEstimator(learn.PlainPolicyGradient[learn.PlainOptions]):
 class NewSurrogate(learn.PolicyGradient[learn.PolicyGradientOptions]):
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> learn.Surrogate:
         ratio = learn.log_ratio(batch, policy.log_probs, anchor).exp()
-        return learn.Surrogate(learn.clipped_surrogate(ratio, batch.advantages, 0.2, 0.2))
+        return learn.Surrogate(learn.clipped_surrogate(ratio, batch.advantages, 0.2, 0.2, dual_clip=3.0))
 
 
 @pytest.mark.parametrize(

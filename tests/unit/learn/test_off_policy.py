@@ -57,6 +57,12 @@ def test_a_ratio_that_overflows_is_bounded_all_the_same(batch):
     assert weight.tolist() == [2.0] * 14
 
 
+def test_no_ratio_overflows(batch):
+    for level in ("token", "sequence", "geometric"):
+        ratio = learn.log_ratio(batch, torch.zeros(14), torch.full((14,), -1e4), level).exp()
+        assert bool(ratio.isfinite().all())
+
+
 def test_a_weight_has_no_gradient(batch):
     old = torch.zeros(14, requires_grad=True)
     assert not learn.importance_weight(batch, old, torch.zeros(14)).requires_grad

@@ -6,8 +6,8 @@
     D_t = |p_t - behaviour_t| (tv), or the kl of the two-point distributions (this token, all remaining tokens)
 
 The trust region bounds the change of probabilities, around the policy that sampled. A bound on their ratio would be
-volatile for rare tokens and too lenient for likely tokens. The authors' code also bounds the ratio at 20; this file does
-not. It also omits the top-k approximations, which need distributions that engines do not return.
+volatile for rare tokens and too lenient for likely tokens. As in the authors' code, the weight r_t is at most 20. This
+file omits the top-k approximations, which need distributions that engines do not return.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class DPPOOptions(PolicyGradientOptions):
     """Divergence D_t: total variation (`tv`) or Kullback-Leibler divergence (`kl`) of the two-point distributions."""
     delta: float = Field(0.15, gt=0.0)
     """Maximum D_t at which a token's gradient may still increase D_t; the paper's value for `kl` is 0.05."""
+    ratio_cap: float = Field(20.0, gt=1.0)
+    """Maximum ratio r_t as a weight. A token with a larger ratio keeps a gradient, of this weight."""
     correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "behaviour"
     """Policy that ratio and trust region refer to. `behaviour` (the paper): the policy that sampled. All remaining
     values: the policy at the step's start. `truncate`, `mask` and `reject` then also weigh tokens by this policy's ratio
@@ -47,4 +49,6 @@ class DPPO(PolicyGradient[DPPOOptions]):
         options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
         divergence = learn.binary_divergence(policy.log_probs, anchor, options.divergence)
         outside = learn.moves_away(ratio.detach(), batch.advantages) & (divergence > options.delta)
-        return Surrogate(-(ratio * batch.advantages).masked_fill(outside, 0.0), outside)
+        return Surrogate(
+            -(learn.capped(ratio, options.ratio_cap) * batch.advantages).masked_fill(outside, 0.0), outside
+        )

@@ -6,7 +6,8 @@
 
 M masks as few of these tokens as bring M2 of the rest down to `second_moment`, those with the largest |log r| first.
 The bound is on the batch, so stale samples keep their rare, informative tokens, which per-token clipping would drop
-first. M is computed once per step, for the policy at the step's start and all rows; the authors' code computes M for
+first. M leaves tokens whose probability moves back, however large their ratio, so r is at most `ratio_cap` (not in the
+paper). M is computed once per step, for the policy at the step's start and all rows; the authors' code computes M for
 each update.
 """
 
@@ -29,10 +30,12 @@ TRUSTED = Column("trusted")
 
 
 class M2POOptions(PolicyGradientOptions):
-    """Options of M2PO; the defaults are the paper's."""
+    """Options of M2PO; the defaults are the paper's, except `ratio_cap`."""
 
     second_moment: float = Field(0.04, gt=0.0)
     """Maximum of M2, the mean of (log r)^2 over unmasked tokens that move away; 0.04 throughout the paper."""
+    ratio_cap: float = Field(20.0, gt=1.0)
+    """Maximum ratio r as a weight. A token with a larger ratio keeps a gradient, of this weight."""
     correction: Literal["behaviour"] = "behaviour"
     """The ratio always refers to the policy that sampled."""
 
@@ -58,4 +61,5 @@ class M2PO(PolicyGradient[M2POOptions]):
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
         """Return the negative of ratio times advantage where M = 1, else 0."""
         trusted, ratio = batch.column(TRUSTED.name), learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        ratio = learn.capped(ratio, self.options.ratio_cap)
         return Surrogate(-ratio * batch.advantages * trusted, trusted == 0)

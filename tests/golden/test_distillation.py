@@ -279,10 +279,21 @@ def test_over_the_whole_vocabulary_it_is_trls(name, rest):
     ({**TEACHER, "clip_high": 0.3}, "it has no effect there"),
     ({"reward_kl_coef": 0.1}, "with reward_coef = 0"),
     ({**LOSS, "aggregation": "trajectory"}, "change one of the two"),
+    ({**LOSS, "correction": "behaviour"}, 'a loss without a ratio; use "truncate"'),
+    ({**LOSS, "clip_high": 0.3}, "it has no effect there"),
+    ({**LOSS, "dual_clip": 2.0}, "it has no effect there"),
 ])  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(options, says):
     with pytest.raises(ValidationError, match=says):
         build("distillation", options)
+
+
+def test_stale_samples_of_the_loss_are_weighed_by_default():
+    assert build("distillation", LOSS).options.correction == "truncate"
+    assert build("distillation", {**LOSS, "correction": "none"}).options.correction == "none"
+    assert build("distillation", STUDENT).options.correction == "behaviour", (
+        "that loss does not depend on the sampled token"
+    )
 
 
 def test_only_what_is_needed_is_asked_for():

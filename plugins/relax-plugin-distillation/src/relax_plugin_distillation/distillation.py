@@ -56,7 +56,8 @@ class Distillation(ClippedPolicyGradient[DistillationOptions]):
         own = {ADVANTAGES, *self._teacher()}
         if self.options.samples:
             return super().columns() | own
-        unbiased = {OLD_LOG_PROBS} if self._unbiased else set()
+        anchor = OLD_LOG_PROBS if self.options.correction != "behaviour" else ROLLOUT_LOG_PROBS
+        unbiased = {anchor} if self._unbiased else set()
         return frozenset(own | unbiased | ({REF_LOG_PROBS} if self.options.kl_coef else set()))
 
     def advantage_columns(self) -> frozenset[Column]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,9 @@ class DistillationOptions(ClippedOptions):
     reward_coef: float = Field(0.0, ge=0.0)
     """Weight of the rewards, which are added as an advantage like GRPO's. 0: rewards are not needed, and configured
     rewards are only logged."""
+    correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "behaviour"
+    """As in `grpo`. With `mode = "loss"` and `tokens = "sampled"`, the default is `truncate`, and `behaviour` is refused:
+    that loss has no ratio."""
     discount: float = Field(0.0, ge=0.0, le=1.0)
     """For `mode = "advantage"`: discount factor per token for the teacher's terms of later tokens. 0: a token's
     advantage is its own term; 1: the sum of all terms from the token on."""
@@ -50,6 +53,13 @@ class DistillationOptions(ClippedOptions):
     def samples(self) -> bool:
         """True if the loss depends on which token was sampled."""
         return self.mode == "advantage" or self.tokens == "sampled" or self.reward_coef > 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _losses_of_sampled_tokens_are_weighed(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("mode") == "loss" and given.get("tokens", "sampled") == "sampled":
+            return {"correction": "truncate", **given}
+        return given
 
     @model_validator(mode="after")
     def _nothing_contradicts(self) -> Self:
@@ -77,6 +87,12 @@ class DistillationOptions(ClippedOptions):
         idle |= {"beta": f'divergence = "{self.divergence}"'} if self.divergence != "jsd" else {}
         idle |= dict.fromkeys(() if self.samples else OF_SAMPLES, f'mode = "loss" and tokens = "{self.tokens}"')
         idle |= {} if self.reward_coef else {"reward_kl_coef": "reward_coef = 0"}
+        if self.mode == "loss" and self.tokens == "sampled":
+            where = 'mode = "loss" and tokens = "sampled"'
+            if self.correction == "behaviour":
+                raise ValueError(f'correction: got "behaviour" with {where}, a loss without a ratio; use "truncate"')
+            if not self.reward_coef:
+                idle |= dict.fromkeys(("advantages", "clip_low", "clip_high", "dual_clip"), f"{where}, reward_coef = 0")
         for name, where in idle.items():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(

@@ -262,14 +262,19 @@ sampling in the decoupled objective; without lag, w is 1 apart from rounding |
 | `"reject"` | removes the same tokens as `"mask"`, and does not weigh the others |
 | `"none"` | no correction |
 
-Algorithms without a ratio truncate by default. With `top_p` below 1, an engine's log-probs belong to the truncated
-distribution, so that w corrects for this too, for tokens that could be drawn. The metrics `policy/importance_weight`,
-`policy/importance_weight_max` and `policy/importance_clipped` show the effect; the [benchmarks](benchmarks.md) measure what
-it is worth.
+Algorithms without a ratio truncate by default, and so does `gspo`, whose bounds are narrower than the difference of a bf16
+engine. In the formulas below, r is the ratio to the policy that `correction` names. With `top_p` below 1, an engine's
+log-probs belong to the truncated distribution, so that w corrects for this too, for tokens that could be drawn. The metrics
+`policy/importance_weight`, `policy/importance_weight_max` and `policy/importance_clipped` show the effect; the
+[benchmarks](benchmarks.md) measure what it is worth. Algorithms without a ratio allow one update per step.
+
+**Statistics over the batch.** `Statistics over: batch` means the first `rollout.groups_per_step` groups that are complete,
+in the order of their issue. With staleness above 0, or in a step that closes at its deadline, the step may train a
+different set of groups.
 
 **A critic.** `ppo` trains a second model on the rows of the policy (`[critic]`, `[placement.critic]`).
 `critic.warmup_steps` trains the critic alone first. With `model.lora`, the critic trains adapters too. On the quickstart's
-task, `relax train quickstart algorithm=ppo run.runner=local steps=150` raised the held-out reward from 0.285 to 0.621 (512
+task, `relax train quickstart algorithm=ppo run.runner=local steps=150` raised the held-out reward from 0.248 to 0.582 (512
 answers, one seed). The critic started from the policy's weights with a head of zeros.
 
 **A greedy answer.** `remax` draws one more sample of each task at temperature 0, in addition to `rollout.group_size`

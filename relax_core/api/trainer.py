@@ -31,6 +31,8 @@ class OptimizerSpec:
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0: no clipping."""
     total_steps: int = 0
+    first_step: int = 0
+    """Step with the first update, at which the schedule starts; the steps before train only the critic."""
 
 
 @dataclass(frozen=True, slots=True)

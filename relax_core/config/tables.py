@@ -238,10 +238,11 @@ class RolloutTable(Options):
 
 
 class OptimizerTable(Options):
-    """The AdamW optimizer, the same for every trainer."""
+    """The optimizer. A trainer may have others than AdamW, to which these settings then apply."""
 
     lr: PositiveFloat = 1e-6
-    """Peak learning rate."""
+    """Peak learning rate. Its meaning depends on the trainer's optimizer: with AdamW, the size of a step in each weight;
+    with another optimizer, such as adafactor, a value of another scale."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up; `linear` and `cosine` reach 0 at the last step."""
     warmup_steps: NonNegativeInt = 0
@@ -249,7 +250,7 @@ class OptimizerTable(Options):
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of Adam's first and second moment."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay."""
+    """Weight decay: decoupled from the gradient by AdamW and adafactor, added to the gradient by SGD."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest gradient norm; larger gradients are scaled down to this norm. 0: no clipping."""
     not_finite: Literal["skip", "roll-back", "stop"] = "skip"
@@ -264,9 +265,11 @@ class CriticTable(Options):
     path: Path | None = None
     """Folder of the critic's first model, such as a reward model; absent: `model.path` with a head of zeros."""
     lr: PositiveFloat | None = None
-    """Peak learning rate; absent: `optimizer.lr`."""
+    """Peak learning rate; absent: 10 times `optimizer.lr`. A critic learns faster than the policy because its head
+    starts at zeros."""
     warmup_steps: NonNegativeInt = 0
-    """Number of steps at the start in which only the critic is trained and the policy does not change."""
+    """Number of steps at the start in which only the critic is trained and the policy does not change. The policy's
+    learning rate starts its warm-up and its schedule after these steps."""
 
 
 class BatchTable(Options):

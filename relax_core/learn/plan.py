@@ -43,12 +43,13 @@ def lr_factor(spec: OptimizerSpec, step: int) -> float:
     """Return the number by which `lr` is multiplied in the step that starts at version `step`, also after a resume."""
     if spec.schedule not in SCHEDULES:
         raise ConfigError("optimizer.schedule", repr(spec.schedule), f"use one of {', '.join(SCHEDULES)}")
+    step = max(0, step - spec.first_step)
     if step < spec.warmup_steps:
         return (step + 1) / spec.warmup_steps
     if spec.schedule == "constant":
         return 1.0
     if spec.total_steps <= 0:
         raise ConfigError("optimizer.schedule", repr(spec.schedule), "this schedule ends at the last step; set steps")
-    done = (step - spec.warmup_steps) / max(1, spec.total_steps - spec.warmup_steps)
+    done = (step - spec.warmup_steps) / max(1, spec.total_steps - spec.first_step - spec.warmup_steps)
     left = 1.0 - min(1.0, done)
     return left if spec.schedule == "linear" else 0.5 * (1.0 - math.cos(math.pi * left))

@@ -322,18 +322,22 @@ async def _ask(track: SpanTrack, worker: Worker, method: str, args: Sequence[Any
         return await worker.call(method, *args, timeout_s=timeout_s)
 
 
+CRITIC_LR = 10.0
+"""Learning rate of a critic without `critic.lr`, as a multiple of the policy's; as in verl (1e-5 and 1e-6)."""
+
+
 def trainer_spec(
     context: RunContext, role: str, rank: int, world_size: int, rendezvous: str, model: Mapping[str, Any] | None
 ) -> TrainerSpec:
     run = context.config
     optimizer, samples = run.optimizer, context.plan.source is Source.ROLLOUT
-    lr = (run.critic.lr if role == "critic" else None) or optimizer.lr
+    lr = optimizer.lr if role != "critic" else run.critic.lr or CRITIC_LR * optimizer.lr
     return TrainerSpec(
         model=_model(context, role) if model is None else model,
         algorithm=run.learner,
         optimizer=OptimizerSpec(
             lr, optimizer.schedule, optimizer.warmup_steps, optimizer.betas, optimizer.weight_decay,
-            optimizer.grad_clip, run.steps,
+            optimizer.grad_clip, run.steps, 0 if role == "critic" else context.plan.warm_up_steps,
         ),
         role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,

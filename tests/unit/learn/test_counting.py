@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,10 @@ def test_the_rate_warms_up_and_ends_at_zero():
     cosine = OptimizerSpec(1.0, schedule="cosine", total_steps=10)
     assert [learn.lr_factor(cosine, step) for step in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0])
     assert learn.lr_factor(OptimizerSpec(1.0), 10**6) == 1.0
+    late = replace(spec, first_step=20, total_steps=spec.total_steps + 20)
+    assert [learn.lr_factor(late, step + 20) for step in range(-20, 21)] == [
+        learn.lr_factor(spec, max(0, step)) for step in range(-20, 21)
+    ]
 
 
 @pytest.mark.parametrize("spec", [OptimizerSpec(1.0, schedule="square"), OptimizerSpec(1.0, schedule="linear")])

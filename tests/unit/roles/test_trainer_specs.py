@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,13 @@ def test_actor_and_critic_have_the_tables_optimizer_and_the_critic_its_own_rate(
     assert specs["actor"].temperature == 0.7
 
 
-def test_a_critic_without_a_rate_has_the_actors(tmp_path: Path, specs: dict[str, TrainerSpec]) -> None:
-    SimulatedRun(tmp_path, algorithm="ppo", steps=2, optimizer=OPTIMIZER).run()
-    assert specs["critic"].optimizer == specs["actor"].optimizer
+def test_a_critic_without_a_rate_has_ten_times_the_actors_and_begins_before_the_actor(
+    tmp_path: Path, specs: dict[str, TrainerSpec]
+) -> None:
+    SimulatedRun(tmp_path, algorithm="ppo", steps=2, optimizer=OPTIMIZER, critic={"warmup_steps": 1}).run()
+    actor, critic = specs["actor"].optimizer, specs["critic"].optimizer
+    assert critic == replace(actor, lr=10 * actor.lr, first_step=0)
+    assert actor.first_step == 1
 
 
 def test_a_reference_scores_at_the_temperature_that_tokens_were_drawn_at(

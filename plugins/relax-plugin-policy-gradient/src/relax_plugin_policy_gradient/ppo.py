@@ -9,6 +9,10 @@ V_t in GAE, and V_old in L_V, are values from the critic version that scored the
 are normalised over the batch. The last token of a row gets the row's reward. `reward_kl_coef` reduces each token's
 reward by the token's divergence from the reference (k1), as in InstructGPT. The critic is a separate model with its own
 optimizer, so L_V needs no weight relative to J.
+
+A critic without `critic.path` starts with values of 0. Therefore lambda is 1 by default, as in verl: with 0.95, the
+first 85 % of an answer of 1000 tokens would get no credit for its reward until the critic has learnt. The critic
+learns at `critic.lr`, faster than the policy, and `critic.warmup_steps` trains it before the policy.
 """
 
 from __future__ import annotations
@@ -22,14 +26,15 @@ from relax_core.learn.policy_gradient import ClippedOptions, ClippedPolicyGradie
 
 
 class PPOOptions(ClippedOptions):
-    """Options of PPO; rewards are not discounted by default, because answers are judged at their end."""
+    """Options of PPO; by default, rewards are neither discounted nor bootstrapped: answers are judged at their end."""
 
     value_clip: float = Field(0.2, ge=0.0)
     """Clip range c in L_V: the critic gains nothing by moving a value further than c from V_old; 0: no clipping."""
     gamma: float = Field(1.0, gt=0.0, le=1.0)
     """Discount factor per token for the rewards of later tokens."""
-    lam: float = Field(0.95, ge=0.0, le=1.0)
-    """GAE's lambda: 1 uses all rewards to the row's end, 0 only the next token's value from the critic."""
+    lam: float = Field(1.0, ge=0.0, le=1.0)
+    """GAE's lambda: 1 uses all rewards to the row's end, 0 only the next token's value from the critic. A lambda below 1
+    needs a trained critic: with values of 0, a reward reaches a token only by the factor lam^(tokens to the end)."""
     normalise: bool = True
     """Normalise advantages by the mean and standard deviation of the batch."""
 

@@ -40,7 +40,10 @@ class TorchOptions(Options):
     optimizer: OptimizerKind = "adamw"
     """Optimizer that applies the `[optimizer]` table. `adamw-8bit` keeps its moments in 8-bit blocks (needs torchao).
     `adafactor` keeps sums of rows and columns instead of moments, and needs the default `betas`, which have no effect.
-    The first of `betas` is the momentum of `sgd`."""
+    The first of `betas` is the momentum of `sgd`. `optimizer.lr` is the step of `adamw` in each weight, but `adafactor`
+    multiplies it by the root mean square of the tensor's weights, or by 0.001 if that is larger: steps are 50 times
+    smaller for a typical matrix, and 1000 times smaller for a tensor of zeros, such as LoRA's B or a new head. Set a
+    larger `lr` there. `sgd` multiplies `lr` by the gradient itself."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in pinned host memory, and copy it to the GPU only for updates and checkpoints. This
     frees GPU memory for activations, and costs a copy in each direction."""

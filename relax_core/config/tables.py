@@ -217,7 +217,12 @@ class RolloutTable(Options):
     """Most tokens of one sample, prompt and observations included; absent: the model's context."""
     late: LateRule = "wait"
     """Treatment of groups that would miss the staleness bound: `wait` for them before later groups are trained, `mask`
-    their stale tokens, `drop` them, or `regenerate` them (dropped after several attempts)."""
+    their stale tokens, `drop` them, or `regenerate` them (dropped after several attempts). A row that is masked whole
+    still counts in a mean over rows or samples; a mean over tokens counts only unmasked tokens."""
+    truncated: Literal["train", "mask"] = "train"
+    """Treatment of samples that a token or turn limit cut off. `train`: as all samples. `mask`: rewards judge them, and
+    their rewards count in the statistics of their group, but they are not trained, and the loss's means leave them out
+    (overlong filtering, DAPO, arXiv 2503.14476, section 3.4). The filter `truncated` drops whole groups instead."""
     spare_groups: NonNegativeInt = 0
     """Number of extra groups to generate, so that a step does not wait for the slowest groups; the groups that finish
     last are dropped. Long answers finish last, so the policy trains on fewer long answers."""

@@ -230,7 +230,8 @@ class Rollout(Role):
             self._held.difference_update(rejected)
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
         columns = {*context.plan.consumed, *(("media",) if run.media else ())}
-        batch, sealed = row_batch(kept, context.plan.greedy, columns, worker.routing)
+        masks = run.rollout.truncated == "mask"
+        batch, sealed = row_batch(kept, context.plan.greedy, columns, worker.routing, masks)
         if len(run.teachers) > 1 and "teacher" in context.plan.roles:  # teachers are chosen by task; rows have no task
             batch = with_teacher(batch, {group.issue.group: group.task for group in groups}, run.teachers)
         if len(run.algorithms) > 1:  # a row is trained with the algorithm of its environment

@@ -29,7 +29,7 @@ from relax_core.api.batch import (
 from relax_core.api.bus import Sealed
 from relax_core.api.family import Routing
 from relax_core.api.task import Message, Task
-from relax_core.api.trajectory import Path, Trajectory, context_key
+from relax_core.api.trajectory import Outcome, Path, Trajectory, context_key
 from relax_core.config.tables import TeacherTable
 from relax_core.data.placeholders import media_of
 from relax_core.data.tasks import teachers_of
@@ -88,17 +88,19 @@ def row_batch(
     greedy: int | None = None,
     asked: Collection[str] = (),
     routing: Routing | None = None,
+    masks_truncated: bool = False,
 ) -> tuple[RowBatch, list[Sealed]]:
     """Make the rows of these samples with the columns of the rollout, and a seal for each sample.
 
-    Unjudged samples, and the sample with index `greedy` in each group, have no rows. Turn and media columns are made
-    only if `asked` names them, expert routes only with a `routing`.
+    Unjudged samples, the sample with index `greedy` in each group, and with `masks_truncated` truncated samples have no
+    rows. Turn and media columns are made only if `asked` names them, expert routes only with a `routing`.
     """
     ids: list[RowId] = []
     rewards: list[float] = []
     owned: list[tuple[Path, ...]] = []
     for attempt, trajectory, scored in samples:
-        own = trajectory.paths() if scored.outcome.judged and attempt.sample != greedy else ()
+        masked = attempt.sample == greedy or (masks_truncated and scored.outcome is Outcome.TRUNCATED)
+        own = trajectory.paths() if scored.outcome.judged and not masked else ()
         ids += [RowId(*attempt, number) for number in range(len(own))]
         rewards += [scored.value] * len(own)
         owned.append(own)

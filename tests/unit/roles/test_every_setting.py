@@ -172,6 +172,7 @@ ELSEWHERE = {
     "rollout.stop": "tests/unit/engines/test_requests.py::test_a_cut_completion_keeps_what_its_first_tokens_had",
     "rollout.max_turns": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
     "rollout.token_budget": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
+    "rollout.truncated": "tests/unit/roles/test_rows.py::test_a_truncated_sample_may_keep_its_reward_without_being_trained",
     "rollout.late": "tests/graph/test_late.py::test_late_groups_are_let_go_and_the_bound_and_the_account_hold",
     "optimizer.not_finite": f"{GUARD}::test_it_stops_the_run",
 }

@@ -84,6 +84,17 @@ def test_a_sample_without_a_verdict_is_sealed_without_rows() -> None:
     assert not seals[0].outcome.judged
 
 
+def test_a_truncated_sample_may_keep_its_reward_without_being_trained() -> None:
+    whole = attempt(given(1), sampled(2, parent=0, version=4), sample=0)
+    cut = attempt(given(1), sampled(2, parent=0, version=4), sample=1, reward=0.5, outcome=Outcome.TRUNCATED)
+    assert len(row_batch([whole, cut])[0]) == 2
+    batch, seals = row_batch([whole, cut], masks_truncated=True)
+    assert batch.ids == (RowId(7, 0, 0, 0),)
+    assert [(seal.reward, seal.outcome.judged, seal.num_rows, seal.trained_tokens) for seal in seals] == [
+        (1.0, True, 1, 1), (0.5, True, 0, 0),
+    ]  # fmt: skip
+
+
 def test_nothing_becomes_a_batch_of_nothing_with_every_column() -> None:
     batch, seals = row_batch([])
     assert (len(batch), seals) == (0, [])

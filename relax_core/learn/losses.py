@@ -34,11 +34,10 @@ def clipped_surrogate(
 
     A `dual_clip` c > 1 bounds the loss by `-c A` for tokens with A < 0 (Ye et al., arXiv 1912.09729).
     """
-    inside = ratio.clamp(1 - clip_low, 1 + clip_high)
-    objective = torch.minimum(ratio * advantages, inside * advantages)
     if dual_clip:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
-    return -objective
+        ratio = torch.minimum(ratio, torch.full_like(ratio, torch.inf).masked_fill(advantages < 0, dual_clip))
+    inside = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -torch.minimum(ratio * advantages, inside * advantages)
 
 
 def capped(ratio: Tensor, cap: float) -> Tensor:

@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from relax_core.api.errors import PluginError, RelaxError
 
 _LOADER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _CORE = os.path.dirname(os.path.dirname(_LOADER)) + os.sep
@@ -34,9 +37,29 @@ def innermost(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
+@contextmanager
+def authored(component: str) -> Iterator[None]:
+    """Charge the author of a component, such as `sampler Curriculum`, for an error of the body: raise PluginError."""
+    try:
+        yield
+    except RelaxError:
+        raise
+    except Exception as error:
+        place = innermost(error)
+        raise PluginError(component, f"{said(error)}{f' ({place})' * bool(place)}", plugin_frames(error)) from error
+
+
 def said(error: BaseException) -> str:
     """Return type and message of an error on one line."""
-    return f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " ")
+    return f"{type(error).__name__}: {message_of(error)}".rstrip(": ").replace("\n", " ")
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error; works for an author's exception whose `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"without a message, since its __str__ raised {type(other).__name__}"
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

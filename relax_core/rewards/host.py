@@ -25,6 +25,8 @@ from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
+from relax_core.registry.error_text import message_of
+from relax_core.registry.shapes import WrongShape, checked, shown
 from relax_core.rpc import messages
 from relax_core.rpc.isolated_host import DONE, IsolatedHost
 from relax_core.sandboxes.pool import SandboxRpcClient
@@ -124,6 +126,10 @@ class RewardHost(IsolatedHost):
 
     def pack_result(self, item: Unit, result: Any) -> list[float | RewardResult]:
         """Check the author's return value: a finite number or `Score` for each sample; plain numbers stay plain."""
+        if self._form != "sample" and (
+            isinstance(result, str | bytes | Mapping | set | frozenset) or not isinstance(result, Iterable)
+        ):
+            raise TypeError(f"returned {shown(result)} for {len(item)} samples; return a list of one score each")
         results = [result] if self._form == "sample" else list(result)
         if len(results) != len(item):
             raise ValueError(f"returned {len(results)} scores for {len(item)} samples; return one each, in order")
@@ -139,9 +145,9 @@ class RewardHost(IsolatedHost):
                 value, steps = _finite(score.value), tuple(_finite(step) for step in score.steps)
                 parts = {str(name): _finite(part) for name, part in score.parts.items()}
                 yield RewardResult(value, parts, steps) if parts or steps else value
-            except (TypeError, ValueError) as error:
+            except Exception as error:  # such as an attribute that is missing, or the error of an author's own type
                 kind = type(result).__name__
-                message = f"returned {str(result)[:200]!s} ({kind}): {error}; return a finite number or a Score"
+                message = f"returned {shown(result, 200)}: {message_of(error)}; return a finite number or a Score"
                 yield RewardResult(
                     outcome=Outcome.REWARD_INVALID, error=message, kind=f"invalid {kind}", place=where(self._score)
                 )
@@ -166,12 +172,26 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
     place = f"{own[-1].filename}:{own[-1].lineno}" if own else where(author)
     frames = "".join([*traceback.format_list(trace), *traceback.format_exception_only(error)])
     kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
+    message = message_of(error)
     failed = RewardResult(
-        outcome=Outcome.REWARD_ERROR, error=f"{kind}: {error} ({place})", kind=kind, place=place, frames=frames
+        outcome=Outcome.REWARD_ERROR, error=f"{kind}: {message} ({place})", kind=kind, place=place, frames=frames
     )
     if isinstance(error, Unreadable):
-        return replace(failed, outcome=Outcome.REWARD_UNREADABLE, error=str(error), parts=error.parts)
+        parts = {str(name): float(part) for name, part in error.parts.items() if isinstance(part, int | float)}
+        return replace(failed, outcome=Outcome.REWARD_UNREADABLE, error=message, parts=parts)
     return failed
+
+
+def check_results(unit: Unit, results: Any) -> None:
+    """Raise WrongShape unless `results` may be what `RewardHost` sends for a unit: a result for each sample."""
+    checked(results, Sequence[float | RewardResult], "results")
+    if len(results) != len(unit):
+        raise WrongShape(f"results: got {len(results)} for {len(unit)} samples")
+    for result in results:
+        value = result.value if isinstance(result, RewardResult) else result
+        judged = not isinstance(result, RewardResult) or result.outcome.judged
+        if judged and not math.isfinite(value):
+            raise WrongShape(f"results: got {shown(result)}; a score is finite")
 
 
 def where(author: Callable[..., Any]) -> str:

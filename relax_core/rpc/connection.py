@@ -22,12 +22,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import partial
 from typing import Any, TypeVar
 
+from relax_core.registry.error_text import said
+from relax_core.registry.shapes import checked, shown
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
 
 HEAD = struct.Struct("<QBIQ")
 """A frame's head: request number, kind, number of arrays after the message, size of the message in bytes."""
 HELLO, CALL, STREAM, CANCEL, VALUE, ITEM, END, FAILURE = range(8)
+ANSWERS, ITEMS = frozenset({VALUE, FAILURE}), frozenset({ITEM, END, FAILURE})
+"""Kinds of frames that may answer a call, and those that may answer a stream."""
 SCRATCH_BYTES = 1 << 18
 """Size of the receive buffer in which small frames are parsed. A larger frame is received into separate memory."""
 JOINED_BYTES = 1 << 16
@@ -46,6 +50,7 @@ class Connection(asyncio.BufferedProtocol):
     Invariants:
     - Every request ends once: with its answer, with its failure, or with ConnectionError when the connection is lost.
     - No request is served before the peer has sent the right token.
+    - An answer of another shape closes the connection, since the peer is broken or hostile. The error names the frame.
     """
 
     def __init__(
@@ -58,7 +63,9 @@ class Connection(asyncio.BufferedProtocol):
         self._greeted, self.lost = False, False
         self._transport: Any = None
         self._numbers = 0
-        self._answers: dict[int, Callable[[int, Any], None]] = {}
+        self._answers: dict[int, tuple[frozenset[int], Callable[[int, Any], None]]] = {}
+        """Number of each open request -> (kinds of frames that may answer, callback)."""
+        self._why_lost = "the connection has ended"
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
         """Numbers of served streams that the peer has stopped reading."""
@@ -118,10 +125,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin(self, kind: int, message: Any, answered: Callable[[int, Any], None]) -> int:
         if self.lost:
-            raise ConnectionResetError("the connection has ended")
+            raise ConnectionResetError(self._why_lost)
         self._numbers += 1
         self._send(self._numbers, kind, message)
-        self._answers[self._numbers] = answered
+        self._answers[self._numbers] = ITEMS if kind == STREAM else ANSWERS, answered
         return self._numbers
 
     def close(self) -> None:
@@ -134,8 +141,14 @@ class Connection(asyncio.BufferedProtocol):
     def _end(self) -> None:
         self.lost = True
         self._writable.set()
-        for answered in tuple(self._answers.values()):
-            answered(FAILURE, ConnectionResetError("the connection has ended"))
+        for _, answered in tuple(self._answers.values()):
+            answered(FAILURE, ConnectionResetError(self._why_lost))
+
+    def _refuse(self, what: str) -> None:
+        """Close the connection because of a frame of another shape."""
+        self._why_lost = f"it sent {what}"
+        self._end()
+        self._transport.abort()
 
     # -- serving ------------------------------------------------------------------------------------------------------
 
@@ -177,12 +190,19 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == CANCEL:
             if number in self._serving:
                 self._cancelled.add(number)
-        elif (answered := self._answers.get(number)) is not None:  # else the caller was cancelled
+        elif number in self._answers:  # else the caller was cancelled
+            kinds, answered = self._answers[number]
             try:
                 value = messages.decode(parts[0], parts[1:])
+                if isinstance(value, Failure):
+                    checked(value, Failure, "failure")
             except Exception as error:
-                kind, value = FAILURE, error
-            answered(kind, raised(value, self._peer) if isinstance(value, Failure) else value)
+                self._refuse(f"a message that can't be read ({said(error)})")
+                return
+            if kind not in kinds or isinstance(value, Failure) != (kind == FAILURE):
+                self._refuse(f"a frame of kind {kind} with {shown(value)}")
+                return
+            answered(kind, raised(value, self._peer) if kind == FAILURE else value)
 
     def _greet(self, number: int, body: Any) -> None:
         try:
@@ -253,6 +273,8 @@ class Connection(asyncio.BufferedProtocol):
                 start += part
             at = end
             self._received(number, kind, parts)
+            if self.lost:
+                return
         if at < self._filled and at:
             left = bytes(self._scratch[at : self._filled])
             self._scratch[: len(left)] = left

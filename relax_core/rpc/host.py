@@ -123,8 +123,10 @@ def _described(error: BaseException) -> tuple[str, str, tuple[str, ...]]:
 
 def raised(failure: Failure, worker: str) -> Exception:
     """Return the exception to raise in the caller: Relax and some built-in errors keep their type, else PluginError."""
-    if failure.type == "ConfigError" and len(failure.fields) == 3:
-        return ConfigError(*failure.fields)
+    if failure.type == "ConfigError":
+        if len(failure.fields) == 3:
+            return ConfigError(*failure.fields)
+        return PluginError(worker, f"{failure.type}: {failure.message}", failure.frames)
     if failure.type == "PluginError":
         component, _, message = failure.message.partition(": ")
         return PluginError(component, message, failure.frames)

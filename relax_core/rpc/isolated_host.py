@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from relax_core.api.component import Chosen
-from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.errors import DeadlineExceeded, PluginError, RelaxError
+from relax_core.registry.error_text import plugin_frames, said
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
 
@@ -89,11 +90,21 @@ class IsolatedHost:
     # -- for the parent -------------------------------------------------------------------------------------------
 
     async def start(self, *args: Any) -> tuple[bool, bool, Any]:
-        """Open the component; return the flags `concurrent` and `ends`, and the result of `open`."""
-        if inspect.iscoroutinefunction(self.open):
-            opened = await self.open(*args)
-        else:
-            opened = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self.open(*args))
+        """Open the component; return the flags `concurrent` and `ends`, and the result of `open`.
+
+        An error of the component's own code is raised as PluginError with its frames.
+        """
+        try:
+            if inspect.iscoroutinefunction(self.open):
+                opened = await self.open(*args)
+            else:
+                opened = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self.open(*args))
+        except RelaxError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                who(self.component), f"it failed to start: {said(error)}", plugin_frames(error)
+            ) from error
         return self.concurrent, self.ends, opened
 
     async def finish(self) -> None:
@@ -154,7 +165,7 @@ class IsolatedHost:
                     if inspect.isawaitable(result):
                         result = asyncio.run_coroutine_threadsafe(_await(result), loop).result()
                     answer = [number, DONE, self.pack_result(item, result)]
-                except (Exception, SystemExit) as error:
+                except (Exception, SystemExit, asyncio.CancelledError) as error:
                     replace = isinstance(error, MemoryError)  # a process at its limit would fail the next item too
                     answer = [number, *self.pack_error(item, error)]
                 finished.append((answer, replace))
@@ -196,6 +207,10 @@ class IsolatedHost:
             async with deadline:
                 result = await self.handle(item)
             return [number, DONE, self.pack_result(item, result)]
+        except asyncio.CancelledError as error:  # of a task that the author's code awaited
+            if getattr(asyncio.current_task(), "cancelling", int)():
+                raise
+            return [number, *self.pack_error(item, error)]
         except Exception as error:
             return [number, LATE, None] if deadline.expired() else [number, *self.pack_error(item, error)]
 
@@ -337,6 +352,11 @@ class _PausableDeadline:
 
 
 _pausable: ContextVar[_PausableDeadline | None] = ContextVar("pausable_deadline", default=None)
+
+
+def who(component: Chosen) -> str:
+    """Return the name of a component for error messages, such as `reward exact`."""
+    return f"{component.kind} {component.name}"
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:

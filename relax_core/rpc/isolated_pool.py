@@ -10,18 +10,34 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from relax_core.api.component import Chosen
-from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, WorkerDied
+from relax_core.api.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InfrastructureError,
+    PluginError,
+    RelaxError,
+    WorkerDied,
+)
 from relax_core.api.events import RoleRecovered
 from relax_core.api.role import RunStatus, Worker, Workers, WorkerSpec
+from relax_core.registry.error_text import said
+from relax_core.registry.shapes import WrongShape, checked, shown
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
-from relax_core.rpc.isolated_host import DONE, HEARTBEAT_S, LATE
+from relax_core.rpc.isolated_host import DONE, FAILED, HEARTBEAT_S, LATE, Results, who
 from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
@@ -113,10 +129,12 @@ class IsolatedPool:
         open_args: Sequence[Any] = (), opened: Opened = lambda result: {}, memory_mb: int = 0,
         env: Mapping[str, str] | None = None, inherit_env: Sequence[str] = (), writable: Sequence[str] = (), tries: int = 2,
         max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list, one_session_each: bool = False,
-        replaced: Replaced = no_report,
+        replaced: Replaced = no_report, check: Callable[[Any, Any], object] = lambda item, result: None,
     ) -> None:  # fmt: skip
         """Make a pool of one process for each of `names`; `start` starts it.
 
+        `check(item, result)` raises WrongShape for a result that the host never sends; its process then counts as
+        crashed.
         `open_args` are passed to the host's `open`. `inherit_env`: variables that the processes inherit besides
         `INHERITED_ENV`. `writable`: folders of the run directory that the processes may write to. `one_session_each`: a
         process has one session at a time; further sessions wait.
@@ -126,6 +144,7 @@ class IsolatedPool:
             inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
         )  # fmt: skip
         self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
+        self._check = check
 
         def process(name: str) -> IsolatedProcess:
             return IsolatedProcess(replace(spec, name=name), workers, open_args, opened, replaced)
@@ -217,7 +236,7 @@ class IsolatedPool:
                         left = await self._round(process, left, alone=True)
         except Exception as error:
             for item in items:
-                item.settle(error)
+                item.settle(charged(error, who(self._spec.component)))
 
     async def _round(self, process: IsolatedProcess, items: list[_Item], alone: bool) -> list[_Item]:
         """Send items to the process once; return the items without an answer."""
@@ -229,11 +248,13 @@ class IsolatedPool:
         stream: Any = worker.stream("run_items", payload, self._timeout_s, alone, timeout_s=self._timeout_s + GRACE_S)
         try:
             async with aclosing(stream) as parts:
-                async for results, must_replace in parts:
+                async for part in parts:
+                    with sent_by(worker):
+                        results, must_replace = self._checked(part, left)
                     for number, status, value in results:
                         failed: Exception | None = ItemTimeout() if status == LATE else None
                         if status not in (DONE, LATE):
-                            failed = raised(value, worker.name)
+                            failed = charged(raised(value, worker.name), who(self._spec.component), of_item=True)
                         left.pop(number).settle(failed, value)
                     if must_replace:
                         await process.discard(worker, "an item exceeded its deadline or its memory limit")
@@ -248,6 +269,43 @@ class IsolatedPool:
                 elif first.crashes >= self._tries:
                     first.settle(ItemCrash(str(error)))
         return [item for item in left.values() if not item.done.done()]
+
+    def _checked(self, part: Any, left: Mapping[int, _Item]) -> Results:
+        """Return results that a process sent for the items in `left`. Raises WrongShape."""
+        checked(part, tuple[Sequence[tuple[int, str, Any]], bool], "results")
+        numbers = [number for number, _, _ in part[0]]
+        if not left.keys() >= set(numbers) or len(set(numbers)) < len(numbers):
+            raise WrongShape(f"results: got the items {shown(numbers)}; want each once, of {sorted(left)}")
+        for number, status, value in part[0]:
+            if status == DONE:
+                self._check(left[number].value, value)
+            elif status == FAILED:
+                checked(value, Failure, "results: failure")
+            elif status != LATE:
+                raise WrongShape(f"results: got the status {shown(status)}; want {DONE}, {FAILED} or {LATE}")
+        return part[0], part[1]
+
+
+@contextmanager
+def sent_by(worker: Worker) -> Iterator[None]:
+    """Raise WrongShape of the body as WorkerDied: a process that sends other shapes counts as crashed."""
+    try:
+        yield
+    except WrongShape as error:
+        raise WorkerDied(f"worker {worker.name} (pid {worker.pid}) sent a message of another shape: {error}") from error
+
+
+def charged(error: Exception, who: str, of_item: bool = False) -> Exception:
+    """Return the error to raise for one that an author's process sent, so that the author is charged for it.
+
+    The process may name any error of the core. Those that a component may raise keep their type; `of_item`: also
+    ValueError. All others become PluginError of `who`.
+    """
+    if isinstance(error, ConfigError | PluginError | InfrastructureError) or (
+        of_item and isinstance(error, ValueError)
+    ):
+        return error
+    return PluginError(who, said(error))
 
 
 @dataclass(slots=True, eq=False)
@@ -304,9 +362,19 @@ class IsolatedProcess:
                 name = f"{self._spec.name}.{self._started}" if self._started else self._spec.name
                 self._started += 1
                 (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
+                component = who(self._spec.component)
                 try:
-                    concurrent, self._ends, opened = await worker.call("start", *self._open_args, timeout_s=START_S)
+                    started = await worker.call("start", *self._open_args, timeout_s=START_S)
+                    concurrent, self._ends, opened = checked(started, tuple[bool, bool, Any], "start")
                     handlers = self._opened(opened)
+                except WrongShape as error:
+                    await worker.kill()
+                    raise PluginError(component, f"its process sent a message of another shape: {error}") from error
+                except Exception as error:
+                    await worker.kill()
+                    if (blamed := charged(error, component)) is not error:
+                        raise blamed from error
+                    raise
                 except BaseException:
                     await worker.kill()
                     raise
@@ -374,18 +442,28 @@ class IsolatedSession:
         """True if the process has never had a second session, so that this session is the cause of its failures."""
         return len(self._users) == 1
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """Call a public method of the host with the session's number. Kill the process if no answer comes in time."""
+    async def call(self, method: str, *args: Any, wanted: Any = Any) -> Any:
+        """Call a public method of the host with the session's number; `wanted` is the type of its result.
+
+        Kill the process if no answer comes in time, or an answer of another type.
+        """
         if self._process.worker is not self._worker:
             raise self._broken("process was replaced", suspect=False)
         left_s = self._silence_s - (asyncio.get_running_loop().time() - self._heard[-1][0] if self._heard else 0.0)
         try:
-            return await self._worker.call(method, self.number, *args, timeout_s=max(left_s, HEARTBEAT_S))
+            answer = await self._worker.call(method, self.number, *args, timeout_s=max(left_s, HEARTBEAT_S))
+            with sent_by(self._worker):
+                return checked(answer, wanted, method)
         except (DeadlineExceeded, WorkerDied) as error:
             raise await self._lost(error) from error
+        except (ValueError, LookupError, NotImplementedError) as error:
+            raise charged(error, self._worker.name) from error
 
-    async def long_call(self, method: str, *args: Any) -> Any:
-        """Call a coroutine method of the host without a time limit, as long as the process sends heartbeats."""
+    async def long_call(self, method: str, *args: Any, wanted: Any = Any) -> Any:
+        """Call a coroutine method of the host without a time limit, as long as the process sends heartbeats.
+
+        `wanted` is the type of its result; a process that sends another type is killed.
+        """
         heartbeat_s = min(HEARTBEAT_S, self._timeout_s / 10)
         now = asyncio.get_running_loop().time
         stream: Any = self._worker.stream(
@@ -395,8 +473,11 @@ class IsolatedSession:
         results: Sequence[Any] = ()
         try:
             async with aclosing(stream) as parts:
-                async for blocked_s, answer in parts:
-                    results = answer
+                async for part in parts:
+                    with sent_by(self._worker):
+                        blocked_s, results = checked(part, tuple[float, Sequence[Any]], method)
+                        for result in results:
+                            checked(result, wanted, method)
                     self._heard.append((now(), blocked_s))
                     while now() - self._heard[0][0] > self._timeout_s:
                         self._heard.popleft()
@@ -437,6 +518,11 @@ async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> N
         with suppress(WorkerDied, DeadlineExceeded):
             async with aclosing(stream) as parts:
                 async for requests in parts:
+                    try:
+                        checked(requests, Sequence[tuple[int, str, bytes]], "requests")
+                    except WrongShape:
+                        await worker.kill()  # the calls that wait for the process notice its end
+                        return
                     for request in requests:
                         answer = asyncio.create_task(_answer(worker, handlers, *request))
                         answers.add(answer)

@@ -18,6 +18,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import Worker, Workers, WorkerSpec
 from relax_core.api.sandbox import Box, ProgramResult, SandboxLimits
+from relax_core.registry.shapes import checked
 from relax_core.rpc.isolated_host import ParentChannel
 from relax_core.rpc.isolated_pool import INHERITED_ENV, Handler, IsolatedProcess
 
@@ -157,6 +158,7 @@ class _LentBoxes:
         opened = self._open[number] = asyncio.get_running_loop().create_future()
         over = self._over[number] = asyncio.Event()
         try:
+            checked(limits, SandboxLimits | None, "sandbox: limits")
             async with self._pool.box(limits or self._limits, lambda: self._waiting(sample)) as box:
                 opened.set_result(box)
                 await over.wait()

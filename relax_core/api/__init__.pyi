@@ -37,7 +37,7 @@ from .environment import (
 )
 from .errors import (
     ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, DiskFull as DiskFull, Diverged as Diverged,
-    InfrastructureError as InfrastructureError,
+    InfrastructureError as InfrastructureError, LastingFailure as LastingFailure,
     PluginError as PluginError, RelaxError as RelaxError, RetryLater as RetryLater, StaleFence as StaleFence,
     WorkerDied as WorkerDied, disk_error as disk_error,
 )

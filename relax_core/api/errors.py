@@ -67,7 +67,11 @@ class InfrastructureError(RelaxError):
         super().__init__(one_line(message))
 
 
-class DiskFull(InfrastructureError):
+class LastingFailure(InfrastructureError):
+    """A failure that a restart would only repeat. The run ends at once and is not restarted; a person must act."""
+
+
+class DiskFull(LastingFailure):
     """A full disk. Earlier files are intact. Free space and resume; a retry without free space fails again."""
 
 

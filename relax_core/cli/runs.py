@@ -383,6 +383,7 @@ def status(run: Run = None, json: AsJson = False) -> None:
     from relax_core.observe.status import heartbeats
     from relax_core.views.display import doing
     from relax_core.views.run import health, listed, open_run, readable_documents
+    from relax_core.views.why import failures_say
 
     view, wall = open_run(run), time.time()
     with readable_documents(view):
@@ -391,6 +392,7 @@ def status(run: Run = None, json: AsJson = False) -> None:
         beats = heartbeats(written) if written else ()
         rows = [(str(beat.role), str(beat.state), str(doing(beat, wall))) for beat in beats]
         reward = _reward(line)
+        failures = [said for role in roles for said in failures_say(role)]
     if json:
         body = asdict(line) | {"said_s_ago": state.said_s_ago, "detail": state.detail, "roles": roles}
         print_json({"schema": "relax.run-status/1", **body})
@@ -400,6 +402,8 @@ def status(run: Run = None, json: AsJson = False) -> None:
         say(f"reward {reward} (means of 10 steps)")
     if rows and not state.ended:
         print_table(("role", "state", "doing"), rows)
+    for said in failures:
+        say(said)
 
 
 def why(run: Run = None, json: AsJson = False) -> None:

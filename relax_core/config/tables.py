@@ -228,6 +228,10 @@ class RolloutTable(Options):
     last are dropped. Long answers finish last, so the policy trains on fewer long answers."""
     refill_limit: NonNegativeInt = 20
     """Stop the run if filters reject this many times `groups_per_step` groups in a row; 0: no limit."""
+    failure_limit: float = Field(0.5, gt=0.0, le=1.0)
+    """Stop the run if more than this share of the last 256 samples (or of the samples in play, if these are more) fail
+    alike: with the same outcome of the same environment, engine or media, or at the same place of a reward. A run also
+    stops if its first 16 samples or more fail alike, or if none of the last 256 can be judged; at 1, only then."""
     kv_across_versions: bool = False
     """Keep the KV cache of unfinished samples when new weights arrive; this is faster, but new tokens then count as old
     as the cache. Needs `max_staleness` of 1 or more. False: the cache is computed again."""

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from relax_core.api.errors import DiskFull, Diverged, InfrastructureError, RelaxError
+from relax_core.api.errors import Diverged, InfrastructureError, LastingFailure, RelaxError
 from relax_core.api.events import RunFinished, RunRestarted, RunStarted, Sink
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
@@ -229,7 +229,7 @@ class RunController:
         ending = "diverged" if isinstance(error, Diverged) else "failed"
         # A first start that fails more likely needs a person, and a retry would fill a full disk again.
         works = self._started or self._prepared.death is not None
-        retry = works and isinstance(error, InfrastructureError) and not isinstance(error, DiskFull)
+        retry = works and isinstance(error, InfrastructureError) and not isinstance(error, LastingFailure)
         facts = {"error": str(error), "exit_code": error.exit_code, "retry": retry}
         recorder.write(RunFinished(ending, {**account, **facts}))
 

@@ -55,6 +55,10 @@ class Redactor:
             return [self.value(inner) for inner in value]
         return value
 
+    def shown(self, value: Any) -> str:
+        """Return any object as text without secrets, for values that JSON lacks."""
+        return self.text(str(value))
+
     def _entry(self, key: str, value: Any) -> Any:
         return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -25,18 +24,16 @@ from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
-from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, pack_units
+from relax_core.registry.shapes import checked
+from relax_core.rewards.breaker import LIMIT, CircuitBreaker
+from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, check_results, pack_units
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report
 from relax_core.rpc.waiting import start_all
 from relax_core.sandboxes.pool import SandboxPool
 
 ENVIRONMENT = "environment"
 """Name of the part that logs the environment's own reward."""
-FIRST = 16
-WINDOW = 256
 SCHEMA = 1
-Fault: TypeAlias = tuple[str, str]
-"""(kind, place) of a failure."""
 Group = tuple[Task, Sequence[Trajectory]]
 Weighed: TypeAlias = tuple["RewardPool", RewardResult]
 
@@ -82,8 +79,9 @@ class RewardScorer:
     def __init__(
         self, rewards: Sequence[RewardSettings], workers: Workers, clock: Clock, num_workers: int = 1,
         models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report,
-        sandboxes: SandboxPool | None = None,
+        sandboxes: SandboxPool | None = None, failure_limit: float = LIMIT,
     ) -> None:  # fmt: skip
+        """Make the pools. `failure_limit`: share of a reward's samples that may fail alike; see `CircuitBreaker`."""
         self._clock = clock
         self._started_at: list[float] = []
         """Start times of the open calls of `score`."""
@@ -91,7 +89,9 @@ class RewardScorer:
         only_of_all = [one.only for one in rewards]
         for settings in rewards:
             name = settings.label or settings.chosen.name
-            pool = RewardPool(settings, name, workers, num_workers, models or {}, replaced, sandboxes, only_of_all)
+            pool = RewardPool(
+                settings, name, workers, num_workers, models or {}, replaced, sandboxes, only_of_all, failure_limit
+            )
             self._rewards.append(pool)
 
     async def start(self) -> None:
@@ -173,7 +173,7 @@ class RewardPool:
     def __init__(
         self, settings: RewardSettings, name: str, workers: Workers, num_workers: int,
         models: Mapping[str, ModelClient], replaced: Replaced, sandboxes: SandboxPool | None,
-        only_of_all: Sequence[str] = (),
+        only_of_all: Sequence[str] = (), failure_limit: float = LIMIT,
     ) -> None:  # fmt: skip
         self.settings, self.name, self._models = settings, name, models
         self._only_of_all = tuple(only_of_all)
@@ -181,7 +181,9 @@ class RewardPool:
         self.owed = 0
         """Number of samples without a result."""
         self._form = self._place = ""
-        self._breaker = CircuitBreaker()
+        self._breaker = CircuitBreaker(limit=failure_limit)
+        self._num_groups = 0
+        """Number of groups of all calls of `score`."""
         component = settings.chosen
         if settings.function is not None:
             component = Chosen(FUNCTION, name, {"function": settings.function})
@@ -189,7 +191,7 @@ class RewardPool:
             [f"reward-{name}-{number}" for number in range(num_workers)], component,
             "relax_core.rewards.host:RewardHost", workers, timeout_s=settings.timeout_s, opened=self._opened,
             memory_mb=settings.memory_mb, pack=pack_units, inherit_env=settings.inherit_env,
-            replaced=replaced,
+            replaced=replaced, check=check_results,
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -206,9 +208,10 @@ class RewardPool:
             together = [member for own in members for member in own]
             members = [together] if self._form == "batch" else [[member] for member in together]
         units = [own for own in members if own]
+        first, self._num_groups = self._num_groups, self._num_groups + len(groups)
         self.owed += sum(map(len, units))
         try:
-            await start_all(*(self._score(unit, groups, found) for unit in units))
+            await start_all(*(self._score(unit, groups, found, first) for unit in units))
         finally:
             self.owed -= sum(found[at][place] is None for unit in units for at, place in unit)
         return found
@@ -216,13 +219,19 @@ class RewardPool:
     async def stop(self) -> None:
         await self._pool.stop(RelaxError(f"reward {self.name} was stopped"))
 
-    def _opened(self, opened: tuple[str, str, tuple[str, ...], SandboxLimits | None]) -> Mapping[str, Handler]:
+    def _opened(self, opened: Any) -> Mapping[str, Handler]:
+        checked(opened, tuple[str, str, tuple[str, ...], SandboxLimits | None], "start")
         self._form, self._place, needs, limits = opened
         return {**model_handlers(self._models, f"reward {self.name}", needs), **self._sandboxes.handlers(limits)}
 
     async def _score(
-        self, members: list[tuple[int, int]], groups: Sequence[Group], found: list[list[RewardResult | None]]
+        self,
+        members: list[tuple[int, int]],
+        groups: Sequence[Group],
+        found: list[list[RewardResult | None]],
+        first: int,
     ) -> None:
+        """Score one unit into `found`. `first`: number of the first of the groups, counted over all calls."""
         unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
         try:
             packed = await self._pool.submit(unit)
@@ -238,17 +247,19 @@ class RewardPool:
         if self._form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
             middle = len(unit) // 2
             halves = members[:middle], members[middle:]
-            await start_all(*(self._score(half, groups, found) for half in halves))
+            await start_all(*(self._score(half, groups, found, first) for half in halves))
             return
         for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
-            seen = self._breaker.record(None if result.outcome.judged else (result.kind, result.place))
+            fault = None if result.outcome.judged else (result.kind, result.place)
+            seen = self._breaker.record(fault, first + at)
             if seen:
                 opened: Exception
                 if result.outcome in ENGINE_OUTCOMES:
-                    opened = InfrastructureError(f"reward {self.name} got no answer on {seen}: {result.error}")
+                    where = seen.removeprefix("alike ")
+                    opened = InfrastructureError(f"reward {self.name} got no answer {where}: {result.error}")
                 else:
                     name = self.settings.chosen.name  # the name for `relax try`
-                    sample = failing_sample(name, task, trajectory, result)
+                    sample = failing_sample({"reward": name}, task, trajectory, result)
                     opened = CircuitOpen(name, result, seen, sample)
                 self._pool.fail(opened)
                 raise opened
@@ -262,52 +273,28 @@ def _spoils(result: RewardResult) -> bool:
 
 
 class CircuitOpen(PluginError):
-    """The error for a reward that fails alike on most samples; `sample` is the document to save for `relax try`."""
+    """The error for code that fails alike on most samples; `sample` is the document to save for `relax try`."""
 
     def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
         message = (
-            f"failed alike on {seen}: {result.error}; fix {result.place}, then try it on the sample that failed: "
+            f"failed {seen}: {result.error}; fix {result.place}, then try it on the sample that failed: "
             f"`relax try reward {reward} --data failing-sample.json` in the run's folder"
         )
         super().__init__(f"reward {reward}", message, result.frames)
         self.sample = sample
 
 
-class CircuitBreaker:
-    """A detector of repeated faults of one reward, without IO: `closed -> open`.
+def failing_sample(
+    component: Mapping[str, str], task: Task, trajectory: Trajectory, result: RewardResult | ScoredSample
+) -> dict[str, Any]:
+    """Return a JSON document of one sample: the task's row, the policy's response, and the failure.
 
-    Invariants:
-    - It opens at a failed sample if all of the first `first`, or over half of the last `window`, samples had its fault.
-    - `_counts` counts the faults in `_recent`, which holds at most `window` samples.
+    `component`: kind and name of the component that failed, such as {"reward": "exact"}.
     """
-
-    def __init__(self, first: int = FIRST, window: int = WINDOW) -> None:
-        self._first, self._window = first, window
-        self._seen = 0
-        self._recent: deque[Fault | None] = deque()
-        self._counts: Counter[Fault] = Counter()
-
-    def record(self, fault: Fault | None) -> str:
-        """Record one sample's fault, None if scored. Return which samples failed alike if the breaker opens, or ""."""
-        self._seen += 1
-        self._recent.append(fault)
-        if len(self._recent) > self._window and (oldest := self._recent.popleft()) is not None:
-            self._counts[oldest] -= 1
-        if fault is None:
-            return ""
-        self._counts[fault] += 1
-        alike = self._counts[fault]
-        if alike == self._seen == self._first:
-            return f"the first {self._first} samples"
-        return f"{alike} of the last {self._window} samples" if 2 * alike > self._window else ""
-
-
-def failing_sample(reward: str, task: Task, trajectory: Trajectory, result: RewardResult) -> dict[str, Any]:
-    """Return a JSON document of one sample: the task's row, the policy's response, and the reward's failure."""
     prompt = task.prompt if isinstance(task.prompt, str) else [asdict(message) for message in task.prompt]
     return {
         "schema": SCHEMA,
-        "reward": reward,
+        **component,
         "outcome": result.outcome.value,
         "error": result.error,
         "frames": result.frames,

@@ -23,6 +23,7 @@ from relax_core.config.run_config import RunContext
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.devices.turns import POLICY, EngineTurns, SharedEngines, TurnMember, TurnRule
 from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
+from relax_core.sampling.failures import SampleFailures
 from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch, with_row_column, with_teacher
@@ -79,8 +80,10 @@ class Rollout(Role):
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._worker = worker = await RolloutWorker.open(context, engine_events(context), in_turns=True)
         if state := await context.bus.kept("sampler"):
-            worker.selection.sampler.load(state)
-        context.doing("ready", engines=worker.pool.facts, held=lambda: len(self._held), judging=worker.scorer.owing,
+            worker.selection.load(state)
+        self._failures = SampleFailures(context.config, context.run_dir)
+        context.doing("ready", failures=self._failures.facts, engines=worker.pool.facts,
+                      held=lambda: len(self._held), judging=worker.scorer.owing,
                       under_way=lambda: oldest(worker.inflight.values(), context.clock.now()),
                       pools=worker.auxiliary_pools.facts, scheduling=worker.scheduling)  # fmt: skip
         self._evaluating = asyncio.Lock()
@@ -219,9 +222,10 @@ class Rollout(Role):
         context, worker, run = self._context, self._worker, self._context.config
         with context.working("judging"):
             judged = await worker.score(groups)
+        self._failures.record(judged, sum(group.num_in_play for group in worker.inflight.values()))
         # Store the sampler's state before the actor can train on these groups, so that a checkpoint has both.
-        step, state = worker.engines.newest().step, worker.selection.sampler.state()
-        if state and (step != self._kept_at or run.deterministic):
+        step = worker.engines.newest().step
+        if (step != self._kept_at or run.deterministic) and (state := worker.selection.state()):
             await context.bus.keep("sampler", state)
             self._kept_at = step
         rejected = [attempt for one in judged if one.rejected_by for attempt in one.issue.attempts]

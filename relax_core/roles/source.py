@@ -25,6 +25,8 @@ from relax_core.data.media_pipeline import opened_media_pipeline
 from relax_core.data.placeholders import MediaRefused
 from relax_core.roles.rank_group import RankGroup
 from relax_core.sampling.evaluation import is_due
+from relax_core.sampling.failures import SampleFailures, keep_sample
+from relax_core.sampling.groups import picked
 
 POLL_S = 1.0
 REFERENCE = "ref_log_probs"
@@ -53,7 +55,8 @@ class RowSource(Role):
             await context.run_status.emit(Logged("info", self.name, remark))
         # The pipeline starts no process in a run without media.
         async with opened_media_pipeline(context, self._dataset.family) as self._media:
-            context.doing("ready", rows=len(self._train))
+            self._failures = SampleFailures(context.config, context.run_dir)
+            context.doing("ready", rows=len(self._train), failures=self._failures.facts)
             while not context.stopping:
                 await context.pause_point()
                 # No weights sampled these rows, so they are never stale: ask as an engine at the last version would.
@@ -77,7 +80,7 @@ class RowSource(Role):
         for issue in issues:
             group = issue.group
             places[group] = self._train[
-                self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count
+                picked(self._sampler, group, count, run.seed) if run.data.shuffle else group % count
             ]
             examples |= await self._examples(issue, places[group])
         version = await context.bus.version()
@@ -98,18 +101,27 @@ class RowSource(Role):
         await context.bus.report_held(self.name, frozenset(), self._admitted)
 
     async def _examples(self, issue: Issue, index: int) -> dict[AttemptId, Example]:
-        """Read the example of an issue, or its pair of two, by attempt. If media can't be read, warn and return {}."""
+        """Read the example of an issue, or its pair of two, by attempt. If media can't be read, warn and return {}.
+
+        Raises ConfigError if the media of most rows can't be read, since failed rows are replaced by further rows.
+        """
         try:
             hold = None
             if self._context.config.media:
                 await self._media.prepare(self._dataset.messages(index))
                 hold = self._media.fill_placeholders
             found = await asyncio.to_thread(self._dataset.examples, index, hold)
+            self._failures.count(Outcome.FINISHED, "", "", issue.group)
             return dict(zip(issue.attempts, found, strict=True))
         except MediaRefused as refused:
-            await self._context.run_status.emit(
-                Logged("warning", self.name, f"{self._dataset.where(index)}: {refused}")
-            )
+            context, error = self._context, f"{self._dataset.where(index)}: {refused}"
+            await context.run_status.emit(Logged("warning", self.name, error))
+            if seen := self._failures.count(Outcome.MEDIA_ERROR, "media", error, issue.group):
+                keep_sample(context.config, context.run_dir, {"outcome": Outcome.MEDIA_ERROR.value, "error": error})
+                what = f"rows that failed {seen.replace('samples', 'rows')} with {Outcome.MEDIA_ERROR}: {error}"
+                raise ConfigError(
+                    "data", what, "correct or remove such media, or raise the limits of [[media]]"
+                ) from None
             return {}
 
 
@@ -201,5 +213,7 @@ def _measures(algorithm: Algorithm, rows: RowBatch) -> dict[str, float]:
         loss = algorithm.loss(batch, learn.Outputs(outputs))
         denominators = learn.Denominators(counts)
         total = sum(float(term) for term in learn.reduce(loss, batch, denominators).values())
-    told = {name.rpartition("/")[2]: learn.mean((float(s), float(n))) for name, (s, n) in loss.metrics.items()}
+    told = {
+        name.rpartition("/")[2]: learn.mean((float(s), float(n))) for name, (s, n) in loss.metrics.items() if float(n)
+    }
     return {**told, "loss": total * denominators.rescale(counts)}

@@ -22,7 +22,7 @@ from typing import Any, overload
 
 from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen, Configurable, ContractT
-from relax_core.api.errors import DeadlineExceeded, DiskFull, InfrastructureError, PluginError, RelaxError
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, LastingFailure, PluginError, RelaxError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.role import (
     Clock,
@@ -198,7 +198,7 @@ class RoleContext:
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
     """Run a role until it returns. Restart a stateless role with fresh workers after an infrastructure failure.
 
-    All remaining errors are raised, and so is DiskFull. A failed restart counts against the same restart budget.
+    All remaining errors are raised, and so is LastingFailure. A failed restart counts against the same restart budget.
     `without_s`: seconds since the role's last process died; None for its first process.
     """
     lost_at: float | None = None
@@ -214,7 +214,9 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
                 await _run_attended(role, context)
             return
         except Exception as error:
-            recovers = role.stateless and isinstance(error, InfrastructureError) and not isinstance(error, DiskFull)
+            recovers = (
+                role.stateless and isinstance(error, InfrastructureError) and not isinstance(error, LastingFailure)
+            )
             fatal = not (recovers and budget.spend(context.clock.now()))
             code = error.exit_code if isinstance(error, RelaxError) else 1
             frames = error.frames if isinstance(error, PluginError) else ""

@@ -7,6 +7,7 @@ row end the run with their reasons. Generating and scoring groups is the work of
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from array import array
@@ -28,6 +29,8 @@ from relax_core.api.weights import Version
 from relax_core.data.tasks import TaskSet
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest
+from relax_core.registry.error_text import authored
+from relax_core.registry.shapes import WrongShape, checked, returned_by, shown
 from relax_core.rewards.scorer import ScoredSample
 
 SHOWN = 3
@@ -185,12 +188,13 @@ class Selection:
         self._seed, self._limit = seed, refill_limit
         self._picked: OrderedDict[int, int] = OrderedDict()
         self._in_a_row: Counter[str] = Counter()
-        sampler.open(_TrainingTasks(tasks, train))
+        with authored(f"sampler {type(sampler).__qualname__}"):
+            sampler.open(_TrainingTasks(tasks, train))
 
     def task(self, group: int) -> int:
         """Return the index of the group's task; the same on every call."""
         if group not in self._picked:
-            self._picked[group] = self.sampler.pick(group, len(self._train), self._seed)
+            self._picked[group] = picked(self.sampler, group, len(self._train), self._seed)
             if len(self._picked) > REMEMBERED:
                 self._picked.popitem(last=False)
         return self._train[self._picked[group]]
@@ -203,14 +207,18 @@ class Selection:
         for group in groups:
             number = group.issue.group
             rewards = [scored.value for scored in group.scores if scored.outcome.judged]
-            self.sampler.learned(number, self._picked[number], rewards)
+            with authored(f"sampler {type(self.sampler).__qualname__}"):
+                self.sampler.learned(number, self._picked[number], rewards)
         for group in groups:
             if group.unfit:
                 group.rejected_by, group.reason = TOO_LONG, group.unfit
             else:
                 rewards = [scored.value if scored.outcome.judged else math.nan for scored in group.scores]
                 for name, rule in self._filters.items():
-                    if reason := rule.reject(group.task, group.issue.attempts, group.trajectories, rewards):
+                    with authored(f"filter {name}"):
+                        reason = rule.reject(group.task, group.issue.attempts, group.trajectories, rewards)
+                        checked(reason, str | None, returned_by(rule.reject))
+                    if reason:
                         group.rejected_by, group.reason = name, reason
                         break
             if not group.rejected_by:
@@ -223,6 +231,30 @@ class Selection:
                     f"filters: rejected the last {self._in_a_row.total()} groups ({causes}); choose tasks that suit "
                     "the policy, different filters, or a larger rollout.refill_limit"
                 )
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the sampler's state for checkpoints. Raises PluginError if the state is not JSON data."""
+        with authored(f"sampler {type(self.sampler).__qualname__}"):
+            state: Mapping[str, Any] = checked(self.sampler.state(), Mapping[str, Any], returned_by(self.sampler.state))
+            json.dumps(dict(state))
+            return state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the sampler's state of a checkpoint."""
+        with authored(f"sampler {type(self.sampler).__qualname__}"):
+            self.sampler.load(state)
+
+
+def picked(sampler: Sampler, group: int, num_tasks: int, seed: int) -> int:
+    """Return the index of the task that a sampler picks. Raises PluginError for a value that is not such an index."""
+    with authored(f"sampler {type(sampler).__qualname__}"):
+        index = sampler.pick(group, num_tasks, seed)
+        checked(index, int, returned_by(sampler.pick))
+        if not 0 <= index < num_tasks:
+            raise WrongShape(
+                f"{returned_by(sampler.pick)}: got {shown(index)}; want an index from 0 to {num_tasks - 1}"
+            )
+        return int(index)
 
 
 class _TrainingTasks(Sequence[Task]):

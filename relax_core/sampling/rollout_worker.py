@@ -7,14 +7,12 @@ The rollout role decides when a group starts, and sends the group's rows to the 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 from relax_core.api.bus import Issue
 from relax_core.api.environment import Tool
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.events import Logged, WorkRetried
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import Filter, Sampler
@@ -34,6 +32,7 @@ from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
 from relax_core.sampling.evaluation import Evaluation, open_tasks
+from relax_core.sampling.failures import keep_sample
 from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions, Turns
 from relax_core.sampling.prelaunch import PrelaunchedGroup
 from relax_core.sampling.session import Limits, sample_seed
@@ -82,8 +81,9 @@ class RolloutWorker:
 
         self._sandboxes = sandboxes = SandboxPool(run.sandbox, children)
         self.scorer = RewardScorer(
-            rewards, children, context.clock, models=pools.clients, replaced=replaced, sandboxes=sandboxes
-        )
+            rewards, children, context.clock, models=pools.clients, replaced=replaced, sandboxes=sandboxes,
+            failure_limit=run.rollout.failure_limit,
+        )  # fmt: skip
         self._environments = {
             choice.known_as: EnvironmentPool(
                 choice,
@@ -145,6 +145,8 @@ class RolloutWorker:
             facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
             await made._sandboxes.start()  # after environments and rewards have declared whether they need a sandbox
             check_vocabulary(made.family, facts)
+            if "max_context" not in facts:
+                raise PluginError(f"engine {run.engine.name}", "start() returned facts without max_context")
             max_context, rollout = int(facts["max_context"]), run.rollout
             if rollout.max_new_tokens >= max_context:
                 fix = f"choose less than the model's context of {max_context} tokens"
@@ -321,8 +323,7 @@ class RolloutWorker:
         try:
             found = await self.scorer.score([(group.task, group.trajectories) for group in groups])
         except CircuitOpen as tripped:
-            path = Path(self._context.run_dir) / "failing-sample.json"
-            path.write_text(json.dumps(tripped.sample, indent=1, default=str))
+            keep_sample(self._context.config, self._context.run_dir, tripped.sample)
             raise
         finally:
             for group in groups:

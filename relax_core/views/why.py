@@ -269,12 +269,21 @@ def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
     facts, age = role.get("facts") or {}, now - float(role.get("at") or now)
     for group in facts.get("under_way") or ():
         yield f"{group_says(group)}: {seconds(group['for_s'] + age)} old"
+    yield from failures_say(role)
     if scheduling := facts.get("scheduling"):
         yield from _scheduling_says(scheduling)
     pools = (facts.get("pools") or {}).values()
     for name, engine in [one for part in (facts, *pools) for one in (part.get("engines") or {}).items()]:
         silent = engine.get("silent_s", 0.0)
         yield f"{name} {engine_says(engine)}" + (f", silent for {seconds(silent + age)}" if silent else "")
+
+
+def failures_say(role: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line on each kind of failure among a rollout's newest samples."""
+    failures = (role.get("facts") or {}).get("failures") or {}
+    for kind in failures.get("kinds", ()):
+        newest = f"; newest: {kind['error']}" if kind["error"] else ""
+        yield f"{kind['count']} of the last {failures['of']} samples failed: {kind['outcome']} of {kind['component']}{newest}"
 
 
 def _scheduling_says(scheduling: Mapping[str, Any]) -> Iterator[str]:

@@ -7,20 +7,24 @@ The process may be killed. Tensors are never sent to the caller. The same bytes 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.modality import ModalityProcessor, ProcessedMedia
 from relax_core.api.task import Media
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import content_key, read_source, restricted
 from relax_core.media.store import MediaStore, write_media_file
-from relax_core.rpc.isolated_host import IsolatedHost
+from relax_core.registry.error_text import innermost, plugin_frames, said
+from relax_core.registry.shapes import WrongShape, checked, returned_by, shown
+from relax_core.rpc.isolated_host import IsolatedHost, who
 
+KEY = re.compile("[0-9a-f]{32}")
 MAX_KNOWN = 65536
 """Number of media contents for which the store key is cached; a full cache is cleared."""
 PREVIEWS = "previews"
@@ -60,7 +64,7 @@ class MediaHost(IsolatedHost):
 
     def budget(self, media: Media) -> int:
         """Return the number of tokens that a medium will take."""
-        return self._processor.budget(media, self._model)
+        return int(self._asked(self._processor.budget, int, media, self._model))
 
     def process(self, media: Media) -> tuple[str, list[tuple[Any, ...]]]:
         """Process a medium into the store; return its key and its layout, as fields of `PlaceholderSpan`."""
@@ -78,28 +82,57 @@ class MediaHost(IsolatedHost):
     def examine(self, media: Media) -> dict[str, Any]:
         """Decode and process a medium without storing it; return facts about it for display."""
         data = read_source(media.source, self._max_bytes)
-        facts = {"size_bytes": len(data), **self._processor.facts(media, data)}
+        facts = {"size_bytes": len(data), **self._asked(self._processor.facts, Mapping[str, Any], media, data)}
         done = self._processed(media, data)
-        preview = self._processor.preview(media, data, self._preview_bytes) if self._preview_bytes else None
+        preview = self._preview(media, data) if self._preview_bytes else None
         return {"key": done.key, "tokens": done.num_placeholders, **facts, "preview": preview}
 
     def _keep_preview(self, key: str, media: Media, data: bytes) -> None:
         if not self._preview_bytes or key in self._previews:
             return
         try:
-            preview = self._processor.preview(media, data, self._preview_bytes)
-        except ValueError:
+            preview = self._preview(media, data)
+        except (ValueError, PluginError):
             return  # the model can still read the medium; the display shows only the name
         if preview:
             self._previews.put(key, preview)
 
     def _processed(self, media: Media, data: bytes) -> ProcessedMedia:
-        whole = self._processor.process(media, data, self._model)
+        whole: ProcessedMedia = self._asked(self._processor.process, ProcessedMedia, media, data, self._model)
+        try:
+            check_key(whole.key)
+        except WrongShape as error:
+            raise PluginError(who(self.component), str(error)) from error
         if media.view is None:
             return whole
-        part = self._processor.view(whole, *media.view)
+        part: ProcessedMedia = self._asked(self._processor.view, ProcessedMedia, whole, *media.view)
         key = content_key(bytes.fromhex(whole.key), media.view)
         return replace(part, key=key)
+
+    def _preview(self, media: Media, data: bytes) -> bytes | None:
+        preview: bytes | None = self._asked(self._processor.preview, bytes | None, media, data, self._preview_bytes)
+        return preview
+
+    def _asked(self, method: Callable[..., Any], wanted: Any, *args: Any) -> Any:
+        """Call a method of the processor whose result has the type `wanted`.
+
+        ValueError means a medium that can't be read. All other errors of the processor, and results of another type,
+        are raised as PluginError.
+        """
+        try:
+            return checked(method(*args), wanted, returned_by(method))
+        except (RelaxError, ValueError, MemoryError):
+            raise
+        except Exception as error:
+            place = innermost(error)
+            message = str(error) if isinstance(error, WrongShape) else f"{said(error)}{f' ({place})' * bool(place)}"
+            raise PluginError(who(self.component), message, plugin_frames(error)) from error
+
+
+def check_key(key: str) -> None:
+    """Raise WrongShape unless `key` may name a file of the store: the result of `content_key`."""
+    if not KEY.fullmatch(key):
+        raise WrongShape(f"media key: got {shown(key)}; want 32 hexadecimal digits, as `content_key` returns")
 
 
 class Previews:

@@ -24,6 +24,7 @@ from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.role import Clock, SystemClock, Workers
 from relax_core.api.task import Media, Message, Part
 from relax_core.config.run_config import RunContext
+from relax_core.data.media_host import check_key
 from relax_core.data.placeholders import (
     MediaRefused,
     MediaUnavailable,
@@ -35,6 +36,7 @@ from relax_core.data.task_files import source_access
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import is_path, shown
 from relax_core.media.store import MediaStore
+from relax_core.registry.shapes import checked
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report, replaced_events
 from relax_core.rpc.waiting import start_all
 
@@ -323,7 +325,7 @@ class _Processor:
             timeout_s=choice.timeout_s, memory_mb=choice.memory_mb, tries=1, max_batch=1, opened=self._opened,
             open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10, astuple(access)),
             env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, writable=(directory,),
-            replaced=replaced,
+            replaced=replaced, check=_check_answer,
         )  # fmt: skip
 
     async def ask(self, method: str, media: Media) -> Any:
@@ -343,9 +345,21 @@ class _Processor:
             limit = f" (limit: {self._choice.memory_mb} MB)" if self._choice.memory_mb else ""
             raise MediaUnavailable(f"reading it broke the process{limit}") from error
 
-    def _opened(self, kind: str) -> dict[str, Any]:
-        self.kind = kind
+    def _opened(self, kind: Any) -> dict[str, Any]:
+        self.kind = checked(kind, str, "start")
         return {}
+
+
+def _check_answer(item: tuple[str, Media], answer: Any) -> None:
+    """Raise WrongShape unless `answer` may be what `MediaHost` sends for an item."""
+    method, _ = item
+    if method == "budget":
+        checked(answer, int, method)
+    elif method == "process":
+        checked(answer, tuple[str, Sequence[tuple[str, int, float | None]]], method)
+        check_key(answer[0])
+    else:
+        checked(answer, Mapping[str, Any], method)
 
 
 class MediaBudget:

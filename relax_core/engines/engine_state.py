@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from operator import index
+from typing import TypeVar, get_args
 
-from relax_core.api.engine import Delta
+from relax_core.api.engine import Delta, FinishReason
 from relax_core.api.weights import Version
 from relax_core.engines.kv_ledger import KvLedger
 from relax_core.engines.requests import PendingRequest
+from relax_core.registry.error_text import said
+from relax_core.registry.shapes import shown
 from relax_core.rpc.waiting import RestartBudget
 
 T = TypeVar("T")
+FINISHES: tuple[str, ...] = get_args(FinishReason)
 MODEL_FOLDER = Version("actor", 0, 0)
 MAX_FAILURES = 8
 """Most failures of one engine in a row, without a finished request in between; one more fails the pool."""
@@ -167,7 +172,16 @@ def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:
 
 def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
     """Return why an engine's response is invalid; empty: valid. `vocab_size` 0: unknown."""
+    try:
+        return _fault(delta, pending, max_step, vocab_size)
+    except (TypeError, ValueError, AttributeError) as error:  # fields of other types
+        return f"{shown(delta)}: {said(error)}"
+
+
+def _fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
     tokens, log_probs = delta.tokens, delta.log_probs
+    if delta.finish not in FINISHES:
+        return f"finish {delta.finish!r}; want one of {', '.join(map(repr, FINISHES))}"
     if len(log_probs) != len(tokens):
         return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
     if delta.routed_experts and pending.routes is not None:
@@ -176,6 +190,7 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
             return fault
     if not tokens:
         return ""
+    deque(map(index, tokens), 0)  # raises TypeError for a token that is not a whole number
     if not pending.min_step <= delta.oldest_cache <= delta.version <= max_step:
         return (
             f"tokens of step {delta.version} with a cache of step {delta.oldest_cache}; expected steps "

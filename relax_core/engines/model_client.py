@@ -8,9 +8,11 @@ has a deadline.
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from operator import index
 from typing import Any, Literal
 
 from relax_core.api.engine import Generated, Prompt
@@ -20,6 +22,7 @@ from relax_core.api.role import Clock
 from relax_core.api.task import Message
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest, SamplingParams, stop_end, watch_for
+from relax_core.registry.shapes import WrongShape, checked
 
 TURN_LIMIT_S = 3600.0
 """Default limit, in seconds, on a request's wait for the pool's turn on shared devices."""
@@ -56,6 +59,12 @@ class PoolModelClient:
         self, prompt: Prompt, max_new_tokens: int = 256, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
         stop: tuple[str, ...] = (), timeout_s: float = 0.0,
     ) -> Generated:  # fmt: skip
+        self._check("max_new_tokens", max_new_tokens, int, 1)
+        self._check("temperature", temperature, float, 0)
+        self._check("top_p", top_p, float, 0, 1)
+        self._check("seed", seed, int)
+        self._check("stop", stop, tuple[str, ...])
+        self._check("timeout_s", timeout_s, float, 0)
         stop = tuple(stop)
         sampling = SamplingParams(temperature, top_p if temperature else 1.0)
         pending = PendingRequest(
@@ -79,8 +88,11 @@ class PoolModelClient:
         self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,
         timeout_s: float = 0.0,
     ) -> tuple[tuple[float, ...], ...]:  # fmt: skip
+        self._check("completions", completions, Sequence[Any])
+        self._check("temperature", temperature, float, 0)
+        self._check("timeout_s", timeout_s, float, 0)
         begin = self._tokens(prompt)
-        ends = [self._family.encode(one) if isinstance(one, str) else tuple(one) for one in completions]
+        ends = [self._family.encode(one) if isinstance(one, str) else tuple(map(index, one)) for one in completions]
         if not all(ends):
             raise ValueError(f"engine pool {self.name}: completion {ends.index(())} is empty; give text or token ids")
         found = await self.score_rows([begin + end for end in ends], temperature, timeout_s)
@@ -128,6 +140,16 @@ class PoolModelClient:
         return {
             "open": len(self._open), "for_s": round(oldest, 3), "engines": self.pool.facts(), "paused": self.paused,
         }  # fmt: skip
+
+    def _check(self, name: str, value: Any, wanted: Any, low: float | None = None, high: float = math.inf) -> None:
+        """Raise ValueError for an argument that would fail in the router or in the engine, which are not to blame."""
+        try:
+            checked(value, wanted, name)
+        except WrongShape as error:
+            raise ValueError(f"engine pool {self.name}: {error}") from error
+        if low is not None and not (low <= value <= high and math.isfinite(value)):
+            fix = f"at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
+            raise ValueError(f"engine pool {self.name}: {name}: got {value!r}; give {fix}")
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

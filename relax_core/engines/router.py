@@ -13,6 +13,7 @@ from relax_core.api.weights import Version
 from relax_core.engine_kit.threaded_engine import check_ids
 from relax_core.engines.engine_state import MAX_FAILURES, EngineState, EngineStatus, PrefixAffinity, response_fault
 from relax_core.engines.requests import PendingRequest
+from relax_core.registry.shapes import shown
 
 
 class Dispatch(NamedTuple):
@@ -321,8 +322,12 @@ class Router:
         engine.last_heard, vocab_size = now, self.vocab_size
         actions: list[Action] = []
         stopped: list[str] = []
+        if not isinstance(deltas, list | tuple):
+            return self._fail(engine, f"{name} sent an invalid response: {shown(deltas)}; want a list of Delta")
         for delta in deltas:
-            pending = engine.running.get(delta.id)
+            if not isinstance(delta, Delta):
+                return [*actions, *self._fail(engine, f"{name} sent an invalid response: {shown(delta)}; want a Delta")]
+            pending = engine.running.get(delta.id) if isinstance(delta.id, str) else None
             if pending is None:
                 return [*actions, *self._fail(engine, f"{name} responded to {delta.id!r}, which it does not run")]
             if not pending.settled:

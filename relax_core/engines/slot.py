@@ -7,19 +7,21 @@ A slot only calls its engine. The router decides where requests run and whether 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, EngineSpec, GenerateRequest, Health
-from relax_core.api.errors import DeadlineExceeded, InfrastructureError
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import SpanTrack, Worker, Workers, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.engines.engine_state import EngineState
 from relax_core.observe.spans import Unwatched
+from relax_core.registry.error_text import said
+from relax_core.registry.shapes import WrongShape, checked, shown
 
 T = TypeVar("T")
 START_S = 300.0
@@ -35,6 +37,7 @@ SILENCE_S = 20.0
 UNBOUNDED_S = 1e9
 """Deadline of calls without a time limit: the router detects silent engines, and accounts for pauses."""
 NO_CAPABILITIES = Capabilities()
+NUMBERS = frozenset({int, float})
 
 
 class EngineSlot:
@@ -45,7 +48,7 @@ class EngineSlot:
     Invariants:
     - `state.loaded` changes only after the receipt was accepted.
     - A newly started engine has the version of its spec, is not paused, and has nothing offloaded.
-    - A call raises an error if the engine stops answering health checks.
+    - A call raises an error if the engine stops answering health checks, or returns another type than its contract has.
     """
 
     def __init__(
@@ -74,9 +77,15 @@ class EngineSlot:
         self.starts += 1
         with self._track.span("overhead", "starting"):
             (self.worker,) = await self._workers.start([self._worker_spec], START_S)
-            facts: dict[str, Any] = await self.worker.call("start", self.spec, timeout_s=START_S)
+            facts = await self.worker.call("start", self.spec, timeout_s=START_S)
+        try:
+            checked(facts, Mapping[str, Any], "start()")
+            for name in {"max_context", "vocab_size", "kv_tokens"} & facts.keys():
+                checked(facts[name], float, f"start(): fact {name}")
+        except WrongShape as error:
+            raise PluginError(f"engine {self.chosen.name}", str(error)) from error
         self._started = True
-        return facts
+        return dict(facts)
 
     async def stop(self) -> None:
         """Kill the engine's process, which also frees its device memory."""
@@ -103,8 +112,11 @@ class EngineSlot:
     async def generate(self, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[Sequence[Delta]]:
         """Yield the deltas of a batch as they arrive. Raises if the engine fails or stops answering health checks."""
         stream = self._running_worker().stream("generate", requests, timeout_s=UNBOUNDED_S)
-        while (deltas := await self._while_alive("generate", anext(stream, None))) is not None:
-            yield deltas
+        try:
+            while (deltas := await self._while_alive("generate", anext(stream, None))) is not None:
+                yield deltas
+        except NotImplementedError as error:
+            raise PluginError(f"engine {self.chosen.name}", f"generate: {said(error)}") from error
 
     async def score(
         self, sequences: Sequence[Sequence[int]], temperature: float, timeout_s: float = UNBOUNDED_S
@@ -117,6 +129,11 @@ class EngineSlot:
         with track.span("work", "scoring") if timeout_s == UNBOUNDED_S else track.span("overhead", "scoring a canary"):
             found: Sequence[Sequence[float]] = await self._call(
                 "score", [list(one) for one in sequences], temperature, timeout_s=timeout_s
+            )
+        rows = found if isinstance(found, list | tuple) else [None]
+        if not all(isinstance(row, list | tuple) and NUMBERS.issuperset(map(type, row)) for row in rows):
+            raise InfrastructureError(
+                f"{self.name}: score() returned {shown(found)}; want numbers, [sequences][tokens]"
             )
         return found
 
@@ -146,7 +163,7 @@ class EngineSlot:
             await self.on_loading(self, manifest.version)
         with self._track.span("overhead", f"loading {manifest.version}"):
             receipt: Receipt = await self._call("update_weights", manifest, transport, timeout_s=timeout_s)
-        return receipt
+        return self._returned("update_weights", receipt, Receipt)
 
     async def pause(self) -> bool:
         """Stop sampling. Return False if the engine cannot keep paused requests, which must then be aborted."""
@@ -173,7 +190,8 @@ class EngineSlot:
         freed = 0
         if to_offload := sorted(parts - self.offloaded):
             with self._track.span("overhead", f"offloading {' and '.join(to_offload)}"):
-                freed = int(await self._call("offload", to_offload, timeout_s=OFFLOAD_S))
+                answer = await self._call("offload", to_offload, timeout_s=OFFLOAD_S)
+                freed = int(self._returned("offload", answer, int))
         if to_onload := sorted(self.offloaded - parts):
             with self._track.span("overhead", f"onloading {' and '.join(to_onload)}"):
                 await self._call("onload", to_onload, timeout_s=OFFLOAD_S)
@@ -187,7 +205,7 @@ class EngineSlot:
 
     async def health(self, timeout_s: float) -> Health:
         health: Health = await self._running_worker().call("health", timeout_s=timeout_s)
-        return health
+        return self._returned("health", health, Health)
 
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self._while_alive(method, self._running_worker().call(method, *args, timeout_s=timeout_s))
@@ -206,9 +224,19 @@ class EngineSlot:
                     failure = health.facts.get("failure", "")
                     raise InfrastructureError(f"{self.name}: unhealthy during {method}: {failure}")
             return answer.result()
+        except LookupError as error:  # of the engine's own code
+            raise PluginError(f"engine {self.chosen.name}", f"{method}: {said(error)}") from error
         finally:
             answer.cancel()
             await asyncio.gather(answer, return_exceptions=True)
+
+    def _returned(self, method: str, value: T, wanted: Any) -> T:
+        """Return what a method of the engine returned. Raises InfrastructureError if it has another type."""
+        try:
+            checked(value, wanted, f"{method}()")
+        except WrongShape as error:
+            raise InfrastructureError(f"{self.name}: {error}") from error
+        return value
 
     def _running_worker(self) -> Worker:
         if self.worker is None:

@@ -14,8 +14,8 @@ from .advantages import (
     turn_returns as turn_returns, whiten as whiten,
 )
 from .counts import (
-    Denominators as Denominators, aggregate as aggregate, check_lag as check_lag, count as count, mean as mean,
-    merge_metrics as merge_metrics, reduce as reduce, rows_with_gradient as rows_with_gradient,
+    Denominators as Denominators, aggregate as aggregate, charged_to as charged_to, check_lag as check_lag, count
+    as count, mean as mean, merge_metrics as merge_metrics, reduce as reduce, rows_with_gradient as rows_with_gradient,
 )
 from .groups import Grouping as Grouping
 from .logits import Wanted as Wanted, score_distribution as score_distribution

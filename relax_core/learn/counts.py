@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from relax_core.api.algorithm import Loss, LossBatch, Term
+from relax_core.api.algorithm import Algorithm, Loss, LossBatch, Term
 from relax_core.api.batch import RowBatch
+from relax_core.api.errors import PluginError, RelaxError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,25 +49,58 @@ def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float 
 def reduce(loss: Loss, batch: LossBatch, denominators: Denominators) -> dict[str, Tensor]:
     """Reduce each term of this chunk to a scalar, `sum(value * weight over trained positions) / denominator`.
 
-    The backward pass starts from the sum of the terms.
+    The backward pass starts from the sum of the terms. Raises ValueError for a term of another shape, which torch would
+    otherwise repeat for every position.
     """
     import torch  # not at the top: code that only plans updates imports this module without torch
 
+    if not isinstance(loss, Loss):
+        raise TypeError(f"the loss is {loss!r:.80} ({type(loss).__qualname__}); return a Loss")
+    for name, metric in loss.metrics.items():
+        if not isinstance(metric, tuple | list) or len(metric) != 2:
+            raise TypeError(f"metric {name!r}: got {metric!r:.80}; give a pair of sum and count")
     denominators.add(loss.counts)
     reduced = {}
     for name, term in loss.terms.items():
+        if not isinstance(term.value, torch.Tensor):
+            raise ValueError(
+                f"loss term {name!r}: got {term.value!r:.80} ({type(term.value).__qualname__}); want a Tensor"
+            )
         if term.per == "pair":  # every pair counts
+            if term.value.dim() != 1:
+                raise ValueError(f"loss term {name!r}: got shape {tuple(term.value.shape)}; want one value per pair")
             summed = (term.value * term.weight).sum()
         else:
             trained = batch.loss_mask
             if term.per == "row":
                 trained = batch.sequence_sum(batch.loss_mask.to(term.value.dtype)) > 0
+            if term.value.shape != trained.shape:
+                got, want = tuple(term.value.shape), tuple(trained.shape)
+                raise ValueError(f"loss term {name!r}: got shape {got}; want {want}, one value per {term.per}")
             weight = term.weight
             if isinstance(weight, torch.Tensor) and weight.dim():
                 weight = torch.where(trained, weight, 0.0)
             summed = torch.where(trained, term.value * weight, 0.0).sum()
         reduced[name] = summed / denominators.nominal(term.denominator)
     return reduced
+
+
+@contextmanager
+def charged_to(algorithm: Algorithm) -> Iterator[None]:
+    """Charge an algorithm's author for an error of the body, which calls the algorithm: raise PluginError.
+
+    Errors of Relax and a lack of memory pass unchanged.
+    """
+    try:
+        yield
+    except RelaxError:
+        raise
+    except Exception as error:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        frames = "".join(traceback.format_exception(error)[1:])
+        name = f"algorithm {type(algorithm).__qualname__}"
+        raise PluginError(name, f"{type(error).__name__}: {error}", frames) from error
 
 
 # -- denominators ----------------------------------------------------------------------------------------------------
@@ -188,6 +224,11 @@ def merge_metrics(*parts: Mapping[str, tuple[NumberT, NumberT]]) -> dict[str, tu
             else:
                 merged[name] = one[0] + other[0], one[1] + other[1]
     return merged
+
+
+def measured(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Return the numbers that are shown. A metric with the count 0 was not measured, so it is left out."""
+    return {name: mean(metric) for name, metric in metrics.items() if metric[1]}
 
 
 def mean(metric: Metric) -> float:

@@ -19,7 +19,7 @@ from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, Column, Ragged, Row
 from relax_core.api.bus import Sealed
 from relax_core.api.options import Options
 from relax_core.learn.advantages import of_samples
-from relax_core.learn.counts import merge_metrics
+from relax_core.learn.counts import charged_to, merge_metrics
 
 
 class Grouping:
@@ -108,6 +108,9 @@ class Grouping:
 
         Untrained tokens get 0. Samples that are not valid get the advantage 0.
         """
+        for name, value in (("values", advantages.values), ("returns", advantages.returns)):
+            if not isinstance(value, Tensor) and (name == "values" or value is not None):
+                raise TypeError(f"Advantages.{name}: got {value!r:.80} ({type(value).__qualname__}); want a Tensor")
         values, valid = advantages.values, self.groups.valid
         if values.shape == valid.shape:
             values = of_samples(values, self.groups)
@@ -137,12 +140,19 @@ def credited(
 ) -> dict[str, Ragged]:  # fmt: skip
     """Return the columns `advantages` and, for a critic, `returns` of rows in whole groups.
 
-    `weights`: of the run's rewards, by name.
+    `weights`: of the run's rewards, by name. Raises PluginError naming the algorithm if it fails or returns anything
+    but finite advantages of the right shape.
     """
     if isinstance(algorithm, MixedAlgorithm):
         return algorithm.credit(rows, samples, asked, weights)
     grouping = Grouping(rows, samples, asked, weights)
-    return grouping.columns(algorithm.advantages(grouping.groups))
+    with charged_to(algorithm):
+        advantages = algorithm.advantages(grouping.groups)
+        if not isinstance(advantages, Advantages):
+            raise TypeError(
+                f"advantages() returned {advantages!r:.80} ({type(advantages).__qualname__}); want Advantages"
+            )
+        return grouping.columns(advantages)
 
 
 class MixedAlgorithm(Algorithm[Options]):
@@ -242,17 +252,21 @@ class MixedAlgorithm(Algorithm[Options]):
         return made
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
-        return self._joined([(own, part.loss(own, policy)) for part, own in self._own(batch)])
+        return self._joined(batch, lambda part, own: part.loss(own, policy))
 
     def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
-        return self._joined([(own, part.fit_loss(fit, own, outputs)) for part, own in self._own(batch)])
+        return self._joined(batch, lambda part, own: part.fit_loss(fit, own, outputs))
 
     def _own(self, batch: LossBatch) -> list[tuple[Algorithm, OwnRows]]:
         index = batch.column(ALGORITHM_INDEX.name)
         return [(part, OwnRows(batch, index == number)) for number, part in enumerate(self.parts)]
 
-    def _joined(self, losses: Sequence[tuple[OwnRows, Loss]]) -> Loss:
+    def _joined(self, batch: LossBatch, loss_of: Callable[[Algorithm, OwnRows], Loss]) -> Loss:
         """Join the parts' terms and metrics under the parts' labels; also sum metrics under their plain names."""
+        losses: list[tuple[OwnRows, Loss]] = []
+        for part, own in self._own(batch):
+            with charged_to(part):
+                losses.append((own, loss_of(part, own)))
         terms: dict[str, Term] = {}
         counts: dict[str, Tensor] = {}
         metrics = merge_metrics(*(loss.metrics for _, loss in losses))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relax_core.api.algorithm import Algorithm
 from relax_core.api.batch import Ragged, RowBatch
+from relax_core.learn.counts import charged_to
 
 
 class PackedBatch:
@@ -134,13 +135,14 @@ class Outputs:
 def prepared_columns(algorithm: Algorithm, rows: RowBatch) -> dict[str, Ragged]:
     """Return the columns that `Algorithm.prepare` makes from all rows of a step, before the first update.
 
-    Raises ValueError unless `prepare` returns exactly the columns that `prepared` names, with a value for each token.
+    Raises PluginError unless `prepare` returns exactly the columns that `prepared` names, with a value for each token.
     """
     if not len(rows):
         return {}
     batch = PackedBatch(rows, dtype=torch.float64)
-    made = algorithm.prepare(batch)
-    wanted = {column.name for column in algorithm.prepared()}
-    if made.keys() != wanted or any(len(values) != len(batch.tokens) for values in made.values()):
-        raise ValueError(f"prepare: got {sorted(made)}; give {sorted(wanted)}, a value for each token")
-    return columns_of(batch, made)
+    with charged_to(algorithm):
+        made = algorithm.prepare(batch)
+        wanted = {column.name for column in algorithm.prepared()}
+        if made.keys() != wanted or any(len(values) != len(batch.tokens) for values in made.values()):
+            raise ValueError(f"prepare: got {sorted(made)}; give {sorted(wanted)}, a value for each token")
+        return columns_of(batch, made)

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
@@ -26,6 +26,8 @@ from relax_core.api.sandbox import SandboxLimits
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
+from relax_core.registry.error_text import authored
+from relax_core.registry.shapes import checked, returned_by
 from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import (
     END_S,
@@ -53,6 +55,7 @@ from relax_core.sampling.episode import (
     step,
 )
 from relax_core.sampling.session import Branch, SessionEnded, Told, state_of
+from relax_core.sampling.tools import check_tools
 from relax_core.sandboxes.pool import SandboxPool, SandboxRpcClient
 
 if TYPE_CHECKING:  # importing the configuration would slow down the start of each environment process
@@ -99,6 +102,7 @@ class EnvironmentPool:
         self._prototype: Environment = build(choice.chosen)
         if tools is not None:
             self._prototype.tools = tools
+        check_tools(choice.known_as, self._prototype.tools)
         self._in_process = self._prototype.in_process and choice.isolation == "auto"
         if self._in_process and self._prototype.needs_sandbox is not None:
             fix = "code that waits for programs can block: remove `in_process` from the class"
@@ -123,7 +127,8 @@ class EnvironmentPool:
     async def start(self) -> None:
         """Start the processes and run the class's shared `open` in each; raise the error of a failing `open`."""
         if self._in_process:
-            self._shared = await type(self._prototype).open(self._prototype.options)
+            with authored(f"environment {self._name}"):
+                self._shared = await type(self._prototype).open(self._prototype.options)
             self._opened = True
         await self._processes.start()
 
@@ -159,7 +164,8 @@ class EnvironmentPool:
         async with AsyncExitStack() as stack:
             handle: EnvironmentHandle
             if self._in_process:
-                instance = type(self._prototype)(self._prototype.options)
+                with authored(f"environment {self._name}"):
+                    instance = type(self._prototype)(self._prototype.options)
                 instance.shared, instance.tools = self._shared, self._prototype.tools
                 instance.engines = {name: self._models[name] for name in instance.needs_engines}
                 handle = InProcess(instance, *((0.0,) if getattr(instance, "never_waits", False) else self._timeouts))
@@ -169,8 +175,8 @@ class EnvironmentPool:
             stack.push_async_callback(handle.close)
             yield handle
 
-    def _handlers(self, opened: tuple[tuple[str, ...], SandboxLimits | None]) -> dict[str, Handler]:
-        needs, limits = opened
+    def _handlers(self, opened: Any) -> dict[str, Handler]:
+        needs, limits = checked(opened, tuple[tuple[str, ...], SandboxLimits | None], "start")
         handlers = model_handlers(self._models, f"environment {self._name}", needs)
         handlers |= self._sandboxes.handlers(limits, self._waiting)
         return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
@@ -200,11 +206,11 @@ class RemoteEnvironment(EnvironmentHandle):
         self._session, self._driven = session, driven
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
-        messages, state = await self._call("reset", task, seed)
+        messages, state = await self._call("reset", task, seed, wanted=ResetResult)
         return messages, state
 
     async def step(self, action: Action) -> StepResult:
-        taken: StepResult = await self._call("step", action)
+        taken: StepResult = await self._call("step", action, wanted=StepResult)
         return taken
 
     async def run(self, task: Task, seed: int, session: Branch) -> None:
@@ -225,16 +231,18 @@ class RemoteEnvironment(EnvironmentHandle):
 
     async def _drive(self, sample: _DrivenSample, task: Task, seed: int) -> None:
         try:
-            await self._outcome("run", self._session.long_call("run", task, seed))
+            await self._outcome("run", self._session.long_call("run", task, seed, wanted=_answer(None)))
         except EnvironmentFailed:
             if sample.failure is None:
                 raise
         if sample.failure is not None:
             raise sample.failure
 
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def _call(self, method: str, *args: Any, wanted: Any = None) -> Any:
+        """Call a method of `EnvironmentHost` whose result has the type `wanted`."""
         try:
-            return await self._outcome(method, self._session.call(method, *args, self._timeout_s))
+            answer = self._session.call(method, *args, self._timeout_s, wanted=_answer(wanted))
+            return await self._outcome(method, answer)
         except RelaxError as error:  # for example a result that cannot be serialized
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
 
@@ -442,6 +450,7 @@ class RemoteSession:
     async def generate(
         self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
     ) -> Action:
+        checked(stop, tuple[str, ...], "generate: stop")
         asked = (SESSION, self._number, "generate", self._branch, max_new_tokens, stop, told is not None)
         if told is None:
             action: Action | None = await self._parent.call(*asked)
@@ -464,7 +473,10 @@ class RemoteSession:
             told(partial)
 
     def observe(self, observation: Observation | str) -> None:
-        self._notify("observe", self._environment.format_observation(observation), state_of(observation))
+        checked(observation, Observation | str, "observe")
+        messages = self._environment.format_observation(observation)
+        checked(messages, tuple[Message, ...], returned_by(self._environment.format_observation))
+        self._notify("observe", messages, state_of(observation))
 
     def fork(self, name: str = "") -> RemoteSession:
         return self._branch_off("fork", name)
@@ -482,10 +494,10 @@ class RemoteSession:
         self._notify("discard", reason)
 
     def reward(self, value: float) -> None:
-        self._notify("reward", float(value))
+        self._notify("reward", float(checked(value, float, "reward")))
 
     def note(self, info: Mapping[str, Any]) -> None:
-        self._notify("note", PlainData(dict(info)))
+        self._notify("note", PlainData(dict(checked(info, Mapping[str, Any], "info"))))
 
     def _branch_off(self, request: str, *args: Any) -> RemoteSession:
         other = RemoteSession(self._parent, self._number, self._environment)
@@ -495,6 +507,12 @@ class RemoteSession:
 
     def _notify(self, request: str, *args: Any) -> None:
         self._parent.notify(SESSION, self._number, request, self._branch, *args)
+
+
+def _answer(wanted: Any) -> Any:
+    """Return the type of an answer of `EnvironmentHost`: ['', result of type `wanted`, ''], or a failure."""
+    failure = tuple[Literal["environment_error", "environment_timeout"], str, Literal["", "blocked", "out of memory"]]
+    return tuple[Literal[""], wanted, Literal[""]] | failure
 
 
 def _failed(method: str, error: BaseException) -> list[Any]:

@@ -13,6 +13,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from relax_core.api.environment import Action, Environment, Observation, Step
@@ -22,6 +23,8 @@ from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.requests import SAMPLING, Generate, PendingRequest, SamplingParams
+from relax_core.registry.error_text import innermost, message_of
+from relax_core.registry.shapes import WrongShape, checked, returned_by
 from relax_core.rpc.isolated_pool import SessionLost
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
 
@@ -49,7 +52,6 @@ async def run_episode(
     sample = Sample(
         family, generate, limits, environment.format_observation, environment.tools, media, media_owner, sampling, place
     )
-    sample.is_driven = environment.drives
     session, now = Branch(sample, task.prompt, prompt, seed), asyncio.get_running_loop().time
     began = sample.began = now()
     sample.total_s = environment.total_timeout_s or math.inf
@@ -62,6 +64,8 @@ async def run_episode(
         pass  # the sample has recorded the reason
     except EnvironmentFailed as failure:
         sample.end(failure.outcome, str(failure))
+    except WrongShape as error:
+        sample.end(Outcome.ENVIRONMENT_ERROR, str(error))
     finally:
         left = await environment.close()
         if left:
@@ -86,7 +90,7 @@ async def run_answers(
         sample = Sample(family, generate, limits, lambda observation: (), sampling=sampling, place=place)
         samples.append(sample)
         branch = Branch(sample, task.prompt, prompt, seed)
-        with suppress(SessionEnded):
+        with suppress(SessionEnded), sample.charged():
             request = branch.begin()
             request.on_end = on_end
             asked.append((branch, request))
@@ -100,7 +104,7 @@ async def run_answers(
             branch.sample.engine_failed(error)
     else:
         for branch, request in asked:
-            with suppress(SessionEnded):
+            with suppress(SessionEnded), branch.sample.charged():
                 branch.take(request)
     return [sample.trajectory() for sample in samples]
 
@@ -119,7 +123,7 @@ async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, ses
         if step.reward is not None:
             session.reward(step.reward)
         if step.info:
-            sample.info.update(step.info)
+            session.note(step.info)
         if step.done:
             return
         if sample.time_left_s <= 0:
@@ -206,20 +210,31 @@ class SingleTurn(Environment[Options]):
 
 
 async def reset(environment: Environment, task: Task, seed: int) -> ResetResult:
-    """Reset an instance; return its first observation as messages, and its name for the state it is in."""
+    """Reset an instance; return its first observation as messages, and its name for the state it is in.
+
+    Raises WrongShape if the environment returned anything else.
+    """
     observation = await environment.reset(task, seed)
+    checked(observation, Observation | str | None, returned_by(environment.reset))
     return () if observation is None else _observed(environment, observation), state_of(observation)
 
 
 async def step(environment: Environment, action: Action) -> StepResult:
-    """Take one step; return the step, and its observation as messages (no message for an empty observation)."""
+    """Take one step; return the step, and its observation as messages (no message for an empty observation).
+
+    Raises WrongShape if the environment returned anything else.
+    """
     taken = await environment.step(action)
+    checked(taken, Step, returned_by(environment.step))
+    reward = None if taken.reward is None else float(taken.reward)  # it may be a number of numpy, or an array of one
+    taken = replace(taken, done=bool(taken.done), reward=reward)
     return taken, _observed(environment, taken.observation)
 
 
 def _observed(environment: Environment, observation: Observation | str) -> tuple[Message, ...]:
     content = observation if isinstance(observation, str) else observation.content or observation.messages
-    return environment.format_observation(observation) if content else ()
+    messages = environment.format_observation(observation) if content else ()
+    return tuple(checked(messages, tuple[Message, ...], returned_by(environment.format_observation)))
 
 
 async def guarded(work: Awaitable[T], timeout_s: float, method: str, session: Branch | None = None) -> T:
@@ -237,6 +252,14 @@ async def guarded(work: Awaitable[T], timeout_s: float, method: str, session: Br
                 return await work
     except (SessionEnded, EnvironmentFailed):
         raise
+    except (asyncio.CancelledError, SystemExit) as error:  # of a task that the code awaited, or of `sys.exit`
+        if getattr(asyncio.current_task(), "cancelling", int)():
+            raise
+        raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, error_text(method, error)) from error
+    except WrongShape as error:
+        place = innermost(error)
+        text = f"{error} ({place})" if place else str(error)
+        raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, text) from error
     except Exception as error:
         if deadline.expired():
             in_all = session is not None and session.sample.time_left_s <= 0
@@ -257,4 +280,4 @@ def error_text(method: str, error: BaseException) -> str:
     """Describe an error in one line, with the file and line that raised it."""
     trace = traceback.extract_tb(error.__traceback__)
     place = f" ({trace[-1].filename}:{trace[-1].lineno})" if trace else ""
-    return f"{method} raised {type(error).__name__}: {error}{place}"
+    return f"{method} raised {type(error).__name__}: {message_of(error)}{place}"

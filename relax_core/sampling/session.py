@@ -18,7 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from relax_core.api.environment import Action, Observation, Tool
-from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed
+from relax_core.api.errors import ConfigError, InfrastructureError, PoolFailed, RelaxError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
@@ -34,12 +34,17 @@ from relax_core.engines.requests import (
     stop_end,
     watch_for,
 )
+from relax_core.registry.error_text import innermost, message_of, said
+from relax_core.registry.shapes import WrongShape, checked, shown
+from relax_core.rpc import messages as wire
 
 if TYPE_CHECKING:  # environment processes import this module and do not need the media pipeline
     from relax_core.data.media_pipeline import MediaPipeline
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """Errors that `generate` raises if an engine fails or refuses a request."""
+PLAIN = frozenset({str, int, float, bool, type(None)})
+"""Types of facts that certainly travel to rewards."""
 Format = Callable[[Observation | str], tuple[Message, ...]]
 Told = Callable[[Action], None]
 TOLD_SHARE = 64
@@ -110,8 +115,6 @@ class Sample:
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[Rendered, int] = field(default_factory=dict)
     """Index in `forest` of each root, by its rendered prompt."""
-    is_driven: bool = False
-    """True if the environment implements `run`: it chooses the messages, so a refusal by the template is its error."""
     broken: Exception | None = None
     """Error for which neither the sample nor its environment is to blame, even if it passed through their code."""
     waits: int = 0
@@ -136,6 +139,26 @@ class Sample:
         if self.outcome.judged:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """Charge the sample for an error of the body, which renders messages or parses a turn: raise SessionEnded.
+
+        What the policy or an environment writes, and what a template or family makes of it, ends at most the sample.
+        """
+        try:
+            yield
+        except SessionEnded:
+            raise
+        except Exception as error:
+            if isinstance(error, RelaxError) and not isinstance(error, ConfigError):
+                raise
+            raise self.unreadable(error) from error
+
+    def unreadable(self, error: Exception) -> SessionEnded:
+        """End the sample because its messages can't be rendered or its turn can't be parsed."""
+        is_plain = isinstance(error, ConfigError | WrongShape)
+        return self.end(Outcome.ENVIRONMENT_ERROR, str(error) if is_plain else f"{said(error)} ({innermost(error)})")
 
     async def ask(self, request: PendingRequest) -> None:
         """Sample one turn of the policy while the environment's own time stands still.
@@ -256,23 +279,23 @@ class Branch:
         self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
     ) -> Action:
         """Let the policy take a turn. Raises SessionEnded if the sample is over, or ends during this call."""
+        sample = self.sample
         try:
             known = self._leaf is not None or self._rendered is not None
-            await self.sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
-            try:
-                request = self.begin(max_new_tokens, stop)
-            except ConfigError as error:  # the chat template refuses the messages
-                if not self.sample.is_driven:
-                    raise
-                raise self.sample.end(Outcome.ENVIRONMENT_ERROR, str(error)) from error
+            await sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
+            with sample.charged():
+                checked(max_new_tokens, int | None, "generate: max_new_tokens")
+                checked(stop, tuple[str, ...], "generate: stop")
+                request = self.begin(max_new_tokens, tuple(stop))
             if told is not None:
                 request.watch = self._telling(told, request)
-            await self.sample.ask(request)
-            return self.take(request, max_new_tokens)
+            await sample.ask(request)
+            with sample.charged():
+                return self.take(request, max_new_tokens)
         except SessionEnded:
             raise
         except Exception as error:
-            self.sample.broken = error
+            sample.broken = error
             raise
 
     def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> PendingRequest:
@@ -349,17 +372,19 @@ class Branch:
         return Action(text, tokens, calls, error, truncated, len(request.prompt))
 
     def observe(self, observation: Observation | str) -> None:
+        checked(observation, Observation | str, "observe")
         self.append(self.sample.format(observation), state_of(observation))
 
     def append(self, messages: tuple[Message, ...], state: str = "") -> None:
         """Append messages for the policy, to be rendered when its next turn begins.
 
-        `state` is the environment's name for the state in which that turn begins.
+        `state` is the environment's name for the state in which that turn begins. Raises WrongShape.
         """
-        self.messages += messages
-        self._state = state or self._state
+        self.messages += checked(messages, tuple[Message, ...], "messages to append")
+        self._state = checked(state, str, "state") or self._state
 
     def fork(self, name: str = "") -> Branch:
+        checked(name, str, "fork: name")
         branch = Branch(self.sample, self._prompt, self._rendered, self._other_seed(name))
         branch._tools, branch._context, self.used = self._tools, self._context, True
         branch.messages, branch._num_rendered = list(self.messages), self._num_rendered
@@ -375,6 +400,10 @@ class Branch:
         name: str = "",
         context: str | None = None,
     ) -> Branch:
+        checked(prompt, str | tuple[Message, ...], "restart: prompt")
+        checked(tools, tuple[Tool, ...] | None, "restart: tools")
+        checked(name, str, "restart: name")
+        checked(context, str | None, "restart: context")
         branch = Branch(self.sample, prompt, None, self._other_seed(name))
         branch._newest_turn = self._newest_turn
         branch._tools = self._tools if tools is None else tools
@@ -382,15 +411,23 @@ class Branch:
         return branch
 
     def discard(self, reason: str) -> None:
+        checked(reason, str, "discard: reason")
         forest, at = self.sample.forest, self._leaf
         if at is not None and forest[at].sampled:
             forest[at] = replace(forest[at], discarded=reason)
 
     def reward(self, value: float) -> None:
-        self.sample.step_rewards.append(float(value))
+        self.sample.step_rewards.append(float(checked(value, float, "reward")))
         self.sample.step_turns.append(self._newest_turn)
 
     def note(self, info: Mapping[str, Any]) -> None:
+        """Add facts to the sample's `info`. Raises WrongShape for facts that can't travel to rewards."""
+        checked(info, Mapping[str, Any], "info")
+        if not PLAIN.issuperset(map(type, info.values())):
+            try:
+                wire.decode(wire.encode(dict(info)))
+            except Exception as error:
+                raise WrongShape(f"info: got {shown(info)}; {message_of(error)}") from error
         self.sample.info.update(info)
 
     def _telling(self, told: Told, request: PendingRequest) -> Watch:
@@ -406,8 +443,12 @@ class Branch:
                 return True
             if len(tokens) - known > known // TOLD_SHARE:
                 known = len(tokens)
-                text = family.parse_beginning(tuple(tokens), self._tools, prompt)
-                told(Action(text, (), prompt_tokens=len(prompt)))
+                try:
+                    text = family.parse_beginning(tuple(tokens), self._tools, prompt)
+                    told(Action(text, (), prompt_tokens=len(prompt)))
+                except Exception as error:  # the router calls this watch and must not fail
+                    self.sample.unreadable(error)
+                    return True
             return False
 
         return watch

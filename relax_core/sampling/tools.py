@@ -15,8 +15,9 @@ from relax_core.api.component import Chosen
 from relax_core.api.environment import Environment, Tool, tools_digest
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.role import Workers, WorkerSpec
+from relax_core.registry.shapes import WrongShape, checked, returned_by
 from relax_core.rpc.isolated_host import IsolatedHost
-from relax_core.rpc.isolated_pool import INHERITED_ENV, START_S
+from relax_core.rpc.isolated_pool import INHERITED_ENV, START_S, charged
 
 if TYPE_CHECKING:  # importing the configuration would slow down the start of a tool finder's process
     from relax_core.config.run_config import EnvironmentChoice, RunConfig
@@ -42,9 +43,13 @@ async def _found(choice: EnvironmentChoice, workers: Workers) -> tuple[Tool, ...
     )  # fmt: skip
     (worker,) = await workers.start([spec], START_S)
     try:
-        *_, tools = await worker.call("start", timeout_s=START_S)
+        started = await worker.call("start", timeout_s=START_S)
+        *_, tools = checked(started, tuple[bool, bool, Any], "start")
+    except (WrongShape, ValueError, LookupError, NotImplementedError) as error:
+        raise charged(error, f"environment {choice.known_as}") from error
     finally:
         await worker.kill()
+    check_tools(choice.known_as, tools)
     if len({tool.name for tool in tools}) < len(tools):
         raise PluginError(
             f"environment {choice.known_as}", "find_tools returned two tools of one name; give each tool its own name"
@@ -52,12 +57,21 @@ async def _found(choice: EnvironmentChoice, workers: Workers) -> tuple[Tool, ...
     return tuple(tools)
 
 
+def check_tools(environment: str, tools: Any) -> None:
+    """Raise PluginError naming the environment unless `tools` is a sequence of tools."""
+    try:
+        checked(tools, tuple[Tool, ...], "tools")
+    except WrongShape as error:
+        raise PluginError(f"environment {environment}", f"{error}; set `tools` to a tuple of api.Tool") from error
+
+
 class ToolFinder(IsolatedHost):
     """A process that runs an environment class's `find_tools` once and then ends."""
 
     async def open(self) -> tuple[Tool, ...]:
         environment: Environment = self.build(self.component)
-        return tuple(await type(environment).find_tools(environment.options))
+        found = type(environment).find_tools
+        return tuple(checked(await found(environment.options), tuple[Tool, ...], returned_by(found)))
 
 
 async def keep_tools(bus: Bus, found: Mapping[str, tuple[Tool, ...]]) -> None:

@@ -152,7 +152,7 @@ class EpisodeConnection:
                 raise ValueError(kind)
         except NotAccepted:
             raise
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._failed(f"answered a {what} with {message.data[:200]!r}, not with type {wanted}") from error
         return told
 

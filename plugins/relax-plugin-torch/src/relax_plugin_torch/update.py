@@ -47,8 +47,9 @@ class Update:
             batch.put("old_log_probs", outputs["log_probs"].detach())
         given = learn.Outputs(outputs)
         actor = self._role == "actor"
-        loss = self._algorithm.loss(batch, given) if actor else self._algorithm.fit_loss(self._role, batch, given)
-        terms = learn.reduce(loss, batch, self.denominators)
+        with learn.charged_to(self._algorithm):
+            loss = self._algorithm.loss(batch, given) if actor else self._algorithm.fit_loss(self._role, batch, given)
+            terms = learn.reduce(loss, batch, self.denominators)
         (torch.stack(tuple(terms.values())).sum() * self._scale).backward()
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()

@@ -6,6 +6,7 @@ By default every guard is on and only warns. Each guard has its own class, with 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -35,6 +36,10 @@ class Guard(Options):
     """Smallest difference from the median that counts as evidence under `ratio`."""
     steps: PositiveInt = 3
     """Steps in a row with evidence before the guard fires; it fires again only after a step without evidence."""
+
+    def read(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
+        """Return the name of the metric to judge in a step, and its value; None if the step did not measure it."""
+        return self.metric, metrics.get(self.metric)
 
 
 class GradNormGuard(Guard):
@@ -89,11 +94,21 @@ class RewardGuard(Guard):
 
 
 class MismatchGuard(Guard):
-    """Engine and trainer disagree on the same tokens: `train/rollout_log_prob_diff_lag0` is too large."""
+    """Engine and trainer disagree on the same tokens: `train/rollout_log_prob_diff_lag0` is too large.
+
+    In a step whose tokens all have lag, `train/rollout_log_prob_diff` is judged, which includes what the policy learnt
+    meanwhile.
+    """
 
     metric: ClassVar[str] = "train/rollout_log_prob_diff_lag0"
+    with_lag: ClassVar[str] = "train/rollout_log_prob_diff"
+    """Metric for a step without tokens of lag 0."""
     limit: float | None = 0.5
     """A mean difference of log-probs above this bound is evidence of divergence."""
+
+    def read(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
+        name = self.metric if self.metric in metrics else self.with_lag
+        return name, metrics.get(name)
 
 
 class LengthGuard(Guard):

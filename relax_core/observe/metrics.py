@@ -60,6 +60,8 @@ GROUPS = {
 METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "Mean reward of the step's judged samples"),
     Metric("reward/std", "Standard deviation of the rewards of the step's judged samples"),
+    Metric("reward/no_advantage", "Share of the step's groups in which every advantage is 0, mostly because all samples "
+           "earned the same; a KL term may still give them a gradient, so that `samples/no_gradient` misses them"),
     Metric("reward/greedy", "Mean reward of the greedy baseline samples (temperature 0)"),
     Metric("reward/<component>", "Mean of one reward, before its weight"),
     Metric("reward/<component>/<part>", "Mean of one named part of one reward's scores"),
@@ -332,7 +334,7 @@ class Totals:
         """Add the result of a held-out set; return its metrics by key."""
         group = f"eval/{event.set_name}"
         metrics = {f"{group}/{key}": float(value) for key, value in event.metrics.items()} | {
-            f"{group}/{event.measure}": event.mean,
+            **({f"{group}/{event.measure}": event.mean} if event.count else {}),  # absent if no sample was judged
             f"{group}/count": float(event.count),
         }
         if event.measure == "mean":
@@ -364,7 +366,7 @@ class Totals:
         judged = {
             "set": name,
             "step": step,
-            measure: metrics[f"{group}/{measure}"],
+            measure: metrics.get(f"{group}/{measure}"),
             "n": int(metrics.get(f"{group}/count", 0)),
             "temperature": metrics.get(f"{group}/temperature"),
         }

@@ -99,12 +99,12 @@ class DivergenceGuards:
         """Take the metrics of the next step; return a finding for each guard that fires, the most severe first."""
         self._metrics.append((step, metrics))
         self._judged += 1
-        self._unseen -= {name for name in self._unseen if self._guards[name].metric in metrics}
+        self._unseen -= {name for name in self._unseen if self._guards[name].read(metrics)[1] is not None}
         if step > self._rolled_back_from + self._window:
             self._rollbacks.refill()
         findings = [
             finding for name, guard in self._guards.items()
-            if (finding := self._judge(name, guard, step, metrics.get(guard.metric))) is not None
+            if (finding := self._judge(name, guard, step, *guard.read(metrics))) is not None
         ]  # fmt: skip
         findings.sort(key=lambda finding: -SEVERITY[finding.action])
         if findings and findings[0].action == "roll-back":  # several findings make one rollback
@@ -123,7 +123,7 @@ class DivergenceGuards:
             watched.evidence = [pair for pair in watched.evidence if pair[0] <= step]
             watched.fired = watched.fired and bool(watched.evidence)
 
-    def _judge(self, name: str, guard: Guard, step: int, value: float | None) -> GuardFinding | None:
+    def _judge(self, name: str, guard: Guard, step: int, metric: str, value: float | None) -> GuardFinding | None:
         if value is None or not math.isfinite(value):
             return None
         watched = self._watched[name]
@@ -143,8 +143,8 @@ class DivergenceGuards:
         watched.fired, since = True, watched.evidence[0][0]
         watched.values.extend(watched.evidence)
         steps = f"step {step}" if since == step else f"steps {since} to {step}"
-        reason = f"{guard.metric} was {value:.4g} at {steps}, {'below' if guard.falls else 'above'} {bound:.4g}, {why}"
-        return GuardFinding(name, guard.action, guard.metric, value, bound, since, step, reason)
+        reason = f"{metric} was {value:.4g} at {steps}, {'below' if guard.falls else 'above'} {bound:.4g}, {why}"
+        return GuardFinding(name, guard.action, metric, value, bound, since, step, reason)
 
 
 def _bound(guard: Guard, before: list[float], window: int) -> tuple[float, str]:

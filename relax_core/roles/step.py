@@ -20,7 +20,7 @@ from relax_core.api.errors import StaleFence
 from relax_core.api.role import Clock
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
-from relax_core.learn.counts import count, mean, merge_metrics, rows_with_gradient, with_quantiles
+from relax_core.learn.counts import count, measured, merge_metrics, rows_with_gradient, with_quantiles
 
 SHARES = 4
 """Largest lag with a metric `lag/share_<lag>`."""
@@ -190,9 +190,12 @@ def learning_metrics(step: TrainingStep) -> dict[str, float]:
         metrics |= {f"reward/{name}": float(np.mean(parts[name])) for name in sorted(parts)}
         if greedy := [seal.reward for seal in judged if seal.baseline]:
             metrics["reward/greedy"] = float(np.mean(greedy))
-        rewards = np.array([seal.reward for seal in seals] or [0.0])
-        metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+        if seals:
+            rewards = np.array([seal.reward for seal in seals])
+            metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
         metrics |= _lag_metrics(rows, step.version)
+    if "advantages" in rows.columns:
+        metrics |= _advantage_metrics(rows)
     mask = rows.columns["loss_mask"]
     lengths = np.bincount(np.repeat(np.arange(len(rows)), mask.lengths), mask.values, len(rows))
     metrics["tokens/trained"] = float(lengths.sum())
@@ -201,7 +204,7 @@ def learning_metrics(step: TrainingStep) -> dict[str, float]:
     merged = with_quantiles(merge_metrics(*(result.metrics for result in results)))
     return {
         **metrics,
-        **{name: mean(metric) for name, metric in merged.items()},
+        **measured(merged),
         "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
         "train/lr": results[-1].lr,
         "train/skipped_updates": float(sum(result.outcome is not UpdateOutcome.APPLIED for result in results)),
@@ -227,12 +230,20 @@ def step_metrics(
     }
 
 
+def _advantage_metrics(rows: RowBatch) -> dict[str, float]:
+    """Measure the groups whose advantages are all 0. A KL term may still give their samples a gradient."""
+    trained = rows.columns["loss_mask"].values.astype(bool)
+    groups = np.repeat([row.group for row in rows.ids], rows.columns["loss_mask"].lengths)[trained]
+    every, with_advantage = np.unique(groups), np.unique(groups[rows.columns["advantages"].values[trained] != 0])
+    return {"reward/no_advantage": 1.0 - len(with_advantage) / len(every)} if len(every) else {}
+
+
 def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
     """Measure the lag of trained tokens, and count samples by the lag of their oldest trained token."""
     trained, versions = rows.columns["loss_mask"].values.astype(bool), rows.columns["weight_versions"]
     lag = version.step - versions.values[trained]
     if not len(lag):
-        return {"lag/mean": 0.0, "lag/max": 0.0}
+        return {}
     shares = np.bincount(lag.clip(0, SHARES + 1).astype(np.int64)) / len(lag)
     places: dict[tuple[int, int], int] = {}
     samples = [places.setdefault((row.group, row.sample), len(places)) for row in rows.ids]
@@ -255,7 +266,7 @@ def critic_metrics(step: TrainingStep, seconds: float) -> dict[str, float]:
     """
     merged = merge_metrics(*(result.metrics for result in step.results))
     metrics = {
-        **{name: mean(metric) for name, metric in merged.items()},
+        **measured(merged),
         "critic/grad_norm": float(np.mean([result.grad_norm for result in step.results])),
         "critic/lr": step.results[-1].lr,
         "time/critic_s": seconds,

@@ -69,7 +69,7 @@ class Evaluation:
         scored_groups = await self._scorer.score(groups)
         judged = [[scored.value for scored in group if scored.outcome.judged] for group in scored_groups]
         values = [value for group in judged for value in group]
-        mean = statistics.fmean(values) if values else 0.0
+        mean = statistics.fmean(values) if values else math.nan  # not measured, which is no reward of 0
         failed = sum(map(len, scored_groups)) - len(values)
         records = tuple(
             sample_record(task, trajectory, scored)

@@ -104,7 +104,7 @@ async def test_one_value_has_no_standard_error_and_none_has_no_mean() -> None:
     (one,) = await _evaluation(Pool(), Scorer(1.0), (0,), 1).run(Version("actor", 0, 1))
     assert (one.mean, one.count, one.metrics["standard_error"]) == (1.0, 1, 0.0)
     (none,) = await _evaluation(Pool(), Scorer(None), (0,), 1).run(Version("actor", 0, 1))
-    assert (none.mean, none.count, none.metrics["failed"]) == (0.0, 0, 1.0)
+    assert math.isnan(none.mean) and (none.count, none.metrics["failed"]) == (0, 1.0)
 
 
 async def test_each_task_is_asked_with_its_own_draws_of_the_version_and_the_same_at_every_step() -> None:

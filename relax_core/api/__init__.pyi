@@ -60,7 +60,8 @@ from .plan import (
     Workload as Workload,
 )
 from .reward import (
-    BatchReward as BatchReward, GroupReward as GroupReward, Reward as Reward, Score as Score, Unreadable as Unreadable,
+    BatchReward as BatchReward, Gold as Gold, GroupReward as GroupReward, Reward as Reward, Score as Score,
+    Unreadable as Unreadable,
 )
 from .role import (
     Clock as Clock, Command as Command, Context as Context, DeviceLease as DeviceLease, DeviceLeases as DeviceLeases,

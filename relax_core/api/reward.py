@@ -31,6 +31,18 @@ class Score:
     """[turns] credit of single turns; may be shorter than the number of turns."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """A task's gold answer as a reward reads it, and the responses that state this answer."""
+
+    read: str
+    """The value that the reward compares responses with, to show to a person."""
+    responses: tuple[str, ...]
+    """Responses that must score `best`: each gold answer of the task as a policy should write it, boxed and plain."""
+    best: float = 1.0
+    """Score of a right response."""
+
+
 class Unreadable(ValueError):
     """The error that a reward raises when the verdict of another model or program can't be parsed.
 
@@ -57,6 +69,15 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     """Default limits of boxes that an `async def` method opens; `__init__` may set the limits. None: no sandbox."""
     sandbox: SandboxClient = NO_SANDBOX
     """A client of the run's sandbox, set before the first sample. Its programs' time does not count for `timeout_s`."""
+
+    def gold(self, task: Task) -> Gold | None:
+        """Read a task's gold answer as a whole; None: the reward has no gold answer, or can't state it as a response.
+
+        A run scores the responses at its start, and refuses too many tasks whose own gold answer scores less than
+        `best`; `relax data check` lists these tasks. Raise ValueError with the reason if the answer can't be read as a
+        whole. Not called for a reward with an `async def` method.
+        """
+        return None
 
     def close(self) -> Awaitable[None] | None:
         """Release the resources of `__init__`, once per process, within 5 s; `async def` if the scoring method is.

@@ -6,8 +6,10 @@ This module does not compare answers; each reward has its own comparison.
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 from relax_core.api import Task
 
@@ -16,23 +18,70 @@ Think: TypeAlias = Literal["optional", "required", "ignored"]
 `</think>`; `required`: the same, but a response without `</think>` has no answer; `ignored`: the whole response."""
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_EXACT_FLOATS = 2.0**53
+"""Whole numbers below this are exact as floats."""
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 
 
-def gold_values(task: Task) -> tuple[Any, ...]:
+def gold_values(task: Task) -> tuple[str | int | float, ...]:
     """Return the task's gold answers unchanged: the items of `answer` if it is a list, else `answer` itself.
 
-    Raises ValueError if the answer is missing or the list empty, or if an answer is None, NaN or blank.
+    Raises ValueError if the answer is missing or the list empty, if an answer is None, NaN, infinite or blank, or if an
+    answer is a list or a table.
     """
     golds = tuple(task.answer) if isinstance(task.answer, (list, tuple)) else (task.answer,)
-    if not golds or any(gold is None or gold != gold or not str(gold).strip() for gold in golds):
+    if not golds or any(is_missing(gold) for gold in golds):
         raise ValueError(f"task {task.id} has no answer; give every row of the task file an `answer` column")
+    for gold in golds:
+        if not isinstance(gold, str | int | float):
+            kind = (
+                "a list"
+                if isinstance(gold, list | tuple)
+                else "a table"
+                if isinstance(gold, Mapping)
+                else type(gold).__name__
+            )
+            raise ValueError(
+                f"task {task.id}: answer {gold!r} is {kind}; write text or a number in the column `answer`"
+            )
+        if isinstance(gold, float) and not math.isfinite(gold):
+            raise ValueError(f"task {task.id}: answer {gold!r} is not finite; write it as text, such as `\\infty`")
     return golds
 
 
+def is_missing(gold: object) -> bool:
+    """Return True for None, NaN and blank text."""
+    return gold is None or gold != gold or (isinstance(gold, str) and not gold.strip())
+
+
 def gold_texts(task: Task) -> tuple[str, ...]:
-    """Return the task's gold answers as stripped strings."""
-    return tuple(str(gold).strip() for gold in gold_values(task))
+    """Return the task's gold answers as stripped strings; 42.0 is `42`. Raises ValueError as `gold_values` does."""
+    return tuple(gold_text(task, gold) for gold in gold_values(task))
+
+
+def gold_text(task: Task, gold: str | int | float) -> str:
+    """Return a gold answer as text. Raises ValueError for true and false, which no response writes alike."""
+    if isinstance(gold, bool):
+        fix = "write the text that a response should have, such as `yes` or `True`"
+        raise ValueError(f"task {task.id}: answer {gold} is a truth value; {fix}")
+    if isinstance(gold, float) and gold.is_integer() and abs(gold) < _EXACT_FLOATS:
+        return str(int(gold))
+    return str(gold).strip()
+
+
+def single_gold(task: Task) -> str:
+    """Return the only gold answer of a task as text. Raises ValueError for a list, as `gold_values` does for a table."""
+    if isinstance(task.answer, list | tuple):
+        fix = "this reward takes one answer; write text or a number, such as `(1, 2)` for a pair"
+        raise ValueError(f"task {task.id}: answer {task.answer!r} is a list; {fix}")
+    return gold_texts(task)[0]
+
+
+def unboxed(text: str) -> str:
+    r"""Return the content of a text that is a box and no more, with nested boxes unwrapped; any other text unchanged."""
+    while (found := boxes(text)) and len(found) == 1 and not (text[: found[0][0]] + text[found[0][1] :]).strip(" $.\n"):
+        text = found[0][2]
+    return text.strip()
 
 
 def after_thinking(response: str, think: Think) -> str:
@@ -83,3 +132,10 @@ def last_tagged(text: str, tag: str) -> str:
     before, closed, _ = text.rpartition(f"</{tag}>")
     _, opened, content = before.rpartition(f"<{tag}>")
     return content.strip() if closed and opened else ""
+
+
+def untagged(text: str, tag: str) -> str:
+    """Return the content of a text that is `<tag>...</tag>` and no more; any other text unchanged."""
+    inside = text.strip().removeprefix(f"<{tag}>").removesuffix(f"</{tag}>")
+    is_tagged = text.strip() == f"<{tag}>{inside}</{tag}>" and f"<{tag}>" not in inside
+    return inside.strip() if is_tagged else text

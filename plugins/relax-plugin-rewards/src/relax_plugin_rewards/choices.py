@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from relax_core.api import Options, Outcome, Reward, Task, Trajectory
+from relax_core.api import Gold, Options, Outcome, Reward, Task, Trajectory
 from relax_plugin_rewards.answers import Think, after_thinking, boxes, gold_values
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -55,6 +55,13 @@ class MultipleChoice(Reward[MultipleChoiceOptions]):
     """A reward of 1 if the response's final choice is a gold answer, else 0."""
 
     needs_columns = ("answer",)
+
+    def gold(self, task: Task) -> Gold:
+        choices = self._choices(task)
+        labels = [gold_label(task, gold, choices) for gold in gold_values(task)]
+        thought = "<think>so</think>" if self.options.think == "required" else ""
+        read = " or ".join(f"choice {label}: {choices[label]}".removesuffix(": ") for label in labels)
+        return Gold(read, tuple(f"{thought}\\boxed{{{label}}}" for label in labels))
 
     def score(self, task: Task, trajectory: Trajectory) -> float:
         choices = self._choices(task)

@@ -11,8 +11,8 @@ from fractions import Fraction
 
 from pydantic import PositiveInt, model_validator
 
-from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
-from relax_plugin_rewards.answers import gold_texts, last_box
+from relax_core.api import Gold, Options, Outcome, Reward, Score, Task, Trajectory
+from relax_plugin_rewards.answers import gold_texts, last_box, unboxed
 
 _STATED = re.compile(r"(?i)\banswer\**\s*:(?:[ \t*]*\n)?(.*)")
 _ARTICLE = re.compile(r"(?i)(?:an|a|the)\s+")
@@ -26,6 +26,8 @@ _SIGNS = {
     "\\left": "", "\\right": "", "\\!": "", "\\,": " ", "\\;": " ", "\\ ": " ", "{,}": ",", "\\$": "", "$": "", "\\%": "%",
     "^\\circ": "", "^{\\circ}": "", "°": "", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\u2212": "-", "**": "", '"': "",
 }  # fmt: skip
+_NAMED = re.compile(r"^[^=<>!,;]*=(?=[^=<>!]*$)")
+"""The left side of the only equals sign, as in `x = 7`; `x = 1, y = 2` states two values and stays whole."""
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NUMBER = r"\d{1,400}(?:\.\d{0,400})?|\.\d{1,400}"
 _RATIONAL = re.compile(
@@ -60,18 +62,32 @@ class Dapo(Reward[DapoOptions]):
 
     needs_columns = ("answer",)
 
+    def gold(self, task: Task) -> Gold:
+        golds = self._golds(task)
+        form = "\\boxed{{{}}}" if self.options.strict_box else "Answer: {}"
+        return Gold(" or ".join(map(repr, golds)), tuple(map(form.format, golds)), self.options.right)
+
     def score(self, task: Task, trajectory: Trajectory) -> Score:
-        golds = gold_texts(task)
+        golds = self._golds(task)
         right = False
         if trajectory.outcome is not Outcome.TRUNCATED or self.options.truncated:
             tail = trajectory.response[-self.options.tail :]
             if self.options.strict_box:
                 answer = last_box(tail)
-                right = any(answer == gold or (_same_number(answer, gold)) for gold in golds)
+                right = any(answer == gold or _same_number(answer, gold) for gold in golds)
             else:
                 answer = normalised(stated_answer(tail))
                 right = bool(answer) and any(same(answer, normalised(gold) or gold) for gold in golds)
         return Score(self.options.right if right else self.options.wrong, {"accuracy": float(right)})
+
+    def _golds(self, task: Task) -> list[str]:
+        """Return the gold answers without their boxes. Raises ValueError for a box with text around it."""
+        golds = [unboxed(gold) for gold in gold_texts(task)]
+        for gold in golds:
+            if last_box(gold):
+                fix = "write the content of the box alone in the answer column"
+                raise ValueError(f"task {task.id}: answer {gold!r} has text around its box; {fix}")
+        return golds
 
 
 def stated_answer(text: str) -> str:
@@ -95,7 +111,7 @@ def normalised(answer: str) -> str:
     for sign, plain in _SIGNS.items():
         text = text.replace(sign, plain)
     text = _WRAPPED.sub(r" \1 ", text).strip().rstrip(".").strip()
-    text = text.rpartition("=")[2] if not re.search(r"[<>]=|!=", text) else text
+    text = _NAMED.sub("", text)
     text = _ARTICLE.sub("", text.strip(), count=1) if _ARTICLE.match(text.strip()) else text.strip()
     text = _UNIT.sub("", text).strip()
     text = re.sub(r"\\sqrt(\d)", r"\\sqrt{\1}", re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text))

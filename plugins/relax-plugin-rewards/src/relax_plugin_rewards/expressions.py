@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mathematical expressions: cached parsing of gold answers, and comparison by math-verify.
+"""Single mathematical expressions: parsing by the LaTeX grammar of math-verify, values, and equality.
 
 math-verify's timeouts are disabled, because their signals work only in the main thread. Instead, the process that runs
 the rewards can be killed. Answers that would take math-verify minutes are compared as text only.
@@ -8,16 +8,11 @@ the rewards can be killed. Answers that would take math-verify minutes are compa
 from __future__ import annotations
 
 import logging
-import math
 import re
-from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import Any
 
-AnswerFormat: TypeAlias = Literal["auto", "latex", "plain"]
-
-_SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d+)")
-_WORD = re.compile(r"[A-Za-z]{3,}(?![A-Za-z(])")
-"""A word of prose, not a function call. A LaTeX parser would read the word as a product of its letters."""
 _EXPLOSIVE = re.compile(
     r"\d[)}]*(?:\^|\*\*)[({]*-?\d+[)}]*(?:\^|\*\*)"  # a tower of numbers, 9^{9^9}
     r"|(?:\^|\*\*)[({]*-?\d{7}"  # an exponent in the millions
@@ -25,10 +20,13 @@ _EXPLOSIVE = re.compile(
     r"|\d{5}!|!!|\([^()A-Za-z]*\)!"  # the factorial of a large number
     r"|\\(?:sum|prod|int|iint|lim)(?![A-Za-z])"  # a sum, product, integral or limit that would be evaluated
 )
-_PERCENT = re.compile(r"(?<=\d)\s*\\?%\s*$")
 _LONGEST, _DEEPEST = 1000, 100
-_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|[!,;: ])|[\s$]|(?<=\d)\{,\}(?=\d)")
-_WORDING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_DIGITS = 50
+"""Digits to which two exact numbers, such as roots, are compared."""
+
+
+class Unparsed(ValueError):
+    """The error that a text is not an expression of the LaTeX grammar."""
 
 
 def quiet() -> None:
@@ -36,80 +34,8 @@ def quiet() -> None:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def parse_gold(task_id: str, answer: str, answer_format: AnswerFormat = "auto") -> tuple[Any, ...]:
-    """Return a gold answer as expressions. Raises ValueError naming the task if it is not a mathematical expression."""
-    parsed = gold_expressions(answer, answer_format)
-    if not parsed:
-        raise ValueError(
-            f"task {task_id}: answer {answer!r} is not a mathematical expression; correct the answer column"
-        )
-    return parsed
-
-
-@lru_cache(maxsize=4096)
-def gold_expressions(answer: str, answer_format: AnswerFormat = "auto") -> tuple[Any, ...]:
-    """Return a gold answer as expressions; empty if the answer is words. All samples of a task share the result."""
-    parsed: list[Any] = []
-    if answer_format != "latex" and not _has_latex(answer):
-        scientific = _SCIENTIFIC.fullmatch(answer)
-        plain = f"{scientific[1]}*10**({scientific[2]})" if scientific else answer
-        parsed = parse(plain, plain=True, latex=False)
-    if not parsed and (
-        answer_format == "latex" or (answer_format == "auto" and (_has_latex(answer) or not _WORD.search(answer)))
-    ):
-        delimited = "$" in answer or "\\boxed" in answer or "\\(" in answer
-        parsed = parse(answer if delimited else f"${answer}$", plain=False, latex=True)
-    return () if all(isinstance(one, str) for one in parsed) else tuple(parsed)
-
-
-def parse(text: str, *, plain: bool, latex: bool) -> list[Any]:
-    """Return the last expression in a text, followed by its source text; empty if the text has no expression.
-
-    `plain`: accept plain expressions. `latex`: accept LaTeX.
-    """
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    configs = [LatexExtractionConfig(boxed_match_priority=0)] if latex else []
-    return list(parse(text, [*configs, *([ExprExtractionConfig()] if plain else [])], parsing_timeout=None))
-
-
-def are_equal(gold: tuple[Any, ...], said: list[Any], precision: int = 6) -> bool:
-    """Return True if the parsed answer equals the parsed gold answer.
-
-    The arguments can't be swapped: an answer may write a gold inequality as an interval, but not the reverse.
-    """
-    from math_verify import verify
-
-    return bool(gold and said) and bool(verify(list(gold), said, float_rounding=precision, timeout_seconds=None))
-
-
-def states(answer: str, gold: str, precision: int = 6) -> bool:
-    """Return True if an extracted answer, such as a box's content, equals a gold answer, a formula or words."""
-    if not answer:
-        return False
-    if (bare := _PERCENT.sub("", answer)) != answer:  # 50% equals the gold answers 50%, 50 and 1/2
-        part = f"\\frac{{{bare}}}{{100}}"
-        return states(bare, _PERCENT.sub("", gold), precision) or ("%" not in gold and states(part, gold, precision))
-    gold = gold.replace("\\%", "%")
-    expressions = gold_expressions(gold)
-    if plain_text(answer, words=not expressions) == plain_text(gold, words=not expressions):
-        return True
-    if not expressions or takes_long(answer):
-        return False
-    return are_equal(expressions, parse_answer(answer), precision)
-
-
-def parse_answer(answer: str) -> list[Any]:
-    """Parse an extracted answer as one LaTeX expression."""
-    inside = answer.replace("$", "").removesuffix(".")
-    return parse(f"\\boxed{{{inside}}}", plain=False, latex=True)
-
-
-def plain_text(answer: str, *, words: bool) -> str:
-    """Return an answer without markup that only changes its appearance. `words`: also ignore upper and lower case."""
-    text = _LAYOUT.sub("", _WORDING.sub(r"\1", answer)).removesuffix(".")
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    return text.casefold() if words else text
+def has_latex(text: str) -> bool:
+    return any(sign in text for sign in "\\^{$_")
 
 
 def takes_long(answer: str) -> bool:
@@ -119,14 +45,147 @@ def takes_long(answer: str) -> bool:
     return bool(_EXPLOSIVE.search(re.sub(r"\\(?:left|right)|\s", "", answer)))
 
 
-def number(parsed: tuple[Any, ...] | list[Any]) -> float | None:
-    """Return the value of the first expression if it is a finite real number, else None."""
+def parsed(latex: str) -> tuple[Any, bool]:
+    """Return (a whole LaTeX expression as sympy's, True if it has a decimal point); decimals become exact fractions.
+
+    Raises Unparsed for any other text, and for sets and relations.
+    """
+    from latex2sympy2_extended.latex2sympy2 import latex2sympy
+    from math_verify.grader import should_treat_as_complex
+    from sympy import Expr, Float, I, MatrixBase, Rational, Symbol
+
     try:
-        value = complex(parsed[0])
-    except (TypeError, ValueError, OverflowError, IndexError):
+        found = latex2sympy(latex, is_real=not should_treat_as_complex(latex), normalization_config=None)
+        if not isinstance(found, Expr) or isinstance(found, MatrixBase):
+            raise Unparsed(latex)
+        imaginary = [one for one in found.free_symbols if isinstance(one, Symbol) and one.name == "i"]
+        decimals = {one: Rational(str(one)) for one in found.atoms(Float)}
+        return found.xreplace(decimals).subs(dict.fromkeys(imaginary, I)), bool(decimals)
+    except (RecursionError, Exception) as error:  # the grammar raises bare Exceptions
+        raise Unparsed(latex) from error
+
+
+def symbol(name: str) -> Any:
+    """Return the expression of a single letter, as `parsed` returns it."""
+    return parsed(name)[0]
+
+
+def is_undefined(expression: Any) -> bool:
+    """Return True for the value of a division by zero."""
+    from sympy import nan, zoo
+
+    try:
+        return bool(expression.has(nan, zoo) or (not expression.free_symbols and expression.doit().has(nan, zoo)))
+    except Exception:
+        return True
+
+
+def is_infinite(expression: Any) -> bool:
+    """Return True if an expression has an infinity."""
+    from sympy import oo
+
+    return bool(expression.has(oo, -oo))
+
+
+def number(expression: Any) -> tuple[Fraction, Fraction] | None:
+    """Return (real part, imaginary part) of a number or constant expression; None if it has no finite value."""
+    if isinstance(expression, Fraction):
+        return expression, Fraction(0)
+    if expression.free_symbols:
         return None
-    return value.real if value.imag == 0 and math.isfinite(value.real) else None
+    try:
+        real, imaginary = expression.doit().evalf(_DIGITS).as_real_imag()
+        return _exact(real), _exact(imaginary)
+    except Exception:
+        return None
 
 
-def _has_latex(answer: str) -> bool:
-    return any(sign in answer for sign in "\\^{$_")
+def _exact(value: Any) -> Fraction:
+    if value.is_finite is False or not value.is_number:
+        raise ValueError(value)
+    return Fraction(Decimal(str(value)))
+
+
+def are_near(gold: Fraction, said: Fraction, precision: int) -> bool:
+    """Return True if two numbers, of which one is rounded, agree after rounding to the precision of the gold answer.
+
+    They agree in `precision` decimal places, and for a gold answer below 1 in as many significant digits.
+    """
+    if gold == said:
+        return True
+    if not gold:
+        return False
+    places = precision + max(-1 - _exponent(gold), 0)
+    return round(gold, places) == round(said, places)
+
+
+def _exponent(value: Fraction) -> int:
+    """Return the exponent of the first significant digit: 0 for 5, -3 for 0.005."""
+    context = Context(prec=30, Emax=10**9, Emin=-(10**9))
+    return context.divide(Decimal(value.numerator), Decimal(value.denominator)).adjusted()
+
+
+def are_equal(gold: Any, said: Any, *, is_rounded: bool, precision: int) -> bool:
+    """Return True if two numbers or expressions are equal. `is_rounded`: one of them has a decimal point."""
+    if gold == said:
+        return True
+    wanted, found = number(gold), number(said)
+    if wanted is not None and found is not None:
+        if is_rounded:
+            return all(_parts_near(wanted, found, at, precision) for at in (0, 1))
+        if isinstance(gold, Fraction) and isinstance(said, Fraction):
+            return False
+        size = max(map(abs, wanted))
+        return all(abs(a - b) <= size / 10**30 for a, b in zip(wanted, found, strict=True))
+    if wanted is not None or found is not None:
+        return _is_zero_difference(gold, said)
+    from math_verify import verify
+
+    if _differ_somewhere(gold, said):
+        return False
+    return bool(verify(gold, said, float_rounding=precision, timeout_seconds=None))
+
+
+def _differ_somewhere(gold: Any, said: Any) -> bool:
+    """Return True if two expressions with letters have different values for some values of the letters.
+
+    This decides at once what simplification decides slowly. A single name is left out, since names may be spelt apart.
+    """
+    from sympy import Rational
+
+    names = sorted({letter.name for one in (gold, said) for letter in one.free_symbols})
+    if len({frozenset(letter.name for letter in one.free_symbols) for one in (gold, said)}) > 1 and (
+        gold.is_Symbol or said.is_Symbol
+    ):
+        return False
+    values = {name: Rational(37 + 10 * at, 29 + 6 * at) for at, name in enumerate(names)}
+    try:
+        wanted, found = (
+            complex(one.subs({letter: values[letter.name] for letter in one.free_symbols}).doit().evalf(20))
+            for one in (gold, said)
+        )
+    except Exception:
+        return False
+    return bool(abs(wanted - found) > 1e-3 * (abs(wanted) + abs(found)))
+
+
+def _parts_near(gold: tuple[Fraction, Fraction], said: tuple[Fraction, Fraction], at: int, precision: int) -> bool:
+    size = max(map(abs, gold))
+    if abs(gold[at]) * 10**30 <= size:  # a part that is zero but for the last digits of the evaluation
+        return abs(said[at]) * 10**precision <= size
+    return are_near(gold[at], said[at], precision)
+
+
+def _is_zero_difference(gold: Any, said: Any) -> bool:
+    """Return True if an expression with letters simplifies to a number, such as `x - x + 2`, or infinities are equal."""
+    from sympy import Rational, oo, simplify, sympify
+
+    left, right = (
+        Rational(one.numerator, one.denominator) if isinstance(one, Fraction) else sympify(one) for one in (gold, said)
+    )
+    if left.has(oo) or right.has(oo):
+        return bool(left == right)
+    try:
+        return bool(simplify(left - right) == 0)
+    except Exception:
+        return False

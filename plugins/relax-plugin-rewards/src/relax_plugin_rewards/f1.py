@@ -11,12 +11,17 @@ import re
 import unicodedata
 from collections import Counter
 
-from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
+from relax_core.api import Gold, Options, Outcome, Reward, Score, Task, Trajectory
 from relax_plugin_rewards.answers import Think, after_thinking, gold_texts, last_tagged
 
 WHOLE = ("yes", "no", "noanswer")
 """Words that are complete answers: if response or gold answer is one of these words, any difference scores 0."""
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_MARKS = {".": "\ue000", "-": "\ue001"}
+_SIGNS = {mark: sign for sign, mark in _MARKS.items()}
+_UNMARKED = dict.fromkeys(map(ord, _SIGNS))
+_IN_NUMBER = re.compile(r"(?<=\d)\.(?=\d)|(?<!\S)-(?=\.?\d)")
+"""Decimal point and minus sign of a number, which are not punctuation: 1.5 is not 15."""
 _UNSPACED = re.compile(
     r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003134f])"
 )
@@ -42,6 +47,13 @@ class F1(Reward[F1Options]):
 
     needs_columns = ("answer",)
 
+    def gold(self, task: Task) -> Gold:
+        golds = gold_texts(task)
+        opened, closed = (f"<{self.options.tag}>", f"</{self.options.tag}>") if self.options.tag else ("", "")
+        thought = "<think>so</think>" if self.options.think == "required" else ""
+        read = " or ".join("words " + " ".join(words(gold)) for gold in golds)
+        return Gold(read, tuple(f"{thought}{opened}{gold}{closed}" for gold in golds))
+
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         golds = [words(gold) for gold in gold_texts(task)]
         response = after_thinking(trajectory.response, self.options.think)
@@ -57,7 +69,11 @@ class F1(Reward[F1Options]):
 def words(text: str) -> list[str]:
     """Return the words to compare, without articles and punctuation, unless the text consists only of these."""
     text = unicodedata.normalize("NFKC", text).casefold()
-    kept = "".join(sign for sign in text if unicodedata.category(sign)[0] not in "PSC" or sign.isspace())
+    marked = _IN_NUMBER.sub(lambda sign: _MARKS[sign[0]], text.translate(_UNMARKED))
+    kept = "".join(
+        sign for sign in marked if unicodedata.category(sign)[0] not in "PSC" or sign in _SIGNS or sign.isspace()
+    )
+    kept = "".join(_SIGNS.get(sign, sign) for sign in kept)
     for form in (_ARTICLES.sub(" ", kept), kept, text):
         if found := _UNSPACED.sub(r" \1 ", form).split():
             return found

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from fractions import Fraction
 
 from pydantic import Field
 
-from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
+from relax_core.api import Gold, Options, Outcome, Reward, Score, Task, Trajectory
 from relax_plugin_rewards import expressions
-from relax_plugin_rewards.answers import after_thinking, gold_texts, last_box
+from relax_plugin_rewards.answers import after_thinking, gold_texts, last_box, unboxed
+from relax_plugin_rewards.equality import are_equal
+from relax_plugin_rewards.values import Unread, Value, read, read_gold
 
 _UNIT = re.compile(
     r"([\d)}.])\s*+(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degrees?|degrees?|(?:(?:square|sq)\s*+)?(?:units?|mm|cm|m|km|in|ft|yd|inches|feet|meters?))"
@@ -38,13 +40,17 @@ class Geo3k(Reward[Geo3kOptions]):
         super().__init__(options)
         expressions.quiet()
 
+    def gold(self, task: Task) -> Gold:
+        shown = " or ".join(map(str, self._golds(task)))
+        return Gold(shown, tuple(f"<think>so</think>\\boxed{{{unboxed(gold)}}}" for gold in gold_texts(task)))
+
     def score(self, task: Task, trajectory: Trajectory) -> Score:
-        golds = [(_bare(gold), expressions.parse_gold(task.id, _bare(gold))) for gold in gold_texts(task)]
+        golds = self._golds(task)
         if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
             return Score(0.0, {"accuracy": 0.0, "format": 0.0})
         response = trajectory.response
         answer = _bare(last_box(after_thinking(response, "optional")))
-        accuracy = float(any(self._is_near(answer, gold, parsed) for gold, parsed in golds))
+        accuracy = float(any(self._is_near(answer, gold) for gold in golds))
         thought = (
             response.strip().startswith("<think>") and response.count("<think>") == response.count("</think>") == 1
         )
@@ -52,15 +58,30 @@ class Geo3k(Reward[Geo3kOptions]):
         weight = self.options.format_weight
         return Score((1 - weight) * accuracy + weight * well_formed, {"accuracy": accuracy, "format": well_formed})
 
-    def _is_near(self, answer: str, gold: str, parsed: tuple[Any, ...]) -> bool:
-        if expressions.states(answer, gold):
+    def _golds(self, task: Task) -> list[Value]:
+        """Read the gold answers. Raises ValueError naming the task for an answer in words."""
+        golds = [read_gold(task, _bare(unboxed(gold))) for gold in gold_texts(task)]
+        for gold in golds:
+            if gold.kind == "text":
+                reason = "is not a mathematical expression; correct the answer column"
+                raise ValueError(f"task {task.id}: answer {gold.source!r} {reason}")
+        return golds
+
+    def _is_near(self, answer: str, gold: Value) -> bool:
+        try:
+            said = read(answer)
+        except Unread:
+            return False
+        if are_equal(gold, said):
             return True
-        if not answer or expressions.takes_long(answer):
+        if {gold.kind, said.kind} - {"number", "expression"} or "%" in (gold.unit, said.unit):
             return False
-        said, wanted = expressions.number(expressions.parse_answer(answer)), expressions.number(parsed)
-        if said is None or wanted is None or (said.is_integer() and wanted.is_integer()):
+        wanted, found = expressions.number(gold.number), expressions.number(said.number)
+        if wanted is None or found is None or any(wanted[1:] + found[1:]):
             return False
-        return abs(said - wanted) <= self.options.tolerance * abs(wanted)
+        if wanted[0].denominator == found[0].denominator == 1:
+            return False
+        return abs(found[0] - wanted[0]) <= Fraction(self.options.tolerance) * abs(wanted[0])
 
 
 def _bare(answer: str) -> str:

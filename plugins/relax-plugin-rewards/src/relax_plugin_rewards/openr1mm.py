@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from relax_core.api import Options, Outcome, Reward, Score, Task, Trajectory
+from relax_core.api import Gold, Options, Outcome, Reward, Score, Task, Trajectory
 from relax_plugin_rewards import expressions
-from relax_plugin_rewards.answers import gold_texts, last_box, last_tagged
+from relax_plugin_rewards.answers import gold_texts, last_tagged, unboxed, untagged
+from relax_plugin_rewards.equality import states
+from relax_plugin_rewards.values import read_gold
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -18,7 +20,8 @@ class OpenR1MMOptions(Options):
     format_weight: float = Field(0.5, ge=0.0, le=1.0)
     """Part of the score for the format in tags; the remaining part is for a right answer."""
     precision: int = 6
-    """Number of decimal places in which answer and gold answer must agree."""
+    """Number of decimal places in which an answer and a gold answer must agree if one of them has a decimal point. For
+    a gold answer below 1, the number of significant digits. Whole numbers and fractions must be equal."""
     truncated: bool = False
     """Judge truncated responses too; by default a truncated response scores 0."""
 
@@ -32,16 +35,21 @@ class OpenR1MM(Reward[OpenR1MMOptions]):
         super().__init__(options)
         expressions.quiet()
 
+    def gold(self, task: Task) -> Gold:
+        texts = [untagged(gold, "answer") for gold in gold_texts(task)]
+        read = " or ".join(str(read_gold(task, text, words=True)) for text in texts)
+        return Gold(read, tuple(f"<think>so</think><answer>{text}</answer>" for text in texts))
+
     def score(self, task: Task, trajectory: Trajectory) -> Score:
-        golds = [last_tagged(gold, "answer") or gold for gold in gold_texts(task)]
+        golds = [read_gold(task, untagged(gold, "answer"), words=True) for gold in gold_texts(task)]
         if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
             return Score(0.0, {"accuracy": 0.0, "format": 0.0})
         response = trajectory.response
         answer = (
             last_tagged(response, "answer") if response.count("<answer>") == response.count("</answer>") == 1 else ""
         )
-        answer = last_box(answer) or answer
-        accuracy = float(any(expressions.states(answer, gold, self.options.precision) for gold in golds))
+        answer = unboxed(answer)
+        accuracy = float(any(states(answer, gold, self.options.precision) for gold in golds))
         well_formed = float(is_well_formed(response))
         weight = self.options.format_weight
         return Score((1 - weight) * accuracy + weight * well_formed, {"accuracy": accuracy, "format": well_formed})

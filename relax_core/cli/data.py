@@ -15,6 +15,7 @@ from relax_core.cli.terminal import AsJson, say
 
 if TYPE_CHECKING:
     from relax_core.cli.data_survey import DataFile, Survey
+    from relax_core.rewards.golds import GoldReport
 
 SHOWN_BAD_ROWS = 50
 SEPARATOR = "│"
@@ -33,6 +34,9 @@ def check(
     file: File,
     model: Model = None,
     media: Annotated[bool, typer.Option("--media", help="Also decode all images, videos and sounds.")] = False,
+    reward: Annotated[
+        str, typer.Option(help="A reward that reads the answers of a task file; a TOML file names its rewards.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List every unusable row with the reason, and count the usable rows.
@@ -41,7 +45,7 @@ def check(
     """
     from relax_core.cli.data_survey import data_files, survey
 
-    reports = [_report(survey(found, media)) for found in data_files(file, model)]
+    reports = [_report(survey(found, media)) for found in data_files(file, model, reward)]
     if as_json:
         say(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
     else:
@@ -87,8 +91,31 @@ def _report(found: Survey) -> dict[str, Any]:
         "skipped": found.skipped,
         "bad": [{"where": row.where, "reason": row.reason, "field": row.field, "fix": row.fix} for row in found.bad],
         "columns": dict(found.columns),
+        "golds": _golds(found.golds),
         "media": found.media,
         "tokens": _spread(found.lengths),
+    }
+
+
+def _golds(report: GoldReport | None) -> dict[str, Any]:
+    """Return the check of the gold answers as JSON data; empty if no reward reads gold answers."""
+    if report is None:
+        return {}
+    shown = [
+        {
+            "where": where,
+            "reward": reward,
+            "read": gold.read,
+            "scores": dict(zip(gold.responses, gold.scores, strict=True)),
+        }
+        for where, reward, gold in report.read
+    ]
+    return {
+        "total": report.total,
+        "checked": report.checked,
+        "bad": len(report.bad),
+        "summary": str(report),
+        "read": shown,
     }
 
 
@@ -109,6 +136,11 @@ def _print_report(report: dict[str, Any]) -> None:
         say(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more bad rows; --json lists all")
     skipped = f", {report['skipped']} skipped as too long" if report["skipped"] else ""
     say(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
+    if report["golds"]:
+        say("golds    " + report["golds"]["summary"])
+    for gold in report["golds"].get("read", ()):
+        scores = ", ".join(f"{score:g} for {response!r}" for response, score in gold["scores"].items())
+        say(f"  {gold['where']}: {gold['reward']} reads {gold['read']}; it scores {scores}")
     if report["columns"]:
         say("columns  " + ", ".join(f"{name} {count}" for name, count in report["columns"].items()))
     for kind, sums in report["media"].items():

@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from relax_core.api.algorithm import Algorithm, Source as Form
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
+from relax_core.api.role import SystemClock
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
@@ -32,10 +33,13 @@ from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MEDIA_KINDS
-from relax_core.data.tasks import ColumnNeed, TaskSet
+from relax_core.data.tasks import ColumnNeed, TaskSet, has_value
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import shown
 from relax_core.registry import Catalogue
+from relax_core.rewards.golds import GoldReport, check_golds
+from relax_core.rewards.host import reads_golds
+from relax_core.rewards.scorer import RewardScorer, RewardSettings
 
 REMEMBERED = 1 << 14
 """Most media whose facts are cached, since many rows may show the same medium."""
@@ -113,6 +117,22 @@ async def survey_media(found: DataFile, result: Survey) -> None:
                 result.lengthen(row, tokens, found.limit, found.source.where(row), found.too_long)
 
 
+async def survey_golds(found: DataFile, result: Survey) -> None:
+    """Score the gold answers of the usable rows; mark rows as bad whose own gold answer is not a right response."""
+    from relax_core.runners.local.workers import LocalWorkers
+
+    workers = LocalWorkers(found.plugin_files)
+    scorer = RewardScorer(found.rewards, workers, SystemClock(), filters=found.filters)
+    try:
+        await scorer.start()
+        result.golds = await check_golds(scorer, found.source, sorted(result.rows))
+    finally:
+        await scorer.stop()
+        await workers.close()
+    for gold in result.golds.bad:
+        result.refuse(gold.index, BadRow(gold.where, f"reward {gold.reward}: {gold.reason}", "answer"))
+
+
 async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
     """Return facts about each medium of a task: kind, source, header, tokens, key and preview; or its `error`."""
     if found.processors is None:
@@ -179,6 +199,11 @@ class DataFile:
     limit: int | None = None
     """Most tokens of a prompt; None: no limit."""
     too_long: str = "skip"
+    rewards: Sequence[RewardSettings] = ()
+    """Rewards that read the gold answers of the file's tasks."""
+    filters: Sequence[str] = ()
+    """Filters `only` of all rewards of the run."""
+    plugin_files: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -193,6 +218,8 @@ class Survey:
     """Number of tasks with a value, by column."""
     rows: dict[int, int] = field(default_factory=dict)
     """Tokens of each usable prompt, by row; 0 if no model is given."""
+    golds: GoldReport | None = None
+    """Result of scoring the gold answers of the usable rows; None without a reward that reads gold answers."""
     media: dict[str, dict[str, float]] = field(default_factory=dict)
     """Totals by kind of medium: number of decoded media, their tokens, bytes and seconds."""
 
@@ -228,8 +255,11 @@ class Survey:
             self.skipped += 1
 
 
-def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
-    """Open the file, or the training file and evaluation sets that a TOML file names."""
+def data_files(file: Path, model: Path | None, reward: str = "") -> Iterator[DataFile]:
+    """Open the file, or the training file and evaluation sets that a TOML file names.
+
+    `reward`: a reward with default options that reads the gold answers of a task file; a TOML file has its own rewards.
+    """
     if file.suffix != ".toml":
         catalogue = Catalogue.load()
         family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
@@ -239,8 +269,12 @@ def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
         access = source_access(DataTable(train=file), [file])
         read = Processors(choices, kinds, {"path": str(model)}, family, access) if family else None
         settings = {"media": kinds, "access": access}
-        yield _opened(str(file), {}, _source_for(file, catalogue), family, settings, processors=read)
+        opened = _opened(str(file), {}, _source_for(file, catalogue), family, settings, processors=read)
+        judges = [RewardSettings(Chosen("reward", reward))] if reward else []
+        yield replace(opened, rewards=_reading(judges, catalogue, f"--reward {reward}"))
         return
+    if reward:
+        raise ConfigError("--reward", reward, f"leave it out: {file} names its rewards")
     composed = compose([file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False)
     for config in [stage.config for stage in composed.stages] or [composed.config]:
         yield from _of_config(config, composed.catalogue)
@@ -255,11 +289,14 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
     plugins = [str(path) for path in config.plugins]
     model = config.model.model_dump(mode="json")
+    judges = [RewardSettings.of(table, {}) for table in config.rewards] if form is Form.ROLLOUT else []
     for path, columns in files:
         access = source_access(config.data, [path])
         read = Processors(config.media, kinds, model, family, access, plugins)
         source = cast(TaskSource, catalogue.build(config.source.chosen))
-        yield _opened(str(path), columns, source, family, {**settings, "media": kinds, "access": access}, form, read)
+        opened = _opened(str(path), columns, source, family, {**settings, "media": kinds, "access": access}, form, read)
+        filters = [one.only for one in judges]
+        yield replace(opened, rewards=_reading(judges, catalogue), filters=filters, plugin_files=plugins)
 
 
 def survey(found: DataFile, media: bool = False) -> Survey:
@@ -268,8 +305,8 @@ def survey(found: DataFile, media: bool = False) -> Survey:
     for row in range(len(found.source)):
         task = found.source[row]
         result.columns["prompt"] += 1
-        result.columns["answer"] += task.answer is not None
-        result.columns.update(name for name, value in task.metadata.items() if value is not None)
+        result.columns["answer"] += has_value(task.answer)
+        result.columns.update(name for name, value in task.metadata.items() if has_value(value))
         try:
             rendered = found.tasks.examine(row) if found.tasks else None
         except ConfigError as error:
@@ -280,6 +317,8 @@ def survey(found: DataFile, media: bool = False) -> Survey:
             result.usable += 1
         else:
             result.skipped += 1
+    if found.rewards and result.rows:
+        asyncio.run(survey_golds(found, result))
     if media:
         if found.processors is None:
             fix = "give the model folder, whose config.json defines the tokens of media: --model DIR"
@@ -307,6 +346,14 @@ def _opened(
         tasks = Dataset(source, family, form, check=False, **settings)
     limit, too_long = settings.get("max_prompt_tokens"), settings.get("too_long", "skip")
     return DataFile(path, source, refused, family, tasks, processors, limit, too_long)
+
+
+def _reading(rewards: Sequence[RewardSettings], catalogue: Catalogue, key: str = "") -> list[RewardSettings]:
+    """Return the rewards that read gold answers. Raises ConfigError for one that does not if `key` names it."""
+    found = [one for one in rewards if reads_golds(cast(Any, catalogue.target("reward", one.chosen.name)))]
+    if key and len(found) < len(rewards):
+        raise ConfigError(key, "a reward that reads no gold answers", "name a reward that does, such as maths or exact")
+    return found
 
 
 def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> ModelFamily:

@@ -279,8 +279,17 @@ def _record_text(record: dict[str, Any], tree: bool = False) -> str:
     reward = "no reward" if record["reward"] is None else f"reward {record['reward']:g}"
     named = [(name, record.get(name)) for name in ("prompt", "response", "answer", "error")]
     lines = [f"  {name}: {value}" for name, value in named if value is not None]
+    lines += [_gold_line(name, gold) for name, gold in record.get("golds", {}).items()]
     told = [*_tree_lines(record["nodes"]), *_agent_lines(record["info"].get("agent", {}))] if tree else []
     return "\n".join([f"task {record['task_id']}  {reward}  {record['outcome']}", *lines, *told])
+
+
+def _gold_line(reward: str, gold: dict[str, Any]) -> str:
+    """Return one line on a task's gold answer: as the reward read it, and what it scores as a response."""
+    scores = ", ".join(f"{score:g} for {response!r}" for response, score in gold["scores"].items())
+    return (
+        f"  gold: {reward} reads {gold['read']}; it scores {scores}" if scores else f"  gold: {reward}: {gold['fault']}"
+    )
 
 
 def _tree_lines(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:

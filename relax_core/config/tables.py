@@ -130,6 +130,10 @@ class DataTable(Options):
     train_on: Literal["completion", "all"] = "completion"
     """Tokens of a dataset's row that are trained: the `completion` (in a conversation, every turn of the assistant), or
     `all` tokens, prompt included."""
+    max_bad_golds: float = Field(0.05, ge=0.0, le=1.0)
+    """Largest share of tasks whose own gold answer may score less than a right response. The share is measured at the
+    start by the rewards that read gold answers, on at most 1,000 tasks of each file; above the limit, the run is
+    refused. Tasks whose gold answer can't be read are never trained."""
     shuffle: bool = True
     """Use tasks in a seeded random order, different in each epoch; false: in the order of the file."""
     media: MediaSourcesTable = MediaSourcesTable()

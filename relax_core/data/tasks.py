@@ -240,7 +240,7 @@ class TaskSet(RowSet):
         task = self._source[row]
         for need in self._needs:
             for column in need.columns:
-                if task.column(column) is None and need.applies(task):
+                if not has_value(task.column(column)) and need.applies(task):
                     got = f"{self._source.where(row)} without a value for {column!r}, which {need.component} reads"
                     fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
                     raise ConfigError("data.train", got, fix)
@@ -279,6 +279,11 @@ class TaskSet(RowSet):
         if self._too_long == "truncate":
             return replace(rendered, tokens=rendered.tokens[-limit:])
         raise self._too_long_error(row, len(rendered.tokens))
+
+
+def has_value(value: object) -> bool:
+    """Return False for None and NaN, with which table libraries fill cells without a value."""
+    return value is not None and not (isinstance(value, float) and value != value)
 
 
 def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequence[Message]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.config.layers import Source, parse_override, plugins_of, read_layers
 from relax_core.control.prepare import make_launch, plan_run
+from relax_core.data.tasks import has_value
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rewards.host import GoldResult
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
 from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch
@@ -53,12 +55,14 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
             try:
                 groups = [await worker.make(issue, worker.engines.newest()) for issue in issues]
                 told = records(await worker.score(groups))
-                earned = await _answers_scored(worker.scorer, [group.task for group in groups])
+                tasks = [group.task for group in groups]
+                earned, golds = await _answers_scored(worker.scorer, tasks), await worker.scorer.golds(tasks)
                 played = [trajectory for group in groups for trajectory in group.trajectories]
                 return tuple(
                     {
                         **one,
                         "answer_reward": earned.get(one["group_id"]),
+                        "golds": shown_golds(golds[one["group_id"]]),
                         "nodes": nodes(sample, worker.family),
                         "info": dict(sample.info),
                     }
@@ -92,6 +96,14 @@ async def _answers_scored(scorer: RewardScorer, tasks: Sequence[Task]) -> dict[i
     }
     scored = await scorer.score(tuple(written.values()))
     return {at: one.value for at, (one,) in zip(written, scored, strict=True) if one.outcome.judged}
+
+
+def shown_golds(golds: Mapping[str, GoldResult]) -> dict[str, dict[str, Any]]:
+    """Return a task's gold answer as JSON data, by reward: as it was read, and what its own responses score."""
+    return {
+        name: {"read": gold.read, "scores": dict(zip(gold.responses, gold.scores, strict=True)), "fault": gold.fault}
+        for name, gold in golds.items()
+    }
 
 
 def _asked(task: Task) -> tuple[Message, ...]:
@@ -131,23 +143,27 @@ async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Seq
     if not plugins and beside.is_file():
         plugins = plugins_of(read_layers([beside], (), Path.cwd())[0])
     chosen = Chosen("reward", name, {".".join(path): value for path, value in map(parse_override, options)})
-    Catalogue.load(plugins).build(chosen)
+    needs = type(Catalogue.load(plugins).build(chosen)).needs_columns
     workers = LocalWorkers(plugins)
     sandboxes = SandboxPool(None, workers)
     scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock(), sandboxes=sandboxes)
-    rows = list(_rows(data))
+    rows = list(_rows(data, name, needs))
     try:
         await scorer.start()
         await sandboxes.start()
         scored = await scorer.score([(task, (trajectory,)) for task, trajectory in rows])
+        golds = await scorer.golds([task for task, _ in rows])
     finally:
         await scorer.stop()
         await sandboxes.close()
         await workers.close()
-    return [sample_record(task, trajectory, one[0]) for (task, trajectory), one in zip(rows, scored, strict=True)]
+    return [
+        {**sample_record(task, trajectory, one[0]), "golds": shown_golds(gold)}
+        for (task, trajectory), one, gold in zip(rows, scored, golds, strict=True)
+    ]
 
 
-def _rows(data: Path) -> Iterator[tuple[Task, Trajectory]]:
+def _rows(data: Path, reward: str, needs: Sequence[str]) -> Iterator[tuple[Task, Trajectory]]:
     try:
         text = data.read_text()
     except OSError as error:
@@ -165,5 +181,9 @@ def _rows(data: Path) -> Iterator[tuple[Task, Trajectory]]:
             raise ConfigError("--data", where, fix) from error
         is_text = isinstance(prompt, str)
         messages = [Message("user", prompt)] if is_text else [Message(m["role"], m["content"]) for m in prompt]
+        for column in needs:
+            if not has_value(row.get(column)):
+                got = f"{where} without a value for {column!r}, which {reward} reads"
+                raise ConfigError("--data", got, f"give each row a value for {column!r}")
         task = Task(str(row.pop("id", where)), prompt if is_text else tuple(messages), row.pop("answer", None), row)
         yield task, Trajectory((*messages, Message("assistant", response)), response, ())

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError
-from relax_core.api.reward import BatchReward, GroupReward, Reward, Score, Unreadable
+from relax_core.api.reward import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
 from relax_core.api.sandbox import SandboxLimits
-from relax_core.api.task import Task
+from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_rpc import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
@@ -33,7 +33,8 @@ from relax_core.sandboxes.pool import SandboxRpcClient
 
 FUNCTION = "reward-function"
 """Component kind of a function passed from Python; its option `function` holds the cloudpickle of the function."""
-Unit: TypeAlias = list[tuple[Task, Trajectory]]
+Unit: TypeAlias = list[tuple[Task, Trajectory | None]]
+"""The samples that one call of a reward scores. A single task without a trajectory asks for its `GoldResult`."""
 
 
 @messages.register
@@ -53,6 +54,37 @@ class RewardResult:
     frames: str = ""
 
 
+@messages.register
+@dataclass(frozen=True, slots=True)
+class GoldResult:
+    """The result of scoring a task's own gold answer: the gold as it was read, or the error of reading it."""
+
+    read: str = ""
+    """The value of the gold answer, to show to a person; empty if `error` is set."""
+    responses: tuple[str, ...] = ()
+    """Responses that state the gold answer."""
+    scores: tuple[float, ...] = ()
+    """[responses] score of each response."""
+    best: float = 1.0
+    error: str = ""
+
+    @property
+    def fault(self) -> str:
+        """Return the reason why the gold answer does not score `best`; empty if it does."""
+        if self.error:
+            return self.error
+        for response, score in zip(self.responses, self.scores, strict=True):
+            if not score >= self.best - TOLERANCE:
+                return (
+                    f"read as {self.read}, it scores {score:g} instead of {self.best:g} for the response {response!r}"
+                )
+        return ""
+
+
+TOLERANCE = 1e-9
+"""Rounding of scores that are weighted sums."""
+
+
 def pack_units(units: Sequence[Unit]) -> Any:
     """Pack units to send: each task once, each unit as indices of tasks, all trajectories in order without routes."""
     numbers: dict[int, int] = {}
@@ -63,7 +95,7 @@ def pack_units(units: Sequence[Unit]) -> Any:
             tasks.append(task)
     trajectories = tuple(
         replace(trajectory, forest=tuple(replace(node, routes=b"", routed=b"") for node in trajectory.forest))
-        if any(node.routed for node in trajectory.forest)
+        if trajectory is not None and any(node.routed for node in trajectory.forest)
         else trajectory
         for unit in units
         for _, trajectory in unit
@@ -74,10 +106,11 @@ def pack_units(units: Sequence[Unit]) -> Any:
 class RewardHost(IsolatedHost):
     """The host of one reward; turns the author's exceptions into results, since only this process has their frames."""
 
-    def open(self) -> tuple[str, str, tuple[str, ...], SandboxLimits | None]:
+    def open(self) -> tuple[str, str, tuple[str, ...], SandboxLimits | None, bool]:
         """Build the reward and describe it to the parent.
 
-        Return its form (sample, batch or group), the place of its scoring method, `needs_engines` and `needs_sandbox`.
+        Return its form (sample, batch or group), the place of its scoring method, `needs_engines`, `needs_sandbox`, and
+        True if it reads gold answers.
         """
         if self.component.kind == FUNCTION:
             import cloudpickle
@@ -87,6 +120,7 @@ class RewardHost(IsolatedHost):
             reward = self.build(self.component)
         self._score: Callable[..., Any]
         self._close: Callable[[], Any] = reward.close
+        self._gold: Callable[[Task], Gold | None] = reward.gold
         self.ends = type(reward).close is not Reward.close
         if isinstance(reward, GroupReward):
             self._form, self._score = "group", reward.score_group
@@ -103,7 +137,7 @@ class RewardHost(IsolatedHost):
             reward.engines = {name: ModelRpcClient(self.parent, name) for name in needs}
         if limits is not None:
             reward.sandbox = SandboxRpcClient(self.parent)
-        return self._form, where(self._score), needs, limits
+        return self._form, where(self._score), needs, limits, reads_golds(type(reward)) and not self.concurrent
 
     async def end(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,15 +151,35 @@ class RewardHost(IsolatedHost):
         return [[(tasks[number], next(left)) for number in unit] for unit in units]
 
     def handle(self, item: Unit) -> Any:
+        task, first = item[0]
+        if first is None:
+            return self._gold_result(task)
         if self._form == "sample":
-            return self._score(*item[0])
+            return self._score(task, first)
         trajectories = [trajectory for _, trajectory in item]
         if self._form == "group":
             return self._score(item[0][0], trajectories)
         return self._score([task for task, _ in item], trajectories)
 
-    def pack_result(self, item: Unit, result: Any) -> list[float | RewardResult]:
+    def _gold_result(self, task: Task) -> GoldResult:
+        """Read a task's gold answer, and score the responses that state the answer as samples are scored."""
+        gold = self._gold(task)
+        if gold is None:
+            return GoldResult()
+        scores = []
+        for response in gold.responses:
+            asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+            item: Unit = [(task, Trajectory((*asked, Message("assistant", response)), response, ()))]
+            (result,) = self.pack_result(item, self.handle(item))
+            if isinstance(result, RewardResult) and not result.outcome.judged:
+                return GoldResult(error=result.error)
+            scores.append(result.value if isinstance(result, RewardResult) else result)
+        return GoldResult(gold.read, tuple(gold.responses), tuple(scores), gold.best)
+
+    def pack_result(self, item: Unit, result: Any) -> list[Any]:
         """Check the author's return value: a finite number or `Score` for each sample; plain numbers stay plain."""
+        if isinstance(result, GoldResult):
+            return [result]
         if self._form != "sample" and (
             isinstance(result, str | bytes | Mapping | set | frozenset) or not isinstance(result, Iterable)
         ):
@@ -135,7 +189,10 @@ class RewardHost(IsolatedHost):
             raise ValueError(f"returned {len(results)} scores for {len(item)} samples; return one each, in order")
         return list(self._checked(results))
 
-    def pack_error(self, item: Unit, error: BaseException) -> tuple[str, list[RewardResult]]:
+    def pack_error(self, item: Unit, error: BaseException) -> tuple[str, list[Any]]:
+        if item[0][1] is None:
+            reason = str(error) if isinstance(error, ValueError) else error_result(error, self._gold).error
+            return DONE, [GoldResult(error=reason)]
         return DONE, [error_result(error, self._score)] * len(item)
 
     def _checked(self, results: Sequence[Any]) -> Iterator[float | RewardResult]:
@@ -183,11 +240,14 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
 
 
 def check_results(unit: Unit, results: Any) -> None:
-    """Raise WrongShape unless `results` may be what `RewardHost` sends for a unit: a result for each sample."""
-    checked(results, Sequence[float | RewardResult], "results")
+    """Raise WrongShape unless `results` may be what `RewardHost` sends for a unit: a result for each sample or gold."""
+    asks_gold = any(trajectory is None for _, trajectory in unit)
+    checked(results, Sequence[GoldResult] if asks_gold else Sequence[float | RewardResult], "results")
     if len(results) != len(unit):
         raise WrongShape(f"results: got {len(results)} for {len(unit)} samples")
     for result in results:
+        if isinstance(result, GoldResult):
+            continue
         value = result.value if isinstance(result, RewardResult) else result
         judged = not isinstance(result, RewardResult) or result.outcome.judged
         if judged and not math.isfinite(value):
@@ -213,6 +273,11 @@ def _root(author: Callable[..., Any]) -> str:
     if not depth:
         return file
     return str(Path(file).parents[min(depth, len(Path(file).parents)) - 1])
+
+
+def reads_golds(reward: type[Any]) -> bool:
+    """Return True if a reward class overrides `gold`."""
+    return getattr(reward, "gold", Reward.gold) is not Reward.gold
 
 
 def _finite(value: object) -> float:

@@ -26,7 +26,7 @@ from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
 from relax_core.registry.shapes import checked
 from relax_core.rewards.breaker import LIMIT, CircuitBreaker
-from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, check_results, pack_units
+from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, GoldResult, RewardResult, Unit, check_results, pack_units
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report
 from relax_core.rpc.waiting import start_all
 from relax_core.sandboxes.pool import SandboxPool
@@ -56,6 +56,14 @@ class RewardSettings:
     label: str = ""
     """Name of the reward, unique in the run; empty: the component's name."""
 
+    @classmethod
+    def of(cls, table: Any, functions: Mapping[str, bytes]) -> RewardSettings:
+        """Return the settings of a table of the configuration. `functions`: the functions passed from Python, by name."""
+        return cls(
+            table.chosen, table.weight, table.timeout_s, table.memory_mb, table.only, table.inherit_env,
+            functions.get(table.name), table.label,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
@@ -79,14 +87,17 @@ class RewardScorer:
     def __init__(
         self, rewards: Sequence[RewardSettings], workers: Workers, clock: Clock, num_workers: int = 1,
         models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report,
-        sandboxes: SandboxPool | None = None, failure_limit: float = LIMIT,
+        sandboxes: SandboxPool | None = None, filters: Sequence[str] | None = None, failure_limit: float = LIMIT,
     ) -> None:  # fmt: skip
-        """Make the pools. `failure_limit`: share of a reward's samples that may fail alike; see `CircuitBreaker`."""
+        """Make the rewards' pools. `filters`: `only` of all rewards of the run, if `rewards` are only some of them.
+
+        `failure_limit`: share of a reward's samples that may fail alike; see `CircuitBreaker`.
+        """
         self._clock = clock
         self._started_at: list[float] = []
         """Start times of the open calls of `score`."""
         self._rewards: list[RewardPool] = []
-        only_of_all = [one.only for one in rewards]
+        only_of_all = [one.only for one in rewards] if filters is None else filters
         for settings in rewards:
             name = settings.label or settings.chosen.name
             pool = RewardPool(
@@ -118,6 +129,20 @@ class RewardScorer:
             ]
             for at, (_, trajectories) in enumerate(groups)
         ]  # fmt: skip
+
+    @property
+    def reads_golds(self) -> bool:
+        """Return True if a reward of the run reads gold answers; known after `start`."""
+        return any(reward.reads_golds for reward in self._rewards)
+
+    async def golds(self, tasks: Sequence[Task]) -> list[dict[str, GoldResult]]:
+        """Score each task's own gold answer by every reward that reads gold answers; return results by reward's name."""
+        found = await start_all(*(reward.golds(tasks) for reward in self._rewards))
+        names = [reward.name for reward in self._rewards]
+        return [
+            {name: own for name, own in zip(names, results, strict=True) if own is not None}
+            for results in zip(*found, strict=True)
+        ] or [{} for _ in tasks]
 
     async def stop(self) -> None:
         await asyncio.gather(*(reward.stop() for reward in self._rewards))
@@ -181,6 +206,8 @@ class RewardPool:
         self.owed = 0
         """Number of samples without a result."""
         self._form = self._place = ""
+        self.reads_golds = False
+        """True if the reward reads gold answers; known after `start`."""
         self._breaker = CircuitBreaker(limit=failure_limit)
         self._num_groups = 0
         """Number of groups of all calls of `score`."""
@@ -219,9 +246,28 @@ class RewardPool:
     async def stop(self) -> None:
         await self._pool.stop(RelaxError(f"reward {self.name} was stopped"))
 
+    async def golds(self, tasks: Sequence[Task]) -> list[GoldResult | None]:
+        """Score each task's own gold answer; None for a task without a gold answer of this reward."""
+        if not self.reads_golds:
+            return [None] * len(tasks)
+        return await start_all(*(self._gold(task) for task in tasks))
+
+    async def _gold(self, task: Task) -> GoldResult | None:
+        if not applies(self.settings.only, task, self._only_of_all):
+            return None
+        try:
+            (found,) = await self._pool.submit([(task, None)])
+        except ItemTimeout:
+            return GoldResult(
+                error=f"its gold was not scored within timeout_s = {self.settings.timeout_s:g} ({self._place})"
+            )
+        except ItemCrash as crash:
+            return GoldResult(error=f"the process ended twice while it scored its gold ({self._place}): {crash}")
+        return found if found.responses or found.error else None
+
     def _opened(self, opened: Any) -> Mapping[str, Handler]:
-        checked(opened, tuple[str, str, tuple[str, ...], SandboxLimits | None], "start")
-        self._form, self._place, needs, limits = opened
+        checked(opened, tuple[str, str, tuple[str, ...], SandboxLimits | None, bool], "start")
+        self._form, self._place, needs, limits, self.reads_golds = opened
         return {**model_handlers(self._models, f"reward {self.name}", needs), **self._sandboxes.handlers(limits)}
 
     async def _score(

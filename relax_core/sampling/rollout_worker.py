@@ -26,6 +26,7 @@ from relax_core.data.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.engines.factories import AuxiliaryPools, make_pool
 from relax_core.engines.requests import SamplingParams
 from relax_core.engines.supervisor import Report
+from relax_core.rewards.golds import check_golds
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
 from relax_core.rpc.isolated_pool import replaced_events
 from relax_core.rpc.waiting import start_all
@@ -59,20 +60,8 @@ class RolloutWorker:
         run, build, children = context.config, context.build, context.children
         self._context, self.family = context, build(run.family.chosen, ModelFamily)
         self.family.open(run.model.model_dump(mode="json"))
-        self._tasks, self._train, sets = open_tasks(context, self.family, tools)
-        rewards = [
-            RewardSettings(
-                r.chosen,
-                r.weight,
-                r.timeout_s,
-                r.memory_mb,
-                r.only,
-                r.inherit_env,
-                context.functions.get(r.name),
-                r.label,
-            )
-            for r in run.rewards
-        ]
+        self._tasks, self._train, self._sets = open_tasks(context, self.family, tools)
+        rewards = [RewardSettings.of(table, context.functions) for table in run.rewards]
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
         replaced = replaced_events(context.run_status)
 
@@ -119,7 +108,7 @@ class RolloutWorker:
         self._held_by = ""
         """Name of the bound that the last call of `room` found exhausted, or empty."""
         self._cancelling: set[asyncio.Task[None]] = set()
-        self.evaluation = Evaluation(sets, run, self.samples, self.scorer, self.pool)
+        self.evaluation = Evaluation(self._sets, run, self.samples, self.scorer, self.pool)
 
     @classmethod
     async def open(cls, context: RunContext, report: Report, *, in_turns: bool = False) -> Self:
@@ -144,6 +133,7 @@ class RolloutWorker:
             others = () if in_turns else (pools.start(),)
             facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), *others)
             await made._sandboxes.start()  # after environments and rewards have declared whether they need a sandbox
+            await made._check_golds()
             check_vocabulary(made.family, facts)
             if "max_context" not in facts:
                 raise PluginError(f"engine {run.engine.name}", "start() returned facts without max_context")
@@ -158,6 +148,23 @@ class RolloutWorker:
             await made.close()
             raise
         return made
+
+    async def _check_golds(self) -> None:
+        """Score the gold answers of all task files, log the result, and raise ConfigError if too many are bad."""
+        if not self.scorer.reads_golds:
+            return
+        run, files = self._context.config, [("data.train", self._tasks, self._train)]
+        files += [
+            (f"eval.sets.{at}.path", one.tasks, one.indices)
+            for at, one in enumerate(self._sets)
+            if one.tasks is not self._tasks
+        ]
+        for key, tasks, indices in files:
+            report = await check_golds(self.scorer, tasks, indices)
+            await self._context.run_status.emit(
+                Logged("warning" if report.bad else "info", "rollout", f"{key}: {report}")
+            )
+            report.refuse(key, run.data.max_bad_golds)
 
     async def close(self) -> None:
         launched = (one.cancel() for one in self._prelaunched.values())

@@ -22,6 +22,7 @@ from relax_core.testing.scripted_client import ScriptedClient
 from relax_core.testing.suite import Suite
 
 Sample = tuple[Task, str]
+TOLERANCE = 1e-9
 SUM = Task("sum", "What is 2 + 2?", "4")
 
 
@@ -66,6 +67,15 @@ class RewardSuite(Suite):
         assert len(results) == len(self.samples), "the reward must return one score per sample, in order"
         for result in results:
             _check(result)
+
+    def test_gold_answers_score_best(self, made: Any) -> None:
+        for task, _ in self.samples:
+            gold = made.gold(_with_columns(task, made.needs_columns))
+            said = [(task, response) for response in gold.responses] if gold is not None else []
+            for (_, response), result in zip(said, self.judged(made, said) if said else (), strict=True):
+                assert _value(result) >= gold.best - TOLERANCE, (
+                    f"the gold answer read as {gold.read} scores {_value(result)} for {response!r}; it must score Gold.best"
+                )
 
     def test_an_empty_response_is_judged(self, made: Any) -> None:
         for result in self.judged(made, [(task, "") for task, _ in self.samples]):

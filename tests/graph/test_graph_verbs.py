@@ -75,7 +75,7 @@ def test_a_reward_that_runs_programs_is_tried_in_the_sandbox(relax_here: Relax, 
 
 
 def test_a_row_without_a_response_is_named_by_its_line(relax_here: Relax, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n{"prompt": "a"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b", "answer": "b"}\n{"prompt": "a"}\n')
     ran = relax_here("try", "reward", "exact", "--data", tmp_path / "rows.jsonl")
     assert ran.code == 2
     assert "rows.jsonl:2" in ran.err and "response" in ran.err

@@ -26,7 +26,12 @@ Kind: TypeAlias = Literal[
     "number", "expression", "relation", "list", "set", "union", "tuple", "matrix", "text", "literal"
 ]  # fmt: skip
 
+_SHOWN = 60
+LONGEST = 4000
+"""Most characters of a text that is read as one value."""
 _DEEPEST, _LARGEST_EXPONENT = 20, 5000
+_SHORT_WORDS = ("no", "ok", "on", "up", "in", "am", "pm", "so", "to", "or", "if", "it", "is")
+"""Words that would be products of two letters: `on` is not `no`."""
 _NO_VALUE = ("nan", "null", "none", "n/a", "na")
 _RELATION = re.compile(r"<=|>=|!=|\\(?:leq?|geq?|neq?|lt|gt|in)(?![A-Za-z])|[<>=]")
 _SAME_RELATION = {
@@ -36,6 +41,7 @@ _WORDED = r"\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}"
 _SEPARATOR = re.compile(rf"(?:[,;]\s*)?(?:{_WORDED}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))|[,;]")
 _UNION = re.compile(r"\\cup(?![A-Za-z])|(?<=[\])}])\s*U\s*(?=[\[({\\])")
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_DECIMAL_COMMA = re.compile(r"[+-]?0,\d+")
 _COMMA = re.compile(r"[,;]")
 _GROUPED = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:,\d{3})+(?!\w|,\d|\.\d+,\d)")
 _DIGITS = r"(?:[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)"
@@ -105,7 +111,8 @@ class Value:
         if self.kind == "relation":
             return " ".join([items[0], *(f"{sign} {item}" for sign, item in zip(self.signs, items[1:], strict=True))])
         if self.kind in ("number", "expression"):
-            return f"{self.kind} {self.number} {self.unit}".rstrip()
+            number = str(self.number) if len(str(self.number)) <= _SHOWN else self.source[:_SHOWN]
+            return f"{self.kind} {number} {self.unit}".rstrip()
         return f"{self.kind} {'; '.join(items) or self.source}"
 
 
@@ -120,13 +127,19 @@ def read_gold(task: Task, text: str, answer_format: AnswerFormat = "auto", *, wo
         raise ValueError(f"task {task.id}: answer {text!r} {error}; correct the answer column") from error
 
 
-@lru_cache(maxsize=8192)
 def read(text: str, answer_format: AnswerFormat = "auto", words: bool = False) -> Value:
     """Read a whole text as one value. Raises Unread with the reason.
 
     `answer_format`: `latex` reads words as products of letters; `plain` refuses LaTeX; `auto` reads both notations.
     `words`: read a text that has no other value as words.
     """
+    if len(text) > LONGEST:
+        raise Unread(f"has more than {LONGEST} characters")
+    return _read(text, answer_format, words)
+
+
+@lru_cache(maxsize=8192)
+def _read(text: str, answer_format: AnswerFormat, words: bool) -> Value:
     if answer_format == "plain" and expressions.has_latex(text):
         raise Unread("has LaTeX characters; set answer_format to auto or latex")
     cleaned = notation.cleaned(unboxed(text))
@@ -165,6 +178,8 @@ class _Reader:
         number = _number(text, source)
         if number is not None:
             return number
+        if text.casefold() in _SHORT_WORDS:
+            return Value("text", source.casefold())
         for rule in (
             self._matrix,
             self._union,
@@ -273,7 +288,7 @@ class _Reader:
                 return None
         if re.search(r"\d\s+\d", text) and not re.search(r"[a-z]\{|\\[a-z]", text):
             raise Unread("has two numbers without a sign between them")
-        if re.search(r"\d\s*_|'|\\prime|\\circ|[?#@:~]|\.\.\.|\\[lc]?dots|(?<!\\)%", text) or (
+        if re.search(r"\.\d+\.\d|\d\s*_|'|\\prime|\\circ|[?#@:~]|\.\.\.|\\[lc]?dots|(?<!\\)%", text) or (
             _TEXT.search(text) and _has_words(text)
         ):
             return None
@@ -310,6 +325,7 @@ def _label(text: str) -> Value | None:
 
 def _number(text: str, source: str) -> Value | None:
     """Read a number in digits: decimal, grouped, scientific, fraction, mixed, repeating. None for any other text."""
+    text = text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) else text
     found = _NUMBER.fullmatch(text.removesuffix("."))
     if found is None:
         return None

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Golds of `maths`: read whole or refused. Each line of golds.jsonl has a gold, and equal and unequal answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from relax_plugin_rewards.maths import Maths
+
+from relax_core.api import Task
+from relax_core.testing.samples import trajectory
+
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "golds.jsonl").read_text().split("\n") if line]
+READ = [row for row in ROWS if "refused" not in row]
+REFUSED = [row for row in ROWS if "refused" in row]
+MATHS = Maths()
+
+
+def score(gold: Any, response: str) -> float:
+    task = Task("t", "?", gold)
+    return MATHS.score(task, trajectory(task, response))
+
+
+@pytest.mark.parametrize("row", READ, ids=lambda row: repr(row["gold"]))
+def test_a_gold_equals_itself_and_no_piece_of_itself_boxed_and_plain(row: dict[str, Any]) -> None:
+    gold = MATHS.gold(Task("t", "?", row["gold"]))
+    responses = [
+        *gold.responses,
+        *(form.format(answer) for answer in row.get("right", ()) for form in ("{}", "\\boxed{{{}}}")),
+    ]
+    assert {response: score(row["gold"], response) for response in responses} == dict.fromkeys(responses, 1.0), (
+        gold.read
+    )
+    pieces = [form.format(piece) for piece in row.get("wrong", ()) for form in ("{}", "\\boxed{{{}}}")]
+    assert {piece: score(row["gold"], piece) for piece in pieces} == dict.fromkeys(pieces, 0.0), gold.read
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: repr(row["gold"]))
+def test_a_gold_that_can_not_be_read_whole_is_refused_for_any_response(row: dict[str, Any]) -> None:
+    for response in ("42", "", str(row["gold"])):
+        with pytest.raises(ValueError, match=row["refused"]):
+            score(row["gold"], response)

@@ -65,7 +65,7 @@ def _starts(text: str) -> Iterator[str]:
         yield formula[0]
     words = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0].split()
     for count in range(min(len(words), _MOST_WORDS), 0, -1):
-        said = " ".join(words[:count]).rstrip(",;:!*")
+        said = " ".join(words[:count]).rstrip(".,;:!*")
         if count == len(words) or not (_JOINING.search(words[count - 1]) or _JOINING.match(words[count])):
             yield said
 

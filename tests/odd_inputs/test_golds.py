@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Golds of `maths`: read whole or refused. Each line of golds.jsonl has a gold, and equal and unequal answers."""
+"""Golds of `maths`: read whole or refused. Each line of the data has a gold, and right and wrong responses.
+
+golds.jsonl holds answers alone, each of which is tried boxed and plain; final_answers.jsonl holds sentences.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ from relax_plugin_rewards.maths import Maths
 from relax_core.api import Task
 from relax_core.testing.samples import trajectory
 
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "golds.jsonl").read_text().split("\n") if line]
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(__file__).parent / name).read_text().split("\n") if line]
+
+
+ROWS = rows("golds.jsonl")
 READ = [row for row in ROWS if "refused" not in row]
 REFUSED = [row for row in ROWS if "refused" in row]
 MATHS = Maths()
@@ -43,3 +51,9 @@ def test_a_gold_that_can_not_be_read_whole_is_refused_for_any_response(row: dict
     for response in ("42", "", str(row["gold"])):
         with pytest.raises(ValueError, match=row["refused"]):
             score(row["gold"], response)
+
+
+@pytest.mark.parametrize("row", rows("final_answers.jsonl"), ids=lambda row: repr(row["gold"]))
+def test_the_final_answer_of_a_sentence_is_read_whole(row: dict[str, Any]) -> None:
+    assert [one for one in row.get("right", ()) if score(row["gold"], one) != 1.0] == []
+    assert [one for one in row["wrong"] if score(row["gold"], one) != 0.0] == []

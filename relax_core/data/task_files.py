@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from relax_core.api.component import OptionsT
 from relax_core.api.errors import ConfigError
@@ -25,7 +25,8 @@ from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
 from relax_core.config.tables import DataTable
-from relax_core.data.task_row import EMBEDDED, MediaOrigin, RowError, row_task
+from relax_core.data.plain_data import EMBEDDED, Unreadable
+from relax_core.data.task_row import MediaOrigin, RowError, row_task
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import SAMPLES, arrow_batches
 
@@ -35,6 +36,8 @@ CACHED_BYTES = 64 << 20
 """Size limit of the cache of table blocks, in bytes. The block that was read last is cached, however large."""
 AT_ONCE = 256
 """Number of rows that are converted to Python objects at a time while a table is checked."""
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""Number of Arrow's time units in a second."""
 _SHARD = re.compile(r"^(.*?)-\d+(?:-of-\d+)?(?:-[0-9a-f]+)?$")
 _STEPS = ("list", "element", "item", "array_element")
 """Path steps that Parquet writers insert for the elements of a list."""
@@ -56,12 +59,14 @@ class TaskFiles(TaskSource[OptionsT]):
         """Read and check every row. Raises ConfigError naming the first unusable row; usable rows can still be read."""
         self._columns, self._bad, ids = dict(columns), list[BadRow](), set[str]()
         self._file, self._number = array("i"), array("q")
-        self._files = self.files(Path(path))
+        self._files, unseen = self.files(Path(path)), dict(columns)
         for at, file in enumerate(self._files):
             for number, row in _read_rows(file):
                 try:
                     if isinstance(row, RowError):
                         raise row
+                    if unseen and isinstance(row, dict):
+                        unseen = {name: column for name, column in unseen.items() if column not in row}
                     task = self._task(file, number, row)
                     if "id" not in columns and task.id in ids:
                         raise RowError(f"id {task.id!r} is used twice")
@@ -71,6 +76,9 @@ class TaskFiles(TaskSource[OptionsT]):
                 ids.add(task.id)
                 self._file.append(at)
                 self._number.append(number)
+        if self._number:
+            self._bad += [BadRow(path, f"no row has the column {column!r}, which `columns` names for {name!r}", "columns")
+                          for name, column in unseen.items()]  # fmt: skip
         if self._bad:
             first, others = self._bad[0], len(self._bad) - 1
             got = f"{first.where}: {first.reason}" + (f" (and {others} more bad rows)" if others else "")
@@ -94,7 +102,10 @@ class TaskFiles(TaskSource[OptionsT]):
         return iter(self._bad)
 
     def _task(self, file: TaskFile, number: int, row: Any) -> Task:
-        return row_task(row, self._columns, f"{file.path.stem}:{number}", file.origin(number))
+        try:
+            return row_task(row, self._columns, f"{file.path.stem}:{number}", file.origin(number))
+        except RecursionError:
+            raise RowError("nested too deeply") from None
 
 
 class TableOptions(Options):
@@ -187,7 +198,7 @@ class LinesFile(TaskFile):
         return row
 
     def origin(self, number: int) -> MediaOrigin:
-        return MediaOrigin(self.path.parent, self.absolute, self._starts[number - 1])
+        return MediaOrigin(Path(self.absolute).parent, self.absolute, self._starts[number - 1])
 
 
 class ListFile(TaskFile):
@@ -220,7 +231,7 @@ class ListFile(TaskFile):
         return f"{self.path} item {number}" if number else f"{self.path}:{self._line}"
 
     def origin(self, number: int) -> MediaOrigin:
-        return MediaOrigin(self.path.parent)
+        return MediaOrigin(Path(self.absolute).parent)
 
 
 def _read_rows(file: TaskFile) -> Iterator[tuple[int, Any]]:
@@ -304,7 +315,7 @@ class TableFile(TaskFile):
         return row
 
     def origin(self, number: int) -> MediaOrigin:
-        return MediaOrigin(self.path.parent, self.absolute, number - 1)
+        return MediaOrigin(Path(self.absolute).parent, self.absolute, number - 1)
 
 
 class ParquetTable(TableFile):
@@ -330,7 +341,16 @@ class ParquetTable(TableFile):
         return self._file.read_row_group(number, columns=self._kept, use_threads=False)
 
     def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = block.slice(start, count).to_pylist()
+        try:
+            found: list[dict[str, Any]] = block.slice(start, count).to_pylist()
+        except (
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            NotImplementedError,
+        ):  # a value that Python lacks
+            columns = zip(block.column_names, block.columns, strict=True)
+            found = list(_rows_of({name: column.slice(start, count) for name, column in columns}, count))
         for row in found:
             for path in self._left:
                 _mark(row, path)
@@ -345,15 +365,42 @@ class ArrowTable(TableFile):
         super().__init__(path, cache, [batch.num_rows for batch in self._batches])
 
     def block(self, number: int) -> Any:
-        self._batches[number].validate(full=True)  # reading at a wrong offset would crash this process
-        return self._batches[number]
+        return CheckedBatch.of(self._batches[number])
 
-    def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
-        names = block.schema.names
-        return [
-            {name: _light(column[row]) for name, column in zip(names, block.columns, strict=True)}
-            for row in range(start, start + count)
-        ]
+    def block_rows(self, block: CheckedBatch, start: int, count: int) -> list[dict[str, Any]]:
+        found = list(_rows_of({name: column.slice(start, count) for name, column in block.columns.items()}, count))
+        return [{**row, **block.broken} for row in found]
+
+
+class CheckedBatch(NamedTuple):
+    """A record batch whose columns are safe to read: a wrong offset in a column would crash this process."""
+
+    columns: dict[str, Any]
+    broken: dict[str, Unreadable]
+    """Columns that are not safe to read."""
+    nbytes: int
+
+    @classmethod
+    def of(cls, batch: Any) -> CheckedBatch:
+        """Check every column of a batch, with a column's content."""
+        import pyarrow as pa
+
+        columns, broken = {}, {}
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                _as_bytes(column).validate(full=True)
+                columns[name] = column
+            except pa.ArrowException as error:
+                broken[name] = Unreadable(f"is damaged: {error}")
+        return cls(columns, broken, batch.nbytes)
+
+
+def _as_bytes(column: Any) -> Any:
+    """Return a column of text as bytes, whose check leaves out the text itself, and any other column as it is."""
+    import pyarrow as pa
+
+    bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    return column.view(bytes_of[column.type]) if column.type in bytes_of else column
 
 
 def table_files(path: Path, split: str) -> list[TableFile]:
@@ -373,7 +420,7 @@ def table_files(path: Path, split: str) -> list[TableFile]:
 def source_access(data: DataTable, paths: Iterable[Path]) -> SourceAccess:
     """Return the limits on media sources in these task files: `[data.media]`, plus the folder of each file."""
     folders = [str(folder) for folder in data.media.allowed_folders]
-    for path in paths:
+    for path in (path.absolute() for path in paths):  # media are read by processes that work in other folders
         folders += [str(path), str(path.parent)] if not path.is_dir() else [str(path)]
         # A table may be a link out of its folder, as in the caches of hubs: allow the link's target.
         folders += [str(file) for file in _tables(path) if file.is_symlink()] if path.is_dir() else []
@@ -434,8 +481,17 @@ def _mark(value: Any, path: Sequence[str]) -> None:
             _mark(value[path[0]], rest)
 
 
+def _rows_of(columns: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """Yield the first `count` rows of Arrow columns, by name, as Python values."""
+    for row in range(count):
+        yield {name: _light(column[row]) for name, column in columns.items()}
+
+
 def _light(scalar: Any) -> Any:
-    """Convert an Arrow scalar to a Python value, with `EMBEDDED` in place of bytes and sound samples."""
+    """Convert an Arrow scalar to a Python value, with `EMBEDDED` in place of bytes and sound samples.
+
+    A value that Python can't represent becomes text if Arrow can write it as text, else `Unreadable`.
+    """
     import pyarrow.types as kinds
 
     if not scalar.is_valid:
@@ -444,6 +500,8 @@ def _light(scalar: Any) -> Any:
         return EMBEDDED
     if kinds.is_struct(scalar.type):
         names = [field.name for field in scalar.type]
+        if len(set(names)) < len(names):
+            return Unreadable(f"has several fields with one name: {', '.join(names)}")
         sound = {SAMPLES, "sampling_rate"} <= set(names)
         return {
             name: EMBEDDED if sound and name == SAMPLES and scalar[name].is_valid else _light(scalar[name])
@@ -451,4 +509,23 @@ def _light(scalar: Any) -> Any:
         }
     if kinds.is_list(scalar.type) or kinds.is_large_list(scalar.type):
         return [_light(one) for one in scalar]
-    return scalar.as_py()
+    try:
+        return scalar.as_py()
+    except (ValueError, LookupError, ArithmeticError, NotImplementedError) as error:
+        return _written(scalar) or Unreadable(f"can't be read ({error})")
+
+
+def _written(scalar: Any) -> str | float | None:
+    """Return a time, date or duration beyond Python's range or precision as text or seconds; else None."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    if kinds.is_duration(scalar.type):
+        return float(scalar.value) / PER_SECOND[scalar.type.unit]
+    if not kinds.is_temporal(scalar.type):
+        return None
+    try:
+        written = str(scalar.cast(pa.string()).as_py())
+    except pa.ArrowException:
+        return None
+    return None if "out of range" in written else written.replace(" ", "T")

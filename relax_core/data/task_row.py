@@ -8,13 +8,16 @@ sentence about one column. No media are read: if possible, a task refers to the 
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
+from relax_core.data.plain_data import Embedded, NotPlainError, half, holds_bytes, plain, without_bytes
 from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, is_path, named
 
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
@@ -36,13 +39,6 @@ class RowError(ValueError):
     """A fault of a row, described in one sentence."""
 
 
-class Embedded:
-    """A stand-in for bytes or sound samples of a row that were not read."""
-
-
-EMBEDDED = Embedded()
-
-
 @dataclass(frozen=True, slots=True)
 class MediaOrigin:
     """The location of a row, from which references to its media are made."""
@@ -56,10 +52,13 @@ class MediaOrigin:
 
 
 def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: MediaOrigin) -> Task:
-    """Return the task of a row; `columns` maps Relax's column names to the file's column names. Raises RowError."""
+    """Return the task of a row as plain data; `columns` maps Relax's column names to the file's. Raises RowError.
+
+    A value that has no plain form is an error in the columns that Relax reads and in those that `columns` names; in any
+    other column it counts as missing. NaN counts as missing too: table libraries write it where a value is absent.
+    """
     if not isinstance(row, dict):
         raise RowError(f"the row is {_kind(row)}, not an object")
-    values: dict[str, Any] = row
     known = {name: columns.get(name, name) for name in FIELDS}
     if known["prompt"] not in row and CONVERSATION in row:
         known["prompt"] = CONVERSATION
@@ -70,19 +69,42 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: M
     media: dict[MediaKind, list[Media]] = {}
     for kind, names in COLUMNS.items():
         told = next((columns[name] for name in names if name in columns), None)
-        column = told if told is not None else next((name for name in names if name in row), "")
-        if column in row:
+        column = told if told is not None else next((name for name in names if name in row), None)
+        if column is not None and column in row:
             value, showing[kind] = row[column], column
             held = list(enumerate(value)) if isinstance(value, list) else [] if value is None else [(-1, value)]
             media[kind] = [_medium(kind, one, (column, at) if at >= 0 else (column,), origin) for at, one in held]
     taken = {*known.values(), *showing.values()}
+    others = [key for key in row if key not in taken and not half(key)]
+    answer = _plain(row, known["answer"])
+    if holds_bytes(answer):
+        raise RowError(f"{known['answer']!r} holds bytes; write text, numbers, lists or tables of them")
     return Task(
-        id=_text(row.get(known["id"]), known["id"], default_id),
-        prompt=_placed(text_or_messages(row[known["prompt"]], known["prompt"], origin), media, showing),
-        answer=row.get(known["answer"]),
-        metadata={given.get(key, key): _without_bytes(value) for key, value in values.items() if key not in taken},
-        environment=_text(row.get(known["environment"]), known["environment"], ""),
+        id=_text(_plain(row, known["id"]), known["id"], default_id),
+        prompt=_placed(text_or_messages(_plain(row, known["prompt"]), known["prompt"], origin), media, showing),
+        answer=answer,
+        metadata={given.get(key, key): _other(row, key, key in given) for key in others},
+        environment=_text(_plain(row, known["environment"]), known["environment"], ""),
     )
+
+
+def _plain(row: Mapping[str, Any], column: str) -> Any:
+    """Return a column of a row as plain data; None if the column is missing or NaN. Raises RowError."""
+    try:
+        value = plain(row.get(column))
+    except NotPlainError as error:
+        raise RowError(f"{column!r} {error}") from error
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _other(row: Mapping[str, Any], column: str, must: bool) -> Any:
+    """Return a column that Relax itself does not read, None in place of bytes; raise RowError only if `must`."""
+    try:
+        return without_bytes(_plain(row, column))
+    except RowError:
+        if must:
+            raise
+        return None
 
 
 def _text(value: object, column: str, default: str) -> str:
@@ -91,15 +113,6 @@ def _text(value: object, column: str, default: str) -> str:
     if isinstance(value, (str, int)) and not isinstance(value, bool):
         return str(value)
     raise RowError(f"{column!r} is {_kind(value)}, not text")
-
-
-def _without_bytes(value: Any) -> Any:
-    """Return a value with None in place of bytes that were not read."""
-    if isinstance(value, dict):
-        return {key: _without_bytes(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_bytes(one) for one in value]
-    return None if isinstance(value, Embedded) else value
 
 
 def text_or_messages(value: object, column: str, origin: MediaOrigin) -> str | tuple[Message, ...]:
@@ -163,13 +176,16 @@ def _call(value: object, where: str) -> ToolCall:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError(f"a tool call of {where} has no name")
     arguments = function.get("arguments", {})
+    if holds_bytes(arguments):
+        raise RowError(f"arguments of tool call {function['name']} of {where} hold bytes")
     if not isinstance(arguments, dict):
         raise RowError(f"arguments of tool call {function['name']} of {where} are {_kind(arguments)}, not an object")
     return ToolCall(function["name"], arguments, str(call.get("id", "")))
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null",
+             bytes: "bytes", Embedded: "bytes"}  # fmt: skip
     return names.get(type(value), "a number")
 
 
@@ -183,6 +199,8 @@ def _source(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: M
     held = value.get("bytes", value.get(SAMPLES)) if isinstance(value, Mapping) else value
     own = isinstance(held, bytes | bytearray | Embedded) or (isinstance(value, Mapping) and held is not None)
     source = None if own else named(value, kind)
+    if source is not None and half(source):
+        raise RowError(f"the {kind} at {_place(at)} is named by text with half of a surrogate pair")
     if source is None and not own:
         what = "neither path, url nor bytes" if isinstance(value, Mapping) else "no path, URL, bytes or media dict"
         raise RowError(f"the {kind} at {_place(at)} has {what}")
@@ -206,7 +224,10 @@ def _view_of(value: object, where: str) -> tuple[float, float] | None:
     if value is None:
         return None
     if isinstance(value, list) and len(value) == 2 and all(isinstance(bound, int | float) for bound in value):
-        return float(value[0]), float(value[1])
+        with suppress(OverflowError):
+            start, end = map(float, value)
+            if math.isfinite(start) and math.isfinite(end):
+                return start, end
     raise RowError(f"view of {where} is not [start, end] in seconds")
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,8 +25,18 @@ from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
-from relax_core.config.layers import Source, parse_override, plugins_of, read_layers
+from relax_core.config.layers import (
+    COMMAND_LINE,
+    Origin,
+    Source,
+    parse_override,
+    plain as plain_tree,
+    plugins_of,
+    read_layers,
+    with_origins,
+)
 from relax_core.control.prepare import make_launch, plan_run
+from relax_core.data.plain_data import plain
 from relax_core.data.tasks import has_value
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
@@ -83,7 +94,13 @@ def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
 
 
 def with_agent(overrides: Sequence[str], program: Sequence[str]) -> list[str]:
-    """Return overrides that make a program the agent; further options of the environment `agent` stay as configured."""
+    """Return overrides that make a program the agent; further options of the environment `agent` stay as configured.
+
+    Arguments that name files become absolute, because the program runs in another folder.
+    """
+    named = [at > 0 or "/" in word for at, word in enumerate(program)]
+    program = [os.path.abspath(word) if may and os.path.isfile(word) else word
+               for word, may in zip(program, named, strict=True)]  # fmt: skip
     return [*overrides, "environment.name=agent", f"environment.command={json.dumps(program)}", "environment.function="]
 
 
@@ -142,8 +159,12 @@ async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Seq
     beside = data.parent / "config.toml"  # `data` may lie in a run directory, whose config names plugin files
     if not plugins and beside.is_file():
         plugins = plugins_of(read_layers([beside], (), Path.cwd())[0])
-    chosen = Chosen("reward", name, {".".join(path): value for path, value in map(parse_override, options)})
-    needs = type(Catalogue.load(plugins).build(chosen)).needs_columns
+    catalogue = Catalogue.load(plugins)
+    given = {".".join(path): value for path, value in map(parse_override, options)}
+    tree = with_origins(given, Origin(COMMAND_LINE, directory=Path.cwd()))
+    # Paths are made absolute here, because the reward's process works in another folder.
+    chosen = Chosen("reward", name, plain_tree(tree, catalogue.target("reward", name).options_model()))
+    needs = type(catalogue.build(chosen)).needs_columns
     workers = LocalWorkers(plugins)
     sandboxes = SandboxPool(None, workers)
     scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock(), sandboxes=sandboxes)
@@ -164,23 +185,27 @@ async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Seq
 
 
 def _rows(data: Path, reward: str, needs: Sequence[str]) -> Iterator[tuple[Task, Trajectory]]:
+    """Yield the tasks and samples of a file: one JSON object per line, or the single object of a `.json` file."""
     try:
-        text = data.read_text()
+        content = data.read_bytes()
     except OSError as error:
         raise ConfigError("--data", data, f"can't be read ({error.strerror}); name a JSON lines file") from error
-    for number, line in enumerate([text] if data.suffix == ".json" else text.splitlines(), 1):
+    for number, line in enumerate([content] if data.suffix == ".json" else content.split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"{data}:{number}"
         try:
-            row = json.loads(line)
+            row = plain(json.loads(line))
             row = {**row, **row.pop("task")} if isinstance(row.get("task"), dict) else row
             prompt, response = row.pop("prompt"), row.pop("response")
-        except (ValueError, KeyError, AttributeError) as error:
+            if not isinstance(response, str):
+                raise ValueError("response is not text")
+            is_text = isinstance(prompt, str)
+            told = [{"role": "user", "content": prompt}] if is_text else prompt
+            messages = [Message(m["role"], m["content"]) for m in told]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             fix = f"write each row as a JSON object with prompt and response ({error})"
             raise ConfigError("--data", where, fix) from error
-        is_text = isinstance(prompt, str)
-        messages = [Message("user", prompt)] if is_text else [Message(m["role"], m["content"]) for m in prompt]
         for column in needs:
             if not has_value(row.get(column)):
                 got = f"{where} without a value for {column!r}, which {reward} reads"

@@ -66,20 +66,21 @@ def read_documents(path: Path) -> list[Document]:
     """Read documents from rows `{"text", "title"}`; extra keys are ignored. Raises ValueError with file and line."""
     documents = []
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:  # lines end at \n alone: JSON may hold other characters that end lines of text
             for number, line in enumerate(file, 1):
                 if line.strip():
                     documents.append(_document(f"{path}:{number}", line))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ValueError(f"{FIELD}: {path} can't be read ({error}); name a JSON lines file in UTF-8") from error
     if not documents:
         raise ValueError(f'{FIELD}: {path} has no documents; write one {{"text": ...}} on each line')
     return documents
 
 
-def _document(where: str, line: str) -> Document:
+def _document(where: str, line: bytes) -> Document:
     try:
         row: Any = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which is not a character
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{FIELD}: {where} is not valid JSON ({error}); write one object on each line") from error
     text, title = (row.get("text"), row.get("title") or "") if isinstance(row, dict) else (None, "")

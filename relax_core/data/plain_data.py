@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion of the values of task files to plain data, which every process, log and chat template accepts.
+
+Plain data are text of whole characters, numbers, true, false, null, lists, and tables with names of text. Bytes and
+`EMBEDDED` are kept, because only the caller knows whether a column may hold media.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+MAX_DEPTH = 100
+"""Most levels of lists and tables within each other. Messages between processes and Python's stack allow a few more."""
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+class Embedded:
+    """A stand-in for bytes or sound samples of a row that were not read."""
+
+
+EMBEDDED = Embedded()
+_AS_THEY_ARE = frozenset({bool, int, float, bytes, bytearray, type(None), Embedded})
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A stand-in for a value of a file that Python can't represent, such as text that is not UTF-8."""
+
+    reason: str
+
+
+class NotPlainError(ValueError):
+    """A value without a plain form. The text completes a sentence that begins with the name of the column."""
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return a value as plain data, with bytes and `EMBEDDED` kept. Raises NotPlainError.
+
+    Dates and times become ISO 8601 text, durations seconds, decimals numbers, or text if a float would lose digits.
+    Tuples and numpy arrays become lists; `depth`: number of lists and tables around the value.
+    """
+    if type(value) in _AS_THEY_ARE:
+        return value
+    if isinstance(value, str):
+        return _whole(value)
+    if isinstance(value, list | tuple | Mapping):
+        if depth == MAX_DEPTH:
+            raise NotPlainError(f"is nested in more than {MAX_DEPTH} levels")
+        if not isinstance(value, Mapping):
+            return [plain(item, depth + 1) for item in value]
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise NotPlainError(f"holds a table with the key {strange[0]!r}, which is not text")
+        return {_whole(key): plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return _number(value)
+    if isinstance(value, UUID):
+        return str(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy's arrays and scalars
+        return plain(value.tolist(), depth)
+    raise NotPlainError(value.reason if isinstance(value, Unreadable) else f"holds a {type(value).__name__}")
+
+
+def holds_bytes(value: Any) -> bool:
+    """Return True if plain data hold bytes or a stand-in for bytes."""
+    if isinstance(value, Mapping):
+        return any(map(holds_bytes, value.values()))
+    return any(map(holds_bytes, value)) if isinstance(value, list) else isinstance(value, bytes | bytearray | Embedded)
+
+
+def without_bytes(value: Any) -> Any:
+    """Return plain data with None in place of bytes."""
+    if isinstance(value, dict):
+        return {key: without_bytes(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_bytes(one) for one in value]
+    return None if isinstance(value, bytes | bytearray | Embedded) else value
+
+
+def half(text: str) -> str:
+    """Return the first half of a surrogate pair in a text, escaped as in JSON; empty for text of whole characters."""
+    found = None if text.isascii() else _HALF.search(text)
+    return "" if found is None else f"\\u{ord(found[0]):04x}"
+
+
+def _whole(text: str) -> str:
+    if broken := half(text):
+        raise NotPlainError(f"holds {broken}, half of a surrogate pair, which is not a character")
+    return str(text)
+
+
+def _number(value: Decimal) -> int | float | str:
+    """Return a decimal as a number, or as text if a float would lose digits."""
+    if value.is_finite() and value == value.to_integral_value() and value.adjusted() < 19:
+        return int(value)
+    near = float(value)
+    return near if not value.is_finite() or Decimal(str(near)) == value else format(value, "f")

@@ -7,12 +7,14 @@ Only this module of `api` imports pydantic. `relax_core.api.Options` imports the
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from relax_core.api.errors import ConfigError
 
@@ -20,16 +22,53 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 
+LARGEST = 3.4e38
+"""Largest number of the configuration: that of float32, in which models compute."""
+SMALLEST = 1e-30
+"""Smallest number above 0: the logits divided by a smaller temperature would not be finite in float32."""
+LARGEST_INT = (1 << 63) - 1
+LARGEST_OF_UNIT = {"_s": 1e9, "_mb": 1 << 40, "_kb": 1 << 40}
+"""Largest value by the unit at the end of a key. The system's timers and limits refuse larger ones: 1e9 s are 31 years."""
+
+
 class Options(BaseModel):
-    """The options of a component: typed, frozen, keyword-only. A string under a field documents the field."""
+    """The options of a component: typed, frozen, keyword-only. A string under a field documents the field.
+
+    Every number is finite and within the range of the machine's numbers; a field's own bounds are in its annotation.
+    """
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
         validate_default=True,
-        ser_json_inf_nan="constants",  # TOML allows inf and nan; pydantic's default would write them as null
     )
+
+    @field_validator("*")
+    @classmethod
+    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a number, at any depth of the value, that no part of a run could use."""
+        if fault := _unbounded(value, str(info.field_name)):
+            raise PydanticCustomError("bounded", fault)
+        return value
+
+
+def _unbounded(value: Any, name: str) -> str:
+    """Return the fix for a number that is not finite, or far too large or small; empty for any other value."""
+    if isinstance(value, Mapping):
+        return next(filter(None, (_unbounded(item, str(key)) for key, item in value.items())), "")
+    if isinstance(value, list | tuple | set | frozenset):
+        return next(filter(None, (_unbounded(item, name) for item in value)), "")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "give a finite number"
+    most = next((most for unit, most in LARGEST_OF_UNIT.items() if name.endswith(unit)), LARGEST)
+    if isinstance(value, int):
+        most = min(most, LARGEST_INT)
+    if abs(value) > most:
+        return f"give a number of at most {most:g}"
+    return f"give 0, or a number of at least {SMALLEST:g}" if 0 < abs(value) < SMALLEST else ""
 
 
 SCHEMES = ("env:", "file:")

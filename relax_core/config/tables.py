@@ -20,6 +20,7 @@ from relax_core.api.family import RoutingReplay, ToolCallFormat
 from relax_core.api.options import LITERAL, Options, Secret
 from relax_core.config.annotation import PathOrText
 
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Format = Literal["float32", "bfloat16", "float16"]
 HOST = re.compile(r"(\*\.)?\w([\w-]*\w)?(\.\w([\w-]*\w)?)*\.?")
 CREDENTIALS = frozenset({"TOKEN", "SECRET", "PASSWORD", "KEY"})
@@ -260,7 +261,7 @@ class OptimizerTable(Options):
     """Course of the learning rate after the warm-up; `linear` and `cosine` reach 0 at the last step."""
     warmup_steps: NonNegativeInt = 0
     """Steps in which the learning rate rises from 0."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of Adam's first and second moment."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay: decoupled from the gradient by AdamW and adafactor, added to the gradient by SGD."""

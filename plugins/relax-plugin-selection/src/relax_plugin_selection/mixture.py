@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from relax_core.api import ConfigError, Options, Sampler, Task
 
@@ -15,7 +15,7 @@ from relax_core.api import ConfigError, Options, Sampler, Task
 class MixtureOptions(Options):
     column: str = "source"
     """Name of the task column whose value is a task's kind."""
-    weights: dict[str, float] = Field(default_factory=dict)
+    weights: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Weight by kind, such as `{ maths = 2, code = 1 }`. A kind that is not named has weight 1; 0 excludes a kind."""
 
 

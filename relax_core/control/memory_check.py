@@ -116,7 +116,7 @@ class MemoryBudget:
             return
         field, fix = FIXES.get(self.largest, FIXES["optimizer"])
         got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)} available"
-        go_on = "--anyway (placement.check_memory=false) skips this check"
+        go_on = "placement.check_memory=false (on the command line also --anyway) skips this check"
         raise ConfigError(field, got, f"the largest part is {self.largest}: {fix}; {go_on}")
 
 
@@ -128,15 +128,15 @@ def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
     elsewhere = config.run.runner == "ray" and bool(os.environ.get("RAY_ADDRESS"))
     if not config.placement.check_memory or elsewhere:
         return
-    free = free_memory()
     try:
-        if _bound(config, plan) <= SMALL * free and not any(_on_gpu(group) for group in plan.groups.values()):
+        if _bound(config, plan) <= SMALL * free_memory() and not any(_on_gpu(group) for group in plan.groups.values()):
             return
         needs = process_needs(config, catalogue, plan, longest_prompt(config, catalogue, plan))
     except (MemoryError, OverflowError) as error:  # even the estimate of that many rows does not fit
         got = f"steps of {config.rollout.groups_per_step} times {config.rollout.group_size} samples"
         raise ConfigError("rollout", got, "too many for any memory: lower groups_per_step or group_size") from error
-    for budget in memory_budgets(needs, free, device_memory()):
+    # Measure again: the estimates take seconds, in which former processes may have ended.
+    for budget in memory_budgets(needs, free_memory(), device_memory()):
         budget.check()
 
 
@@ -289,14 +289,14 @@ def _on_gpu(group: WorkerGroup) -> bool:
 
 
 def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that new processes of this machine or container may use, including the file cache."""
+    """Return the bytes that new processes of this machine or container may use, including what the kernel caches."""
     available: int = psutil.virtual_memory().available
     try:
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # not in a container, or without a limit
         return available
-    cached = sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file"))
+    cached = sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file", "slab_reclaimable"))
     return max(0, min(available, limit - used + cached))
 
 

@@ -11,29 +11,29 @@ import asyncio
 import json
 import tempfile
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from relax_core.api.algorithm import Algorithm, Source as Form
 from relax_core.api.component import Chosen
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, one_line
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import SystemClock
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
-from relax_core.config.model_folder import model_context
 from relax_core.config.tables import DataTable
 from relax_core.control.tool_check import tools_before_start
-from relax_core.data.dataset import Dataset
+from relax_core.data.dataset import Dataset, dataset_settings
 from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MEDIA_KINDS
-from relax_core.data.tasks import ColumnNeed, TaskSet, has_value
+from relax_core.data.tasks import TaskSet, has_value, task_settings, unmatched_filters
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import shown
 from relax_core.registry import Catalogue
@@ -204,6 +204,8 @@ class DataFile:
     filters: Sequence[str] = ()
     """Filters `only` of all rewards of the run."""
     plugin_files: Sequence[str] = ()
+    unmatched: Callable[[], Iterable[ConfigError]] = tuple
+    """Returns the errors that are known once all rows of all files of a configuration were read."""
 
 
 @dataclass(slots=True)
@@ -260,6 +262,7 @@ def data_files(file: Path, model: Path | None, reward: str = "") -> Iterator[Dat
 
     `reward`: a reward with default options that reads the gold answers of a task file; a TOML file has its own rewards.
     """
+    model = model and model.absolute()  # processors of media work in another folder
     if file.suffix != ".toml":
         catalogue = Catalogue.load()
         family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
@@ -284,19 +287,27 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     """Open a configuration's training file and evaluation sets."""
     family = _family(catalogue, config.family.chosen, config.model.model_dump(mode="json"))
     form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
-    settings = _settings(config, catalogue) if form is Form.ROLLOUT else _dataset_settings(config)
+    tools = tools_before_start(config, catalogue) if form is Form.ROLLOUT else {}
     files = [(config.data.train, config.data.columns), *((found.path, found.columns) for found in config.eval.sets)]
     kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
     plugins = [str(path) for path in config.plugins]
     model = config.model.model_dump(mode="json")
     judges = [RewardSettings.of(table, {}) for table in config.rewards] if form is Form.ROLLOUT else []
-    for path, columns in files:
-        access = source_access(config.data, [path])
-        read = Processors(config.media, kinds, model, family, access, plugins)
+    filters = [one.only for one in judges]
+    sets: list[TaskSet] = []
+    for number, (path, columns) in enumerate(files, 1):
+        if form is Form.ROLLOUT:
+            teachers = () if sets else config.teachers
+            settings = task_settings(config, catalogue.build, str(path), tools, teachers)
+        else:
+            settings = dataset_settings(config, catalogue.build, str(path))
+        read = Processors(config.media, kinds, model, family, settings["access"], plugins)
         source = cast(TaskSource, catalogue.build(config.source.chosen))
-        opened = _opened(str(path), columns, source, family, {**settings, "media": kinds, "access": access}, form, read)
-        filters = [one.only for one in judges]
-        yield replace(opened, rewards=_reading(judges, catalogue), filters=filters, plugin_files=plugins)
+        opened = _opened(str(path), columns or config.data.columns, source, family, settings, form, read)
+        sets += [opened.tasks] if isinstance(opened.tasks, TaskSet) else []
+        opened = replace(opened, rewards=_reading(judges, catalogue), filters=filters, plugin_files=plugins)
+        # Filters are judged by the rows of all files, so after the last file.
+        yield replace(opened, unmatched=partial(unmatched_filters, config, sets)) if number == len(files) else opened
 
 
 def survey(found: DataFile, media: bool = False) -> Survey:
@@ -312,6 +323,10 @@ def survey(found: DataFile, media: bool = False) -> Survey:
         except ConfigError as error:
             result.bad.append(BadRow(found.source.where(row), str(error), error.field, str(error.fix)))
             continue
+        except Exception as error:  # one hostile row must not hide the other rows
+            reason = f"rendering fails with {type(error).__name__}: {one_line(str(error))}"
+            result.bad.append(BadRow(found.source.where(row), reason, "prompt", "correct the row, or leave it out"))
+            continue
         if rendered or not found.tasks:
             result.rows[row] = len(rendered.tokens) if rendered else 0
             result.usable += 1
@@ -319,6 +334,7 @@ def survey(found: DataFile, media: bool = False) -> Survey:
             result.skipped += 1
     if found.rewards and result.rows:
         asyncio.run(survey_golds(found, result))
+    result.bad += [BadRow(error.field, f"got {error.got}", error.field, error.fix) for error in found.unmatched()]
     if media:
         if found.processors is None:
             fix = "give the model folder, whose config.json defines the tokens of media: --model DIR"
@@ -371,34 +387,3 @@ def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
             return cast(TaskSource, catalogue.build(Chosen("task-source", name)))
         known += suffixes
     raise ConfigError("FILE", file, f"give a .toml file or a task file ({', '.join(sorted(known))})")
-
-
-def _dataset_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings with which a run would read a dataset of written samples."""
-    data = config.data
-    return {"system_prompt": data.system_prompt, "max_row_tokens": data.max_row_tokens or model_context(config.model.path),
-            "too_long": data.too_long, "train_on": data.train_on}  # fmt: skip
-
-
-def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
-    """Return the settings with which a run would read its tasks."""
-    data = config.data
-    environments = {
-        choice.known_as: cast(Any, catalogue.target("environment", choice.name))
-        for choice in (config.environment, *config.environments)
-    }
-    environment = environments[config.environment.known_as]
-    tools = {name: own.tools for name, own in environments.items()} | tools_before_start(config, catalogue)
-    judges = [
-        (choice.known_as, catalogue.target("reward", choice.name), bool(choice.only)) for choice in config.rewards
-    ]
-    needs = [ColumnNeed(name, cast(Any, judge).needs_columns) for name, judge, some_tasks in judges if not some_tasks]
-    needs.append(ColumnNeed(config.environment.known_as, environment.needs_columns))
-    return {
-        "system_prompt": data.system_prompt,
-        "max_prompt_tokens": data.max_prompt_tokens,
-        "too_long": data.too_long,
-        "needs": needs,
-        "tools": tools[config.environment.known_as],
-        "tools_of": tools,
-    }

@@ -41,7 +41,10 @@ def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "t
     from relax_core.control.planner import draw, mermaid
     from relax_core.control.prepare import plan_run
 
-    plans = {stage.name: stage.plan for stage in plan_run(sources, overrides).stages}
+    planned = plan_run(sources, overrides)
+    for notice in planned.composed.notices:
+        say(notice, err=True)
+    plans = {stage.name: stage.plan for stage in planned.stages}
     if form == "json":
         drawn = {
             name: [
@@ -81,6 +84,24 @@ def print_tools(sources: Sequence[str], overrides: Sequence[str]) -> None:
                 own = [tool for tool in tools if tool.source == source]
                 origin = f"environment {name}{', ' * bool(source)}{source}"
                 say(f"{origin}: {', '.join(tool.name for tool in own)}; digest {tools_digest(own)}")
+
+
+def print_data(sources: Sequence[str], overrides: Sequence[str]) -> None:
+    """Open the task files as the run would, with every check of rows and columns, and print the numbers of rows.
+
+    Raises ConfigError for the first row that the run would refuse. A recipe has no files yet.
+    """
+    from relax_core.config.compose import naming_stage
+    from relax_core.control.data_check import open_data
+    from relax_core.control.prepare import plan_run
+
+    planned = plan_run(sources, overrides)
+    if planned.recipe is not None:
+        say("data: not checked, because the run itself makes the files of a recipe")
+        return
+    for at, stage in enumerate(planned.stages):
+        with naming_stage(at if stage.name else None):
+            say(f"data: {stage.config.data.train}: {open_data(stage.config, planned.catalogue, stage.plan)}")
 
 
 def plan(
@@ -136,7 +157,7 @@ def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
             {"group": one.group, "phase": one.phase, "flops": one.flops, "least_s": one.least_s}
             for one in estimate.durations
         ],
-        "notes": list(estimate.plan.notes),
+        "notes": [*estimate.notices, *estimate.plan.notes],
     }
 
 
@@ -161,7 +182,7 @@ def _print_plan(estimate: RunEstimate) -> None:
         say(f"\nminimum time of a step: its matrix products at {rate}, measured now; small models take much longer")
         for one in estimate.durations:
             say(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, at least {one.least_s:.2g} s")
-    for note in estimate.plan.notes:
+    for note in (*estimate.notices, *estimate.plan.notes):
         say(f"note: {note}")
 
 
@@ -252,7 +273,7 @@ def try_(
         reward, *options = arguments[1:] or [""]
         if not reward or data is None:
             raise ConfigError("relax try reward", " ".join(arguments[1:]) or "nothing", "give NAME and --data FILE")
-        plugins = [str(path) for path in plugin or ()]
+        plugins = [str(path.absolute()) for path in plugin or ()]
         records = asyncio.run(try_reward(reward, options, data, plugins))
         of_answers = ()
     else:

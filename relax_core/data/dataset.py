@@ -131,6 +131,8 @@ COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")
 """Columns with trained text, by the algorithm's source of data. A row of DATASET may be a conversation instead."""
 
 MARGIN = "margin"
+MOST_MARGIN = 1e30
+"""Largest margin; margins are stored as float32, which ends at 3.4e38."""
 
 
 class Dataset(RowSet):
@@ -168,7 +170,7 @@ class Dataset(RowSet):
     def margin(self, index: int) -> float:
         """Return the margin by which a pair's chosen completion should score above the rejected one."""
         value = self[index].column(MARGIN)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST_MARGIN:
             got = f"{self.where(index)} without a number in {MARGIN!r}"
             raise ConfigError("data.train", got, "write it, or set margins = false")
         return float(value)
@@ -311,12 +313,19 @@ def _open(run: Any, build: Build, form: Source, key: str, path: str, columns: Ma
     source = build(run.source.chosen)
     try:
         source.open(path, columns)
-        return Dataset(
-            source, family, form, system_prompt=run.data.system_prompt, too_long=run.data.too_long,
-            max_row_tokens=run.data.max_row_tokens or bounded_context(run.model.path), train_on=run.data.train_on,
-            media=[type(build(each.chosen)).medium for each in run.media],
-            access=source_access(run.data, [Path(path)]),
-        )  # fmt: skip
+        return Dataset(source, family, form, **dataset_settings(run, build, path))
     except ConfigError as error:
         field = key if error.field in ("data", "data.train") else error.field
         raise ConfigError(field, error.got, error.fix) from error  # a source does not know which key names its file
+
+
+def dataset_settings(run: Any, build: Build, path: str) -> dict[str, Any]:
+    """Return the settings of the `Dataset` of a run's file, for the run itself and for checks before the run."""
+    return {
+        "system_prompt": run.data.system_prompt,
+        "max_row_tokens": run.data.max_row_tokens or bounded_context(run.model.path),
+        "too_long": run.data.too_long,
+        "train_on": run.data.train_on,
+        "media": [type(build(each.chosen)).medium for each in run.media],
+        "access": source_access(run.data, [Path(path)]),
+    }

@@ -29,7 +29,7 @@ _AS_THEY_ARE = frozenset({bool, int, float, bytes, bytearray, type(None), Embedd
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableValue:
     """A stand-in for a value of a file that Python can't represent, such as text that is not UTF-8."""
 
     reason: str
@@ -67,7 +67,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return str(value)
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy's arrays and scalars
         return plain(value.tolist(), depth)
-    raise NotPlainError(value.reason if isinstance(value, Unreadable) else f"holds a {type(value).__name__}")
+    raise NotPlainError(value.reason if isinstance(value, UnreadableValue) else f"holds a {type(value).__name__}")
 
 
 def holds_bytes(value: Any) -> bool:

@@ -25,7 +25,7 @@ from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
 from relax_core.config.tables import DataTable
-from relax_core.data.plain_data import EMBEDDED, Unreadable
+from relax_core.data.plain_data import EMBEDDED, UnreadableValue
 from relax_core.data.task_row import MediaOrigin, RowError, row_task
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import SAMPLES, arrow_batches
@@ -376,7 +376,7 @@ class CheckedBatch(NamedTuple):
     """A record batch whose columns are safe to read: a wrong offset in a column would crash this process."""
 
     columns: dict[str, Any]
-    broken: dict[str, Unreadable]
+    broken: dict[str, UnreadableValue]
     """Columns that are not safe to read."""
     nbytes: int
 
@@ -391,7 +391,7 @@ class CheckedBatch(NamedTuple):
                 _as_bytes(column).validate(full=True)
                 columns[name] = column
             except pa.ArrowException as error:
-                broken[name] = Unreadable(f"is damaged: {error}")
+                broken[name] = UnreadableValue(f"is damaged: {error}")
         return cls(columns, broken, batch.nbytes)
 
 
@@ -490,7 +490,7 @@ def _rows_of(columns: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]
 def _light(scalar: Any) -> Any:
     """Convert an Arrow scalar to a Python value, with `EMBEDDED` in place of bytes and sound samples.
 
-    A value that Python can't represent becomes text if Arrow can write it as text, else `Unreadable`.
+    A value that Python can't represent becomes text if Arrow can write it as text, else `UnreadableValue`.
     """
     import pyarrow.types as kinds
 
@@ -501,7 +501,7 @@ def _light(scalar: Any) -> Any:
     if kinds.is_struct(scalar.type):
         names = [field.name for field in scalar.type]
         if len(set(names)) < len(names):
-            return Unreadable(f"has several fields with one name: {', '.join(names)}")
+            return UnreadableValue(f"has several fields with one name: {', '.join(names)}")
         sound = {SAMPLES, "sampling_rate"} <= set(names)
         return {
             name: EMBEDDED if sound and name == SAMPLES and scalar[name].is_valid else _light(scalar[name])
@@ -512,7 +512,7 @@ def _light(scalar: Any) -> Any:
     try:
         return scalar.as_py()
     except (ValueError, LookupError, ArithmeticError, NotImplementedError) as error:
-        return _written(scalar) or Unreadable(f"can't be read ({error})")
+        return _written(scalar) or UnreadableValue(f"can't be read ({error})")
 
 
 def _written(scalar: Any) -> str | float | None:

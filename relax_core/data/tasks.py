@@ -26,12 +26,13 @@ from relax_core.api.reward import Reward
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
-from relax_core.config.run_config import RunContext
+from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.config.tables import TeacherTable
 from relax_core.data.placeholders import media_of, misplaced
-from relax_core.data.task_files import source_access
+from relax_core.data.plain_data import NotPlainError, plain
+from relax_core.data.task_files import TaskFiles, source_access
 from relax_core.media.access import SourceAccess
-from relax_core.media.source import check_source, is_path, shown
+from relax_core.media.source import check_source, missing_file, shown
 
 HOLD_OUT = "held-out"
 """Name of the evaluation set that is held out of the training tasks."""
@@ -50,6 +51,10 @@ class ColumnNeed:
     columns: tuple[str, ...]
     applies: Callable[[Task], bool] = lambda task: True
     """Returns True for tasks that the component handles; a reward may judge only some tasks."""
+
+
+Rule = Callable[[Task], tuple[str, str, str] | None]
+"""A requirement of a run on each task: returns None, or the field, the fault after "which", and the fix of an error."""
 
 
 class RowSet(ABC):
@@ -130,9 +135,20 @@ class RowSet(ABC):
         if not kept:
             raise ConfigError(self.limit_key, f"{self._limit}, which {self.emptied[0]}", self.emptied[1])
 
+    def _read(self, row: int) -> Task:
+        """Read a row. Raises ConfigError for a row of another source than files whose columns are not plain data."""
+        task = self._source[row]
+        if isinstance(self._source, TaskFiles):
+            return task
+        try:
+            return replace(task, answer=plain(task.answer), metadata=plain(task.metadata))
+        except NotPlainError as error:
+            fix = "the task source must give text, numbers, lists and tables of them"
+            raise ConfigError("source", f"{self._source.where(row)}, whose answer or columns {error}", fix) from error
+
     def _task(self, row: int) -> Task:
         """Read a row and put the system prompt before its messages, unless the row has a system message."""
-        return self._with_system_prompt(self._source[row], row)
+        return self._with_system_prompt(self._read(row), row)
 
     def _with_system_prompt(self, task: Task, row: int) -> Task:
         if not self._system_prompt:
@@ -159,7 +175,7 @@ class RowSet(ABC):
             except ConfigError as refused:
                 got = f"{media.kind} {refused.got} at {self._source.where(row)}"
                 raise ConfigError(refused.field, got, refused.fix) from refused
-            if is_path(media.source) and not Path(media.source).is_file():
+            if missing_file(media.source):
                 raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
     def _surely_fits(self, messages: Sequence[Message], form: Hashable, probe: Callable[[], int]) -> bool:
@@ -204,17 +220,21 @@ class TaskSet(RowSet):
         self, source: TaskSource, family: ModelFamily, *, system_prompt: str = "", max_prompt_tokens: int | None = None,
         too_long: str = "skip", needs: Sequence[ColumnNeed] = (), tools: Sequence[Tool] = (),
         tools_of: Mapping[str, Sequence[Tool]] | None = None, media: Sequence[str] = (), check: bool = True,
-        access: SourceAccess | None = None,
+        access: SourceAccess | None = None, rules: Sequence[Rule] = (), filters: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Check the tasks if `check` is set; raise ConfigError at the first unusable task.
 
-        `tools_of`: tools by environment name. A task whose environment is missing there gets `tools`.
+        `tools_of`: tools by environment name. A task whose environment is missing there gets `tools`. `filters`: the
+        filters `only` of rewards and teachers; those that select no checked task stay in `unmatched`.
         """
         super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
         self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
-        self._needs = tuple(need for need in needs if need.columns)
+        self._needs, self._rules = tuple(need for need in needs if need.columns), tuple(rules)
+        self.filters, self.unmatched = tuple(filters), list(filters)
+        """All filters, and those that have selected no task yet."""
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
-        if check and (self._needs or system_prompt or self._media or (max_prompt_tokens and too_long != "truncate")):
+        reads = self._needs or self._rules or filters or system_prompt or self._media
+        if check and (reads or (max_prompt_tokens and too_long != "truncate")):
             self._check()
 
     def prompt(self, index: int) -> Rendered:
@@ -237,12 +257,22 @@ class TaskSet(RowSet):
         return self._render(self._task(row), row, self._limit) if self._usable(row) else None
 
     def _usable(self, row: int) -> bool:
-        task = self._source[row]
+        task = self._read(row)
+        if not self._fits(task, row):
+            return False
+        for rule in self._rules:
+            if (fault := rule(task)) is not None:
+                raise ConfigError(fault[0], f"{self._source.where(row)}, which {fault[1]}", fault[2])
+        return True
+
+    def _fits(self, task: Task, row: int) -> bool:
+        """Return False for a task whose prompt is too long. Raises ConfigError for a bad row."""
+        self.unmatched = [only for only in self.unmatched if not applies(only, task)]
         for need in self._needs:
             for column in need.columns:
                 if not has_value(task.column(column)) and need.applies(task):
                     got = f"{self._source.where(row)} without a value for {column!r}, which {need.component} reads"
-                    fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
+                    fix = f"fill the column with whole text or other plain data, or name another: columns = {{{column} = ...}}"
                     raise ConfigError("data.train", got, fix)
         if not isinstance(task.prompt, str):
             self._check_media(task.prompt, row)
@@ -294,53 +324,93 @@ def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequen
 
 
 def task_set(
-    context: RunContext, family: ModelFamily, key: str, path: str, columns: Any, found: Mapping[str, Sequence[Tool]]
-) -> TaskSet:
-    """Open the task file of a configuration key and check the columns that rewards and environments read.
+    context: RunContext, family: ModelFamily, key: str, path: str, columns: Any, found: Mapping[str, Sequence[Tool]],
+    teachers: Sequence[TeacherTable] = (),
+) -> TaskSet:  # fmt: skip
+    """Open the task file of a configuration key and check every task for the run's rewards, environments and teachers.
 
     `found`: tools by environment name, for environments that discover their tools at the start of the run.
     """
-    run = context.config
-    needs = [
-        ColumnNeed(
-            choice.known_as, type(context.build(choice.chosen, Reward)).needs_columns,
-            partial(applies, choice.only, others=tuple(other.only for other in run.rewards)),
-        )
-        for choice in run.rewards
-    ]  # fmt: skip
-    environments: dict[str, type[Environment]] = {
-        choice.known_as: type(context.build(choice.chosen, Environment))
-        for choice in (run.environment, *run.environments)
-    }
-    for name, environment in environments.items():
-        needs.append(ColumnNeed(name, environment.needs_columns, partial(_is_played, run, name)))
-    source = context.build(run.source.chosen, TaskSource)
+    source = context.build(context.config.source.chosen, TaskSource)
     try:
         source.open(path, columns)
     except ConfigError as error:
         raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
+    return TaskSet(source, family, **task_settings(context.config, context.build, path, found, teachers))
+
+
+def task_settings(
+    run: RunConfig, build: Callable[..., Any], path: str, found: Mapping[str, Sequence[Tool]],
+    teachers: Sequence[TeacherTable] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the settings of the `TaskSet` of a run's task file, for the run itself and for checks before the run.
+
+    `teachers`: the run's teachers if the tasks of the file are taught.
+    """
+    filters = [choice.only for choice in run.rewards]
+    needs = [
+        ColumnNeed(
+            choice.known_as, type(build(choice.chosen, Reward)).needs_columns,
+            partial(applies, choice.only, others=filters),
+        )
+        for choice in run.rewards
+    ]  # fmt: skip
+    environments: dict[str, type[Environment]] = {
+        choice.known_as: type(build(choice.chosen, Environment)) for choice in (run.environment, *run.environments)
+    }
+    for name, environment in environments.items():
+        needs.append(ColumnNeed(name, environment.needs_columns, partial(_is_played, run, name)))
     tools = {name: found.get(name, environment.tools) for name, environment in environments.items()}
-    limit = run.data.max_prompt_tokens or bounded_context(run.model.path) - run.rollout.max_new_tokens
-    tasks = TaskSet(
-        source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
-        needs=needs, tools=tools[run.environment.known_as], tools_of=tools,
-        media=[type(context.build(each.chosen, ModalityProcessor)).medium for each in run.media],
-        access=source_access(run.data, [Path(path)]),
-    )  # fmt: skip
-    for index in range(len(tasks)) if run.environments else ():  # a single environment plays every task
-        if (name := tasks[index].environment) and name not in environments:
-            names = ", ".join(environments)
-            fix = f"this run has {names}: add it as [[environments]], or leave such tasks out of data.train"
-            raise ConfigError("environments", f"{tasks.where(index)}, which names {name!r}", fix)
-    some = [choice.only for choice in run.rewards]
-    if some and all(only not in ("", OTHERWISE) for only in some):
-        for index in range(len(tasks)):
-            task = tasks[index]
-            played = environments.get(task.environment, environments[run.environment.known_as])
-            if not played.gives_reward and not any(applies(only, task) for only in some):
-                fix = f'add a reward with only = "{OTHERWISE}", or leave such tasks out of the file'
-                raise ConfigError("rewards", f"{tasks.where(index)}, which no reward judges", fix)
-    return tasks
+    main = run.environment.known_as
+    rules: list[Rule] = [partial(_unplayed, environments)] if run.environments else []
+    if filters and all(only not in ("", OTHERWISE) for only in filters):
+        rules.append(partial(_unjudged, environments, environments[main], filters))
+    if any(teacher.only for teacher in teachers):
+        rules.append(partial(teaching_fault, teachers))
+    return {
+        "system_prompt": run.data.system_prompt,
+        "max_prompt_tokens": run.data.max_prompt_tokens or bounded_context(run.model.path) - run.rollout.max_new_tokens,
+        "too_long": run.data.too_long,
+        "needs": needs,
+        "tools": tools[main],
+        "tools_of": tools,
+        "media": [type(build(each.chosen, ModalityProcessor)).medium for each in run.media],
+        "access": source_access(run.data, [Path(path)]),
+        "rules": rules,
+        "filters": [
+            only for only in (*filters, *(teacher.only for teacher in teachers)) if only not in ("", OTHERWISE)
+        ],
+    }
+
+
+def unmatched_filters(run: RunConfig, sets: Sequence[TaskSet]) -> Iterator[ConfigError]:
+    """Yield an error for each filter `only` of a reward or teacher that selects no task of any set."""
+    matched = {only for tasks in sets for only in tasks.filters if only not in tasks.unmatched}
+    missed = {only for tasks in sets for only in tasks.filters} - matched
+    given = [(f"rewards.{at}.only", reward.only) for at, reward in enumerate(run.rewards)]
+    given += [(f"teachers.{at}.only", teacher.only) for at, teacher in enumerate(run.teachers)]
+    for key, only in given:
+        if only in missed:
+            fix = "no task has this value in this column: correct the filter, or remove this table"
+            yield ConfigError(key, repr(only), fix)
+
+
+def _unplayed(environments: Mapping[str, type[Environment]], task: Task) -> tuple[str, str, str] | None:
+    """Return the fault of a task that names an environment that the run does not have."""
+    if not task.environment or task.environment in environments:
+        return None
+    fix = f"this run has {', '.join(environments)}: add it as [[environments]], or leave such tasks out of data.train"
+    return "environments", f"names {task.environment!r}", fix
+
+
+def _unjudged(
+    environments: Mapping[str, type[Environment]], main: type[Environment], filters: Sequence[str], task: Task
+) -> tuple[str, str, str] | None:
+    """Return the fault of a task that no reward judges, and whose environment gives no reward."""
+    if environments.get(task.environment, main).gives_reward or any(applies(only, task) for only in filters):
+        return None
+    fix = f'add a reward with only = "{OTHERWISE}", or leave such tasks out of the file'
+    return "rewards", "no reward judges", fix
 
 
 def _is_played(run: Any, environment: str, task: Task) -> bool:
@@ -371,15 +441,13 @@ def teachers_of(task: Task, teachers: Sequence[TeacherTable]) -> list[int]:
     return [number for number, teacher in enumerate(teachers) if applies(teacher.only, task)]
 
 
-def check_taught(tasks: TaskSet, train: Sequence[int], teachers: Sequence[TeacherTable]) -> None:
-    """Raise ConfigError for the first training task that does not have exactly one teacher."""
-    if not any(teacher.only for teacher in teachers):
-        return
-    for index in train:
-        found = teachers_of(tasks[index], teachers)
-        if not found:
-            fix = "widen the filter `only` of a teacher, or leave such tasks out of data.train"
-            raise ConfigError("teachers", f"{tasks.where(index)}, which no teacher teaches", fix)
-        if len(found) > 1:
-            which = " and ".join(f"teachers.{number} ({teachers[number].only})" for number in found)
-            raise ConfigError("teachers", f"{tasks.where(index)}, which {which} teach", "make their filters disjoint")
+def teaching_fault(teachers: Sequence[TeacherTable], task: Task) -> tuple[str, str, str] | None:
+    """Return the fault of a task that does not have exactly one teacher."""
+    found = teachers_of(task, teachers)
+    if not found:
+        fix = "widen the filter `only` of a teacher, or leave such tasks out of data.train"
+        return "teachers", "no teacher teaches", fix
+    if len(found) == 1:
+        return None
+    which = " and ".join(f"teachers.{number} ({teachers[number].only})" for number in found)
+    return "teachers", f"{which} teach", "make their filters disjoint"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 from packaging.requirements import Requirement
@@ -26,14 +26,12 @@ from packaging.specifiers import SpecifierSet
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.plan import Plan
-from relax_core.config.run_config import RunConfig, RunContext
-from relax_core.control.memory_check import PlanContext
+from relax_core.config.run_config import RunConfig
+from relax_core.control.data_check import open_data
 from relax_core.control.prepare import PlannedRun, plan_run
-from relax_core.control.tool_check import tools_before_start
 from relax_core.observe.run_directory import runs_root
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
-from relax_core.sampling.evaluation import open_tasks
 
 PROBE_S = 120.0
 SETUP, MACHINE = 2, 4
@@ -225,7 +223,7 @@ def _configuration(planned: PlannedRun) -> Iterator[Finding]:
     detail = f"{config.algorithm.name}, {config.steps} steps, placement {config.placement.mode}"
     yield Finding("configuration", detail)
     plan = planned.stages[0].plan
-    yield from (Finding("plan", note) for note in plan.notes)
+    yield from (Finding("plan", note) for note in (*planned.composed.notices, *plan.notes))
     if planned.recipe is None:
         yield from _run_files(config, catalogue, plan)
     yield from _interpreters(config, catalogue)
@@ -233,19 +231,16 @@ def _configuration(planned: PlannedRun) -> Iterator[Finding]:
 
 def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[Finding]:
     """Open the model folder and the task files as a run does."""
-    context = PlanContext(config, plan, catalogue.build)
     try:
         family: Any = catalogue.build(config.family.chosen)
         family.open(config.model.model_dump(mode="json"))
         yield Finding("model", f"{config.model.path}: configuration, tokenizer and chat template load")
-        tasks, train, sets = open_tasks(cast(RunContext, context), family, tools_before_start(config, catalogue))
-        tasks.prompt(0)
+        data = open_data(config, catalogue, plan)
+        data.rows.prompt(0)
     except RelaxError as error:
         yield from _refused("model" if isinstance(error, ConfigError) and "model" in error.field else "data", error)
         return
-    skipped = f", {tasks.num_skipped} skipped as too long" if tasks.num_skipped else ""
-    evaluated = "".join(f"; {one.name}: {len(one.indices)} to evaluate" for one in sets)
-    yield Finding("data", f"{config.data.train}: {len(train)} tasks{skipped}{evaluated}")
+    yield Finding("data", f"{config.data.train}: {data}")
 
 
 def _interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:

@@ -57,6 +57,8 @@ class RunEstimate:
     durations: tuple[Duration, ...]
     refuses: bool = True
     """`placement.check_memory`: True if the run refuses to start when a budget does not fit."""
+    notices: tuple[str, ...] = ()
+    """Changes of components that dropped options of the configuration."""
 
     def check(self) -> None:
         """Raise ConfigError if a budget does not fit and the run would refuse to start."""
@@ -76,7 +78,10 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
             budgets = memory_budgets(needs, free_memory(), device_memory())
             durations = _durations(needs, rate)
             check = stage.config.placement.check_memory
-            estimates.append(RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, durations, check))
+            notices = planned.composed.notices
+            estimates.append(
+                RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, durations, check, notices)
+            )
     return estimates
 
 

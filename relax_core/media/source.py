@@ -13,9 +13,10 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,15 +62,25 @@ def read_source(source: str, max_bytes: int | None = None) -> bytes:
 
 
 def check_source(source: str, access: SourceAccess) -> None:
-    """Raise ConfigError for a source that is not allowed, without reading it or resolving a name."""
-    if source.startswith("data:"):
-        return
-    if source.startswith(SCHEME):
-        access.check_file(EmbeddedMedia.parse(source).file)
-    elif (path := path_of(source)) is not None:
-        access.check_file(path)
-    else:
-        access.check_url(source)
+    """Raise ConfigError for a source that is malformed or not allowed, without reading it or resolving a name."""
+    try:
+        if source.startswith("data:"):
+            return
+        if source.startswith(SCHEME):
+            access.check_file(EmbeddedMedia.parse(source).file)
+        elif (path := path_of(source)) is not None:
+            access.check_file(path)
+        else:
+            access.check_url(source)
+    except ValueError as error:  # a cell without a row, or a path with a NUL
+        got = f"{shown(source)}, which names no medium ({error})"
+        raise ConfigError("data.train", got, "give a path, an http(s) URL or a data-URI") from error
+
+
+def missing_file(source: str) -> bool:
+    """Return True if a source names a file, as a path or a `file:` URL, that does not exist."""
+    path = None if source.startswith(("data:", SCHEME)) else path_of(source)
+    return path is not None and not os.path.isfile(path)
 
 
 def is_path(source: str) -> bool:
@@ -111,7 +122,8 @@ def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
 def shown(source: str) -> str:
     """Return a source for messages: a long one shortened, a URL without user and query, which may be secret."""
     if source.startswith(SCHEME):
-        return EmbeddedMedia.parse(source).shown
+        with suppress(ValueError):
+            return EmbeddedMedia.parse(source).shown
     if source.startswith(("http://", "https://")):
         return shown_url(source)
     return source if len(source) <= 200 else f"{source[:60]}... ({len(source)} characters)"
@@ -142,8 +154,12 @@ class EmbeddedMedia:
         path, _, query = source.removeprefix(SCHEME).partition("?")
         try:
             told = parse_qs(query, strict_parsing=True)
-            return cls(unquote(path), int(told["row"][0]), tuple(json.loads(told["at"][0])))
-        except (LookupError, ValueError) as error:
+            row, at = int(told["row"][0]), json.loads(told["at"][0])
+            steps = isinstance(at, list) and bool(at) and all(type(step) in (str, int) for step in at)
+            if not steps or not 0 <= row < 1 << 63:
+                raise ValueError("no row, or no place in it")
+            return cls(unquote(path), row, tuple(at))
+        except (LookupError, ValueError, RecursionError) as error:
             raise ValueError(f"a cell {source[:80]!r} that names no row") from error
 
     @property
@@ -168,7 +184,7 @@ def cell_value(cell: EmbeddedMedia) -> Any:
 
         try:
             column = _table_cell(cell, str(cell.at[0]))
-        except (pa.ArrowException, KeyError) as error:
+        except (pa.ArrowException, LookupError, UnicodeError) as error:
             raise ValueError(f"{cell.file} can't be read ({error})") from error
         return _inside(column, cell.at[1:])
     except OSError as error:
@@ -225,6 +241,8 @@ def wave(samples: Any, rate: Any) -> bytes:
     body, channels = np.ascontiguousarray(frames).astype("<f4").tobytes(), frames.shape[1]
     if channels > 64:
         raise ValueError(f"an array of sound of {channels} channels; the last axis is time")
+    if max(int(rate) * 4 * channels, len(body) + 64) >= 1 << 32:
+        raise ValueError(f"an array of sound of {len(frames)} samples at {rate:g} per second, too many for a WAV file")
     form = struct.pack("<HHIIHH", 3, channels, int(rate), int(rate) * 4 * channels, 4 * channels, 32)
     head = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body))
     return b"RIFF" + struct.pack("<I", len(head) + len(body)) + head + body

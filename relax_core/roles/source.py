@@ -17,7 +17,6 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.events import EvalFinished, Logged
 from relax_core.api.plan import Operation
 from relax_core.api.role import Role
-from relax_core.api.source import Sampler
 from relax_core.api.trajectory import Outcome
 from relax_core.config.run_config import RunContext
 from relax_core.data.dataset import Example, HeldOut, open_held_out, open_training, row_batch
@@ -26,7 +25,7 @@ from relax_core.data.placeholders import MediaRefused
 from relax_core.roles.rank_group import RankGroup
 from relax_core.sampling.evaluation import is_due
 from relax_core.sampling.failures import SampleFailures, keep_sample
-from relax_core.sampling.groups import picked
+from relax_core.sampling.groups import Selection, make_sampler
 
 POLL_S = 1.0
 REFERENCE = "ref_log_probs"
@@ -47,10 +46,14 @@ class RowSource(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context, self._admitted = context, 0
-        self._sampler = context.build(context.config.sampler.chosen, Sampler)
         self._dataset, self._train = await asyncio.to_thread(
             open_training, context.config, context.build, context.plan.source
         )
+        sampler = make_sampler(context.config, context.build, context.plan.source)
+        seed = context.config.seed
+        self._selection = await asyncio.to_thread(Selection, sampler, {}, self._dataset, self._train, seed, 0)
+        if state := await context.bus.kept("sampler"):
+            sampler.load(state)
         for remark in self._dataset.remarks(self._train):
             await context.run_status.emit(Logged("info", self.name, remark))
         # The pipeline starts no process in a run without media.
@@ -74,15 +77,14 @@ class RowSource(Role):
         held = frozenset(attempt for issue in issues for attempt in issue.attempts)
         await context.bus.report_held(self.name, held, self._admitted)
         context.doing("handing out rows", groups=len(issues))
-        run, count = context.config, len(self._train)
         places: dict[int, int] = {}
         examples: dict[AttemptId, Example] = {}
         for issue in issues:
             group = issue.group
-            places[group] = self._train[
-                picked(self._sampler, group, count, run.seed) if run.data.shuffle else group % count
-            ]
+            places[group] = self._selection.task(group)
             examples |= await self._examples(issue, places[group])
+        if state := self._selection.sampler.state():  # before the actor can train on these groups
+            await context.bus.keep("sampler", state)
         version = await context.bus.version()
         sealed = [
             # No weights sampled these rows, so a rollback does not invalidate them.

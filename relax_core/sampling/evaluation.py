@@ -17,7 +17,7 @@ from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.data.tasks import HOLD_OUT, TaskSet, check_taught, task_set
+from relax_core.data.tasks import HOLD_OUT, TaskSet, task_set, unmatched_filters
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest, SamplingParams
 from relax_core.rewards.scorer import RewardScorer
@@ -154,16 +154,20 @@ def open_tasks(
     `tools` is the result of `found_tools`.
     """
     run = context.config
-    tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns, tools)
-    if "teacher" in context.plan.roles:
-        check_taught(tasks, range(len(tasks)), run.teachers)
+    teachers = run.teachers if "teacher" in context.plan.roles else ()
+    tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns, tools, teachers)
+    given = run.eval.sets if run.eval.every else ()
+    found = [tasks]
+    for at, table in enumerate(given):
+        columns = table.columns or run.data.columns
+        found.append(task_set(context, family, f"eval.sets.{at}.path", str(table.path), columns, tools))
+    for error in unmatched_filters(run, found):
+        raise error
     if not run.eval.every:
         return tasks, range(len(tasks)), []
-    if run.eval.sets:
+    if given:
         sets = []
-        for at, table in enumerate(run.eval.sets):
-            columns = table.columns or run.data.columns
-            own = task_set(context, family, f"eval.sets.{at}.path", str(table.path), columns, tools)
+        for table, own in zip(given, found[1:], strict=True):
             size, sampling = min(table.size or len(own), len(own)), eval_sampling(run, table.temperature)
             sets.append(EvalSet(table.name, own, range(size), table.samples or run.eval.samples, sampling))
         return tasks, range(len(tasks)), sets

@@ -12,21 +12,22 @@ import math
 import random
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Protocol, overload
 
+from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
-from relax_core.api.errors import RelaxError
+from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import Options
 from relax_core.api.source import Filter, Sampler
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
-from relax_core.data.tasks import TaskSet
+from relax_core.data.tasks import RowSet
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest
 from relax_core.registry.error_text import authored
@@ -177,7 +178,7 @@ class Selection:
     """
 
     def __init__(
-        self, sampler: Sampler, filters: Mapping[str, Filter], tasks: TaskSet, train: Sequence[int], seed: int,
+        self, sampler: Sampler, filters: Mapping[str, Filter], tasks: RowSet, train: Sequence[int], seed: int,
         refill_limit: int,
     ) -> None:  # fmt: skip
         """Open the sampler on the tasks `train`, which are indices into `tasks`.
@@ -260,7 +261,7 @@ def picked(sampler: Sampler, group: int, num_tasks: int, seed: int) -> int:
 class _TrainingTasks(Sequence[Task]):
     """The training tasks as a sequence; a task is read from its file on access."""
 
-    def __init__(self, tasks: TaskSet, numbers: Sequence[int]) -> None:
+    def __init__(self, tasks: RowSet, numbers: Sequence[int]) -> None:
         self._tasks, self._numbers = tasks, numbers
 
     def __len__(self) -> int:
@@ -286,6 +287,20 @@ class Shuffle(Sampler[ShuffleOptions]):
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
         epoch, place = divmod(group, num_tasks)
         return _order(seed, epoch, num_tasks)[place] if self.options.shuffle else place
+
+
+def make_sampler(run: Any, build: Callable[..., Any], source: Source) -> Sampler:
+    """Build the run's sampler, which `Selection` opens; without `data.shuffle`, the order of the file.
+
+    Raises ConfigError for a sampler that learns from rewards if the run trains on a dataset.
+    """
+    if not run.data.shuffle:
+        return Shuffle(ShuffleOptions(shuffle=False))
+    sampler: Sampler = build(run.sampler.chosen, Sampler)
+    if source is not Source.ROLLOUT and type(sampler).learned is not Sampler.learned:
+        fix = "it learns from rewards, and the rows of a dataset have none: choose a sampler that does not, or shuffle"
+        raise ConfigError("sampler.name", run.sampler.name, fix)
+    return sampler
 
 
 @lru_cache(maxsize=4)  # for two task sets, each with groups of two epochs in flight when an epoch ends

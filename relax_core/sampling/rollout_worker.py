@@ -15,7 +15,7 @@ from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.events import Logged, WorkRetried
 from relax_core.api.family import ModelFamily, Rendered
-from relax_core.api.source import Filter, Sampler
+from relax_core.api.source import Filter
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
@@ -34,7 +34,7 @@ from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
 from relax_core.sampling.evaluation import Evaluation, open_tasks
 from relax_core.sampling.failures import keep_sample
-from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions, Turns
+from relax_core.sampling.groups import InflightGroup, Selection, Turns, make_sampler
 from relax_core.sampling.prelaunch import PrelaunchedGroup
 from relax_core.sampling.session import Limits, sample_seed
 from relax_core.sampling.tools import found_tools, keep_tools
@@ -90,7 +90,7 @@ class RolloutWorker:
         self.pool = make_pool(context, version, report, tuple(self.family.placeholders.values()))
         self.engines = self.pool.supervisor
         self.media = make_media_pipeline(context, self.family, run.rollout.media_store_mb << 20)
-        sampler = build(run.sampler.chosen, Sampler) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
+        sampler = make_sampler(run, build, context.plan.source)
         filters = {choice.name: build(choice.chosen, Filter) for choice in run.filters}
         refill_limit = run.rollout.refill_limit * run.rollout.groups_per_step
         self.selection = Selection(sampler, filters, self._tasks, self._train, run.seed, refill_limit)

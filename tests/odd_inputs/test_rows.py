@@ -169,8 +169,8 @@ def test_a_renamed_column_that_no_row_has_is_a_fault_of_the_file(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "q", "solution": 1}\n{"prompt": "r"}\n')
     assert not opened(path, {"answer": "solution"})[1]
-    (reason,) = opened(path, {"answer": "soluton"})[1].values()
-    assert reason == "no row has the column 'soluton', which `columns` names for 'answer'"
+    (reason,) = opened(path, {"answer": "solved"})[1].values()
+    assert reason == "no row has the column 'solved', which `columns` names for 'answer'"
 
 
 def test_lines_of_json_end_at_line_feeds_alone_in_relax_try(tmp_path):

@@ -52,6 +52,7 @@ max_prompt_tokens = 60
 [[eval.sets]]
 name = "held"
 path = "held.jsonl"
+columns = {prompt = "prompt"}
 """
 
 

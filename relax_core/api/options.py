@@ -47,28 +47,36 @@ class Options(BaseModel):
     @field_validator("*")
     @classmethod
     def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a number, at any depth of the value, that no part of a run could use."""
+        """Refuse a number that no part of a run could use."""
         if fault := _unbounded(value, str(info.field_name)):
             raise PydanticCustomError("bounded", fault)
         return value
 
 
 def _unbounded(value: Any, name: str) -> str:
-    """Return the fix for a number that is not finite, or far too large or small; empty for any other value."""
-    if isinstance(value, Mapping):
-        return next(filter(None, (_unbounded(item, str(key)) for key, item in value.items())), "")
-    if isinstance(value, list | tuple | set | frozenset):
-        return next(filter(None, (_unbounded(item, name) for item in value)), "")
+    """Return the fix for a number that is not finite, or far too large or small; empty for any other value.
+
+    Inside lists and tables, whose meaning only their reader knows, numbers need only be finite.
+    """
+    if not _finite(value):
+        return "give a finite number"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "give a finite number"
     most = next((most for unit, most in LARGEST_OF_UNIT.items() if name.endswith(unit)), LARGEST)
     if isinstance(value, int):
         most = min(most, LARGEST_INT)
     if abs(value) > most:
         return f"give a number of at most {most:g}"
     return f"give 0, or a number of at least {SMALLEST:g}" if 0 < abs(value) < SMALLEST else ""
+
+
+def _finite(value: Any) -> bool:
+    """Return False for a number that is not finite, and for a list or table with one at any depth."""
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 SCHEMES = ("env:", "file:")

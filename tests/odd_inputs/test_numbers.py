@@ -2,6 +2,7 @@
 """Every number of the configuration, in the core's tables and in all components' options, has finite bounds."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -44,8 +45,9 @@ def numbers(prefix, model, seen):
 
 
 def accepts(model, name, value):
-    """Return True if the field accepts a number, alone, in a pair or in a table."""
-    for form in (value, [value, value], {"a": value}):
+    """Return True if the field accepts a number alone, or in a pair or a table a number that is not finite."""
+    forms = (value, [value, value], {"a": value}) if not math.isfinite(value) else (value,)
+    for form in forms:
         try:
             model.model_validate_json(json.dumps({name: form}), strict=True)
             return True

@@ -20,7 +20,8 @@ from relax_core.config.run_config import RunConfig, table_keys, to_toml, top_lev
 from relax_core.registry.catalogue import Catalogue
 
 words = st.text(max_size=6)
-numbers = st.floats(allow_nan=False)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+bounded = st.floats(-1e6, 1e6).filter(lambda value: not 0 < abs(value) < 1e-6)
 values = st.recursive(
     st.one_of(st.booleans(), st.integers(-(2**60), 2**60), numbers, words),
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(words, inner, max_size=2)),
@@ -38,9 +39,9 @@ configurations = st.fixed_dictionaries(
         "rewards": st.just(["maths", {"name": "judge", "weight": 0.5, "key": "env:K", "only": "level=1"}]),
         "sinks": st.just(["tensorboard"]),
         "engine": st.fixed_dictionaries(
-            {"name": st.just("vllm"), "batch": st.integers(), "python": st.just("/v/python")}
+            {"name": st.just("vllm"), "batch": st.integers(-(2**60), 2**60), "python": st.just("/v/python")}
         ),
-        "algorithm": st.fixed_dictionaries({"clip_high": numbers}),
+        "algorithm": st.fixed_dictionaries({"clip_high": bounded}),
         "eval": st.fixed_dictionaries(
             {"sets": st.lists(st.just({"name": "a", "path": "/a", "columns": {"prompt": "q"}}), max_size=2)}
         ),

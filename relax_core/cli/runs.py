@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.cli.detached import start_detached
-from relax_core.cli.plan import print_graph, print_tools
+from relax_core.cli.plan import print_data, print_graph, print_tools
 from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, print_json, print_table, say, split
+from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN
 
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
@@ -74,6 +75,7 @@ def train(
     if dry_run:
         print_graph(sources, overrides)
         print_tools(sources, overrides)
+        print_data(sources, overrides)
     elif not (supervised or as_json) and _is_watched(sources, overrides):
         attach(str(start_detached("train", as_json)))
     else:
@@ -83,7 +85,7 @@ def train(
 def resume(
     run: Annotated[str, typer.Argument(help="A run directory, or its name under the runs folder.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Overrides; only steps, eval, sinks, placement, recovery, data.media.")
+        list[str] | None, typer.Argument(help=f"Overrides of {', '.join(MAY_CHANGE)}; {NEW_RUN}.")
     ] = None,
     as_json: SummaryJson = False,
     anyway: Anyway = False,

@@ -26,6 +26,7 @@ from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import Any
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
@@ -34,8 +35,10 @@ from relax_core.bus.ledger_file import FILE as LEDGER, has_begun, newest_incarna
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
+from relax_core.control.data_identity import NAME as DATA, check_unchanged
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
+from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
 from relax_core.control.supervisor import DriverDeath
 from relax_core.control.tool_check import check_tool_calls
@@ -51,10 +54,6 @@ from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_p
 from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.whole_folder import finish_replacement
 
-MAY_CHANGE = frozenset(
-    {"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "recovery", "guards", "data.media"}
-)
-"""Tables that may change on resume; any other change would make the run another experiment."""
 RECIPES = "relax.recipes"
 """Entry-point group in which recipes are registered."""
 BUILD_S = 1800.0
@@ -240,6 +239,7 @@ def prepare(
             with naming_stage(at if composed.stages else None):
                 check_tool_calls(stage.config, catalogue, stage.plan)
                 check_fits(stage.config, catalogue, stage.plan)
+        directory.write(DATA, {"files": _data_of([stage.config for stage in planned.stages], directory.path)})
         epoch = RunEpoch.begin(directory.path)
         stages: list[PreparedStage] = []
         laid: Sequence[tuple[StageDirectory | None, RunConfig]] = [(None, composed.config)]
@@ -255,6 +255,15 @@ def prepare(
         directory.discard()
         raise
     return Prepared(catalogue, directory, tuple(stages), composed.notices, runner)
+
+
+def _data_of(configs: Sequence[RunConfig], run_dir: Path) -> dict[str, Any]:
+    """Return the content of all task files for `data.json`. Raises ConfigError if one has changed since the run began."""
+    document = read_document(run_dir / f"{DATA}.json") or {}
+    found = dict(document.get("files") or {})
+    for config in configs:
+        found |= check_unchanged(config, found, run_dir)
+    return found
 
 
 def _unfinished_stages(run_dir: Path) -> tuple[list[StageDirectory | None], int]:
@@ -285,9 +294,8 @@ def prepare_resume(
     ConfigError for a change that makes the run another experiment, and if nothing is left to do.
     """
     for override in overrides:
-        key = override.partition("=")[0].strip()
-        if not any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in MAY_CHANGE):
-            fix = f"only {', '.join(sorted(MAY_CHANGE))} may change on resume"
+        if not may_change(override.partition("=")[0].strip()):
+            fix = f"only {', '.join(MAY_CHANGE)} may change on resume; {NEW_RUN.replace('RUN', str(run_dir))}"
             raise ConfigError(override, "a change of the experiment", fix)
     refuse_while_written(run_dir)
     left, done = _unfinished_stages(run_dir)
@@ -304,6 +312,8 @@ def prepare_resume(
     if reached and (overrides or (read_document(run_dir / "summary.json") or {}).get("status") == "finished"):
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
+    later = _later_stages(left[1:], catalogue, done + config.steps)
+    data = _data_of([config, *(stage.config for stage in later)], run_dir)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))
     if overrides and present is None:
         directory.write_config(to_toml(config.dump()))
@@ -311,8 +321,9 @@ def prepare_resume(
         present.write(config)
     launch = make_launch(config, planned.stages[0].plan, catalogue, paths[0])
     first = PreparedStage(config, launch, present, done)
-    stages = (first, *_later_stages(left[1:], catalogue, done + config.steps))
+    stages = (first, *later)
     try:
+        directory.write(DATA, {"files": data})
         return _begin_start(Prepared(catalogue, directory, stages, planned.composed.notices), point)
     except BaseException:
         directory.close()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The content of a run's task files, as sizes and hashes in `data.json` of the run directory.
+
+Tasks are known by number. If rows of a file are replaced, the same numbers mean other tasks, so a resume refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.errors import ConfigError
+from relax_core.config.run_config import RunConfig
+
+NAME = "data"
+PART_BYTES = 1 << 20
+MAX_PARTS = 1024
+"""Most parts of a file that are hashed: a file above 1 GiB is known by its size and as many parts, evenly spread."""
+
+
+def data_paths(config: RunConfig) -> Iterator[tuple[str, Path]]:
+    """Yield the key and the path of each task file or folder of a configuration."""
+    yield "data.train", config.data.train
+    for at, table in enumerate(config.eval.sets):
+        yield f"eval.sets.{at}.path", table.path
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """Return the size in bytes and the hash of a file, or of all files of a folder with their names."""
+    files = [path]
+    if path.is_dir():  # without the caches that `datasets` writes when it reads a folder
+        found = (file for file in path.rglob("*") if not file.name.startswith(("cache-", ".")))
+        files = sorted(file for file in found if file.is_file())
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    for file in files:
+        length = file.stat().st_size
+        size += length
+        digest.update(json.dumps([str(file.relative_to(path)), length]).encode())
+        _add(digest, file, length)
+    return {"size_bytes": size, "digest": digest.hexdigest()}
+
+
+def check_unchanged(config: RunConfig, known: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Return the content of each task file by path, as in `known` or read now for a new path.
+
+    Raises ConfigError for a file whose content differs from `known`.
+    """
+    found = {}
+    for key, path in data_paths(config):
+        try:
+            now = content_of(path)
+        except OSError as error:
+            fix = "put the file back, or name another run"
+            raise ConfigError(key, f"{path}: {error.strerror or error}", fix) from error
+        before = found[str(path)] = known.get(str(path), now)
+        if before != now:
+            got = (
+                f"{path}, which has changed since the run began ({before['size_bytes']} bytes, now {now['size_bytes']})"
+            )
+            fix = (f"the run's numbers of tasks would mean other rows: put the old file back, start a new run "
+                   f"(model.path={run_dir}/export once the run has finished), or remove {run_dir}/{NAME}.json to go on "
+                   "with the new rows")  # fmt: skip
+            raise ConfigError(key, got, fix)
+    return found
+
+
+def _add(digest: Any, file: Path, length: int) -> None:
+    """Add the content of a file to a hash: all of it, or `MAX_PARTS` parts, the first and the last included."""
+    parts = -(-length // PART_BYTES)
+    count = min(parts, MAX_PARTS)
+    with file.open("rb") as opened:
+        for number in range(count):
+            opened.seek(number * (parts - 1) // max(count - 1, 1) * PART_BYTES)
+            digest.update(opened.read(PART_BYTES))

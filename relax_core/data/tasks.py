@@ -29,10 +29,11 @@ from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.config.tables import TeacherTable
 from relax_core.data.placeholders import media_of, misplaced
-from relax_core.data.plain_data import NotPlainError, plain
+from relax_core.data.plain_data import plain
 from relax_core.data.task_files import TaskFiles, source_access
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import check_source, missing_file, shown
+from relax_core.rpc.messages import encode
 
 HOLD_OUT = "held-out"
 """Name of the evaluation set that is held out of the training tasks."""
@@ -136,15 +137,21 @@ class RowSet(ABC):
             raise ConfigError(self.limit_key, f"{self._limit}, which {self.emptied[0]}", self.emptied[1])
 
     def _read(self, row: int) -> Task:
-        """Read a row. Raises ConfigError for a row of another source than files whose columns are not plain data."""
+        """Read a row, as plain data if it could not travel otherwise. Raises ConfigError for a row without such a form."""
         task = self._source[row]
-        if isinstance(self._source, TaskFiles):
+        if isinstance(self._source, TaskFiles):  # already plain data
             return task
         try:
-            return replace(task, answer=plain(task.answer), metadata=plain(task.metadata))
-        except NotPlainError as error:
-            fix = "the task source must give text, numbers, lists and tables of them"
-            raise ConfigError("source", f"{self._source.where(row)}, whose answer or columns {error}", fix) from error
+            encode(task)
+        except (TypeError, ValueError, OverflowError):
+            try:
+                task = replace(task, answer=plain(task.answer), metadata=plain(task.metadata))
+                encode(task)
+            except (TypeError, ValueError, OverflowError) as error:
+                fix = "the task source must give whole text, numbers, lists and tables of them"
+                got = f"{self._source.where(row)}, which can't be sent to other processes ({error})"
+                raise ConfigError("source", got, fix) from error
+        return task
 
     def _task(self, row: int) -> Task:
         """Read a row and put the system prompt before its messages, unless the row has a system message."""

@@ -3,6 +3,7 @@
 
 import json
 from contextlib import suppress
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from struct import pack
@@ -12,9 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from relax_core.api import ConfigError
+from relax_core.api import ConfigError, Task, TaskSource
 from relax_core.data.plain_data import NotPlainError, plain
 from relax_core.data.task_files import Files, TableOptions
+from relax_core.data.tasks import TaskSet
 from relax_core.diagnostics.try_run import _rows
 from relax_core.rpc.messages import decode, encode
 
@@ -163,6 +165,40 @@ def test_values_of_other_sources_become_plain(value, expected):
 def test_a_value_without_a_plain_form_is_refused(value):
     with pytest.raises(NotPlainError):
         plain(value)
+
+
+class Made(TaskSource):
+    """A source that is not a file, with one task."""
+
+    def __init__(self, task):
+        self.task = task
+
+    def open(self, path, columns): ...
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.task
+
+
+class Family:
+    placeholders = {}
+
+
+def test_a_task_of_another_source_travels_as_it_is_or_as_plain_data():
+    given = Task("t", "q", frozenset({1}), {"array": np.arange(2), "pair": (1, 2)})
+    assert TaskSet(Made(given), Family())[0] is given
+    odd = TaskSet(Made(Task("t", "q", Decimal(2), {"day": date(2024, 1, 2)})), Family())[0]
+    assert travels(odd).answer == 2 and odd.metadata == {"day": "2024-01-02"}
+
+
+@pytest.mark.parametrize(
+    "task", [Task("t", "\ud83d"), Task("t", "q", object()), Task("t", "q", metadata={"a": "\udfff"})]
+)
+def test_a_task_of_another_source_that_cannot_travel_is_refused_by_its_id(task):
+    with pytest.raises(ConfigError, match=r"source: got task t, which can't be sent"):
+        TaskSet(Made(task), Family())[0]
 
 
 def test_a_renamed_column_that_no_row_has_is_a_fault_of_the_file(tmp_path):

@@ -81,6 +81,8 @@ def _document(where: str, line: bytes) -> Document:
     try:
         row: Any = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which is not a character
+    except UnicodeError as error:
+        raise ValueError(f"{FIELD}: {where} can't be read ({error}); write whole characters in UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{FIELD}: {where} is not valid JSON ({error}); write one object on each line") from error
     text, title = (row.get("text"), row.get("title") or "") if isinstance(row, dict) else (None, "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of a run's task files, as sizes and hashes in `data.json` of the run directory.
+"""The content of a run's task files and chat template, as sizes and hashes in `data.json` of the run directory.
 
 Tasks are known by number. If rows of a file are replaced, the same numbers mean other tasks, so a resume refuses it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ MAX_PARTS = 1024
 
 
 def data_paths(config: RunConfig) -> Iterator[tuple[str, Path]]:
-    """Yield the key and the path of each task file or folder of a configuration."""
+    """Yield the key and the path of each task file or folder of a configuration, and of its chat template."""
     yield "data.train", config.data.train
     for at, table in enumerate(config.eval.sets):
         yield f"eval.sets.{at}.path", table.path
+    if os.path.isfile(config.model.chat_template):  # else the template itself, or none
+        yield "model.chat_template", Path(config.model.chat_template)
 
 
 def content_of(path: Path) -> dict[str, Any]:
@@ -60,9 +63,8 @@ def check_unchanged(config: RunConfig, known: Mapping[str, Any], run_dir: Path) 
             got = (
                 f"{path}, which has changed since the run began ({before['size_bytes']} bytes, now {now['size_bytes']})"
             )
-            fix = (f"the run's numbers of tasks would mean other rows: put the old file back, start a new run "
-                   f"(model.path={run_dir}/export once the run has finished), or remove {run_dir}/{NAME}.json to go on "
-                   "with the new rows")  # fmt: skip
+            fix = (f"put the old file back, start a new run (model.path={run_dir}/export once this run has finished), or "
+                   f"remove {run_dir}/{NAME}.json to train the rest of this run with the new content")  # fmt: skip
             raise ConfigError(key, got, fix)
     return found
 

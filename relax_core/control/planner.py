@@ -98,6 +98,9 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
     whole_steps = _why_whole_steps(config, catalogue, algorithm, groups)
     notes = [f"no streaming, each step waits for all of its rows: {whole_steps}"] if whole_steps and samples else []
+    if config.filters and not samples:
+        names = ", ".join(one.name for one in config.filters)
+        notes.append(f"filters judge samples, so they have no effect on the rows of a dataset: {names}")
     adapters_alone = False
     if config.model.lora is not None and "rollout" in roles:
         folded = _why_folded(config, catalogue)

@@ -15,7 +15,7 @@ from relax_core.config.compose import compose
 from relax_core.control import data_identity
 from relax_core.control.data_check import open_data
 from relax_core.control.planner import plan
-from relax_core.control.prepare import prepare_resume
+from relax_core.control.prepare import prepare, prepare_resume
 from relax_core.sampling.groups import Selection, make_sampler
 
 ROWS = [
@@ -144,6 +144,12 @@ def test_a_share_of_zero_is_not_sampled_in_supervised_training(folder):
     assert {selection.task(group) for group in range(20)} == {0, 2}
 
 
+def test_the_plan_says_that_filters_have_no_effect_on_a_dataset(folder):
+    lines = ("[[filters]]", 'name = "zero-variance"', *SFT)
+    file = configured(folder, *lines, rows=[{"prompt": "q", "completion": "a"}] * 2, rewards="")
+    assert "filters judge samples" in dry(file).stdout
+
+
 def test_the_order_of_the_file_is_that_of_every_source(folder):
     file = configured(folder, "shuffle = false")
     composed = compose([file])
@@ -155,7 +161,8 @@ def test_the_order_of_the_file_is_that_of_every_source(folder):
 
 def run_of(path, *sets):
     tables = [SimpleNamespace(path=other) for other in sets]
-    return SimpleNamespace(data=SimpleNamespace(train=path), eval=SimpleNamespace(sets=tables))
+    data, model = SimpleNamespace(train=path), SimpleNamespace(chat_template="{{ text }}")
+    return SimpleNamespace(data=data, eval=SimpleNamespace(sets=tables), model=model)
 
 
 def test_a_changed_task_file_is_refused_with_the_ways_to_go_on(tmp_path):
@@ -194,6 +201,23 @@ def test_the_ends_of_a_large_file_are_read(tmp_path, monkeypatch):
         path.write_bytes(content)
         digests.add(data_identity.content_of(path)["digest"])
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize("name", ["tasks.jsonl", "own.jinja"])
+def test_a_resume_with_another_file_is_refused_before_the_run_is_touched(folder, name):
+    (folder / "own.jinja").write_text("{{ messages }}")
+    prepared = prepare(
+        [configured(folder)], ["model.chat_template=" + str(folder / "own.jinja")], run_dir=folder / "run"
+    )
+    prepared.directory.close()
+    status = folder / "run/status.json"
+    (folder / name).write_text((folder / name).read_text().replace("2", "3").replace("messages", "message"))
+    with pytest.raises(ConfigError, match=r"which has changed since the run began"):
+        prepare_resume(folder / "run", [], unfinished=True)
+    assert not status.exists()
+    (folder / "run/data.json").unlink()
+    prepare_resume(folder / "run", [], unfinished=True).directory.close()
+    assert (folder / "run/data.json").exists()
 
 
 # -- what the plan and the messages say -------------------------------------------------------------------------------

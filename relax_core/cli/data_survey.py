@@ -26,6 +26,7 @@ from relax_core.api.role import SystemClock
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
+from relax_core.config.checks import learns_from_teachers
 from relax_core.config.tables import DataTable
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, dataset_settings
@@ -294,11 +295,11 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     model = config.model.model_dump(mode="json")
     judges = [RewardSettings.of(table, {}) for table in config.rewards] if form is Form.ROLLOUT else []
     filters = [one.only for one in judges]
+    teachers = config.teachers if learns_from_teachers(config, catalogue) else ()
     sets: list[TaskSet] = []
     for number, (path, columns) in enumerate(files, 1):
         if form is Form.ROLLOUT:
-            teachers = () if sets else config.teachers
-            settings = task_settings(config, catalogue.build, str(path), tools, teachers)
+            settings = task_settings(config, catalogue.build, str(path), tools, () if sets else teachers)
         else:
             settings = dataset_settings(config, catalogue.build, str(path))
         read = Processors(config.media, kinds, model, family, settings["access"], plugins)

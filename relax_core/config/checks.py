@@ -345,12 +345,17 @@ def _pool_file_errors(config: RunConfig) -> Errors:
             yield ConfigError(f"{key}.max_context", pool.max_context, fix)
 
 
+def learns_from_teachers(config: RunConfig, catalogue: Catalogue) -> bool:
+    """Return True if the run has teachers and its algorithm reads what they write."""
+    if not config.teachers:
+        return False
+    algorithm = cast(Algorithm, catalogue.build(config.learner))
+    return any(column.name in TEACHER_COLUMNS for column in algorithm.columns() | algorithm.advantage_columns())
+
+
 def _teacher_errors(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Refuse teachers whose vocabulary or tokenizer differs from the policy's, if the algorithm uses teachers."""
-    if not config.teachers:
-        return
-    algorithm = cast(Algorithm, catalogue.build(config.learner))
-    if not any(column.name in TEACHER_COLUMNS for column in algorithm.columns() | algorithm.advantage_columns()):
+    if not learns_from_teachers(config, catalogue):
         return
     home = config.model.tokenizer or config.model.path
     for at, teacher in enumerate(config.teachers):

@@ -49,6 +49,9 @@ def test_a_task_that_no_reward_judges_is_refused_at_start(relax_here: Relax, tin
     )
     assert ran.code == 2 and "which no reward judges" in ran.err and 'only = "otherwise"' in ran.err
     rewards = 'rewards=[{name="maths", only="kind=sums"}, {name="exact", only="otherwise"}]'
+    idle = relax_here("try", tiny / "recipe.toml", rewards, "--tasks", "1", "--json")
+    assert idle.code == 2 and "rewards.0.only: got 'kind=sums'; no task has this value" in idle.err
+    rewards = 'rewards=[{name="exact", only="otherwise"}]'
     tried = relax_here("try", tiny / "recipe.toml", rewards, "--tasks", "1", "--json")
     assert tried.code == 0, tried.err
     assert {tuple(record["rewards"]) for record in json.loads(tried.out)} == {("exact",)}

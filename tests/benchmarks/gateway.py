@@ -16,14 +16,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from relax_core.api import Chosen, Message, Task
-from relax_core.config.run_config import EnvironmentChoice
+from relax_core.api import Message, Task
 from relax_core.engines.requests import PendingRequest
-from relax_core.registry import Catalogue
-from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from tests.benchmarks import report
+from tests.unit.sampling.environment_pool import environment_pool
 from tests.unit.sampling.toy_policy import Completion, completion, play
 
 PROGRAM = """
@@ -78,21 +76,14 @@ def thinking(seconds: float) -> Callable[[PendingRequest], Awaitable[Completion]
 
 async def played(name: str, options: dict[str, Any], plugins: list[str], samples: int, policy_s: float) -> None:
     """Play samples side by side; their agents write down how long their turns took."""
-    workers = LocalWorkers(plugins)
-    choice = EnvironmentChoice(chosen=Chosen("environment", name, options), timeout_s=600)
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load(plugins).build)
     task, limits = Task("t", (Message("user", "begin"),)), Limits(100, 1000)
 
-    async def one(seed: int) -> None:
+    async def one(pool: EnvironmentPool, seed: int) -> None:
         trajectory = await pool.play(lambda environment: play(environment, thinking(policy_s), task, limits, seed))
         assert trajectory.outcome.judged, trajectory.info
 
-    try:
-        await pool.start()
-        await asyncio.gather(*map(one, range(samples)))
-        await pool.stop()
-    finally:
-        await workers.close()
+    async with environment_pool(name, options, 600, plugins) as pool:
+        await asyncio.gather(*(one(pool, seed) for seed in range(samples)))
 
 
 def measure(samples: int, turns: int, policy_s: float) -> list[report.Row]:
@@ -125,7 +116,3 @@ def main() -> None:
     set_up = report.begin(options)
     rows = measure(options.samples, options.turns, options.policy_s)
     report.finish("gateway", set_up, rows, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,19 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.api import Chosen, Message, ModelFamily, Outcome, Task, Trajectory
-from relax_core.config.run_config import EnvironmentChoice
+from relax_core.api import Message, Outcome, Task, Trajectory
 from relax_core.data.chat import ChatFamily
-from relax_core.engines.requests import PendingRequest
-from relax_core.registry import Catalogue
-from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits, run_episode
 from relax_core.views.run import open_run
 from tests.clients.conftest import PYTHON
 from tests.clients.model_folders import KINDS, write_model
+from tests.clients.policy import Says
 from tests.graph.conftest import Relax
-from tests.unit.sampling.toy_policy import Completion, answering
+from tests.unit.sampling.environment_pool import environment_pool
+from tests.unit.sampling.toy_policy import answering
 
 EXAMPLES = Path(__file__).parents[2] / "plugins/relax-plugin-agents/examples"
 CLIENTS = (
@@ -42,6 +40,7 @@ CLIENTS = (
     ("mini_swe_agent.py", "openai"),
     ("mini_swe_agent.py", "anthropic"),
 )
+COMMAND = [PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)]
 QUESTION, ANSWER = "What is 17 + 25? Use the tool.", "42"
 
 
@@ -67,33 +66,11 @@ def lines(client: tuple[str, ...]) -> list[str]:
     ]
 
 
-class Says:
-    """A policy that says lines in the tokens of a family."""
-
-    def __init__(self, family: ModelFamily, said: list[str]) -> None:
-        self._family, self._said = family, list(said)
-        self.calls: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-
-    async def __call__(self, call: PendingRequest) -> Completion:
-        tokens = (*self._family.encode(self._said.pop(0)), self._family.stop_tokens[0])
-        self.calls.append((call.prompt, tokens))
-        versions = (1,) * len(tokens)
-        return Completion(tokens, (-0.5,) * len(tokens), versions, versions, "stop")
-
-
 @pytest.fixture(scope="module")
 async def pool() -> AsyncIterator[EnvironmentPool]:
     """Environments whose agent is the client that a task names."""
-    workers = LocalWorkers(())
-    command = [PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)]
-    choice = EnvironmentChoice(chosen=Chosen("environment", "agent", {"command": command}), timeout_s=240)
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load(()).build)
-    try:
-        await pool.start()
+    async with environment_pool("agent", {"command": COMMAND}, timeout_s=240) as pool:
         yield pool
-        await pool.stop()
-    finally:
-        await workers.close()
 
 
 def written(folder: Path, kind: str) -> Path:
@@ -115,7 +92,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(
     client: tuple[str, ...], family: ChatFamily, pool: EnvironmentPool
 ) -> None:
-    policy = Says(family, lines(client))
+    policy = Says([(*family.encode(text), family.stop_tokens[0]) for text in lines(client)], family.stop_tokens)
     task, first = Task("one", QUESTION, ANSWER, {"agent": list(client)}), family.start((Message("user", QUESTION),))
     sample: Trajectory = await pool.play(
         lambda environment: run_episode(task, first, 7, environment, family, answering(policy), Limits(400, 8))
@@ -152,7 +129,7 @@ path = "model"
 train = "tasks.jsonl"
 [environment]
 name = "agent"
-command = {json.dumps([PYTHON, str(Path(__file__).with_name("by_task.py")), str(EXAMPLES)])}
+command = {json.dumps(COMMAND)}
 timeout_s = 240
 [rollout]
 groups_per_step = {len(clients)}

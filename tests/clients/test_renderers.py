@@ -23,12 +23,12 @@ from relax_core.api import Environment, Message, Task, Trajectory
 from relax_core.api.task import ToolCall
 from relax_core.data.chat import ChatFamily
 from relax_core.data.chat_template import tool_schema
-from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, run_episode
 from tests.clients.conftest import PYTHON
+from tests.clients.policy import Says
 from tests.unit.data.test_tool_call_formats import CALL, TOOLS
 from tests.unit.data.tool_templates import BAR, DEEPSEEK_V3, GLM, HARMONY, HERMES, KIMI, LLAMA, QWEN3_CODER
-from tests.unit.sampling.toy_policy import Completion, answering
+from tests.unit.sampling.toy_policy import answering
 
 PATIENCE_S = 60.0
 NOT_BEHIND_A_TOOL = "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}"
@@ -243,21 +243,6 @@ def test_both_say_which_calls_are_none(
 
 
 # -- between turns ---------------------------------------------------------------------------------------------------
-
-
-class Says:
-    """A policy that says turns in tokens, and keeps what it was asked."""
-
-    def __init__(self, turns: list[tuple[int, ...]], stops: tuple[int, ...]) -> None:
-        self._turns, self._stops = turns, stops
-        self.calls: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-
-    async def __call__(self, call: PendingRequest) -> Completion:
-        tokens = self._turns.pop(0)
-        self.calls.append((call.prompt, tokens))
-        versions = (1,) * len(tokens)
-        finish = "stop" if tokens[-1] in self._stops else "length"
-        return Completion(tokens, (-0.5,) * len(tokens), versions, versions, finish)
 
 
 class Asked(Environment):

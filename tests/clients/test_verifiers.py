@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from relax_core.api import Chosen, Outcome, Task, Trajectory
-from relax_core.config.run_config import EnvironmentChoice
-from relax_core.registry import Catalogue
-from relax_core.runners.local.workers import LocalWorkers
+from relax_core.api import Outcome, Task, Trajectory
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from tests.clients.conftest import VERIFIERS
+from tests.unit.sampling.environment_pool import environment_pool
 from tests.unit.sampling.toy_policy import Script, play, texts
 
 TASKSETS = {"PYTHONPATH": str(Path(__file__).with_name("tasksets"))}
@@ -43,23 +41,16 @@ def test_its_tasks_are_written(rows: list[dict[str, Any]]) -> None:
 
 
 async def test_its_tasks_are_played_and_paid_and_what_fails_is_no_zero(rows: list[dict[str, Any]]) -> None:
-    workers = LocalWorkers(())
     options = {
         "python": VERIFIERS, "taskset": "relax-sums", "settings": {"agent": AGENT}, "env": TASKSETS, "start_s": START_S
     }  # fmt: skip
-    choice = EnvironmentChoice(chosen=Chosen("environment", "verifiers", options), timeout_s=START_S)
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load(()).build)
 
-    async def played(said: str) -> Trajectory:
+    async def played(pool: EnvironmentPool, said: str) -> Trajectory:
         task = Task("one", rows[1]["prompt"], None, {"verifiers": rows[1]["verifiers"]})
         return await pool.play(lambda environment: play(environment, Script(said), task, Limits(200, 8)))
 
-    try:
-        await pool.start()
-        right, wrong, failed = await asyncio.gather(*map(played, ("It is 2.", "it is 3", "raise")))
-        await pool.stop()
-    finally:
-        await workers.close()
+    async with environment_pool("verifiers", options, START_S) as pool:
+        right, wrong, failed = await asyncio.gather(*(played(pool, said) for said in ("It is 2.", "it is 3", "raise")))
     assert [sample.outcome for sample in (right, wrong)] == [Outcome.FINISHED] * 2, (right.info, wrong.info)
     assert [sample.environment_reward for sample in (right, wrong)] == [1.25, 0.0]
     assert right.info["verifiers"]["metrics"] == {"length": 8.0}

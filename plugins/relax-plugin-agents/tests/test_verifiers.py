@@ -8,8 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ import psutil
 import pytest
 from relax_plugin_agents.verifiers_environment import Verifiers, VerifiersOptions
 
-from relax_core.api import Chosen, ConfigError, Outcome, Task, Trajectory
-from relax_core.config.run_config import EnvironmentChoice
-from relax_core.registry.catalogue import Catalogue
-from relax_core.runners.local.workers import LocalWorkers
+from relax_core.api import ConfigError, Outcome, Task, Trajectory
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
+from tests.unit.sampling.environment_pool import environment_pool
 from tests.unit.sampling.toy_policy import Script, play
 
 PACKAGES = str(Path(__file__).with_name("verifiers_for_tests"))
@@ -33,17 +30,8 @@ def data(prompt: str = "What is 1 + 1?") -> dict[str, Any]:
     return {"idx": 1, "id": None, "name": None, "prompt": prompt, "answer": "2"}
 
 
-@asynccontextmanager
-async def pooled(timeout_s: float = 120.0, **more: Any) -> AsyncIterator[EnvironmentPool]:
-    workers = LocalWorkers(())
-    choice = EnvironmentChoice(chosen=Chosen("environment", "verifiers", {**OPTIONS, **more}), timeout_s=timeout_s)
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load(()).build)
-    try:
-        await pool.start()
-        yield pool
-        await pool.stop()
-    finally:
-        await workers.close()
+def pooled(timeout_s: float = 120.0, **more: Any) -> AbstractAsyncContextManager[EnvironmentPool]:
+    return environment_pool("verifiers", {**OPTIONS, **more}, timeout_s)
 
 
 async def played(pool: EnvironmentPool, said: str, task: dict[str, Any] | None = None) -> Trajectory:

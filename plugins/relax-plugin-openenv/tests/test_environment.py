@@ -14,12 +14,9 @@ from pydantic import ValidationError
 from relax_plugin_openenv.connection import EpisodeConnection, ServerFailed
 from relax_plugin_openenv.environment import OpenEnv, OpenEnvOptions
 
-from relax_core.api import Action, Chosen, ConfigError, Outcome, Step, Task
-from relax_core.config.run_config import EnvironmentChoice
-from relax_core.registry.catalogue import Catalogue
-from relax_core.runners.local.workers import LocalWorkers
-from relax_core.sampling.environments import EnvironmentPool
+from relax_core.api import Action, ConfigError, Outcome, Step, Task
 from relax_core.sampling.episode import Limits
+from tests.unit.sampling.environment_pool import environment_pool
 from tests.unit.sampling.toy_policy import Script, play
 
 TASK = Task("one", "Go.")
@@ -165,18 +162,11 @@ def test_options_without_sense_are_refused(options: dict[str, Any], why: str) ->
 
 
 async def test_a_dead_server_is_the_outcome_of_its_sample(server: Any) -> None:
-    workers = LocalWorkers(())
     options = {"url": server.url, "act": "text", "action": {"message": "{text}"}, "show": "echoed"}
-    choice = EnvironmentChoice(chosen=Chosen("environment", "openenv", options), timeout_s=60)
-    pool = EnvironmentPool(choice, workers, build=Catalogue.load(()).build)
-    try:
-        await pool.start()
+    async with environment_pool("openenv", options) as pool:
         well, ill = [
             await pool.play(lambda environment, said=said: play(environment, Script(*said), TASK, Limits(200, 8)))
             for said in (("a", "bb", "ccc"), ("a", "vanish"))
         ]
-        await pool.stop()
-    finally:
-        await workers.close()
     assert (well.outcome, well.environment_reward) == (Outcome.FINISHED, pytest.approx(0.6))
     assert ill.outcome is Outcome.ENVIRONMENT_ERROR and "closed the connection" in str(ill.info)

@@ -80,14 +80,9 @@ def main() -> None:
         with open("big", "wb") as file:
             while True:
                 file.write(bytes(1 << 20))
-    elif what == "memory":
-        held = [bytearray(1 << 20) for _ in range(1 << 20)]
-        print(len(held))
     elif what == "kills its parent":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1000)
-    elif what == "signal":
-        os.kill(os.getpid(), signal.SIGSEGV)
     elif what == "sleeps":
         time.sleep(1000)
     elif what == "prints":

@@ -21,13 +21,8 @@ if what == "asks what was":  # whatever runs of the agent's would rewrite it mea
 elif what == "runs it":  # what it starts has its output and its input
     subprocess.run([sys.executable, str(work / "judge.py")], check=False)
     sys.exit(0)
-elif what == "sleeps":
-    time.sleep(1000)
 elif what == "end":
     reward = float(os.environ["RELAX_AGENT_END"] in task["answer"].split())
-elif what == "says":
-    print(task["line"].replace("KEY", key))
-    sys.exit(0)
 elif what == "quotes":
     sys.exit((work / "seen.json").read_text())
 elif what == "fails":

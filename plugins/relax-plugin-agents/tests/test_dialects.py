@@ -7,7 +7,6 @@ import copy
 import json
 
 import pytest
-from relax_plugin_agents.dialects import DIALECTS
 from relax_plugin_agents.dialects.chat import ChatCompletions
 from relax_plugin_agents.dialects.messages import AnthropicMessages
 from relax_plugin_agents.dialects.responses import Responses
@@ -20,6 +19,7 @@ from relax_core.data.chat_template import tool_schema
 CHAT, RESPONSES, MESSAGES = ChatCompletions(), Responses(), AnthropicMessages()
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+NAMED = {"name": "weather", "description": "The weather of a city."}
 WEATHER_TOOL = Tool("weather", WEATHER, "The weather of a city.")
 OSLO = ToolCall("weather", {"city": "Ośló"}, "call_1")
 ROME = ToolCall("weather", {"city": "Rome"}, "call_2")
@@ -30,17 +30,7 @@ LANGGRAPH = {
     "temperature": 0.7,
     "n": 1,
     "parallel_tool_calls": True,
-    "tools": [
-        {
-            "type": "function",
-            "function": {
-                "name": "weather",
-                "description": "The weather of a city.",
-                "parameters": WEATHER,
-                "strict": True,
-            },
-        }
-    ],
+    "tools": [{"type": "function", "function": {**NAMED, "parameters": WEATHER, "strict": True}}],
     "messages": [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Oslo or Rome?"},
@@ -74,15 +64,7 @@ OPENAI_AGENTS = {
     "max_output_tokens": 64,
     "prompt_cache_key": "trace_1",
     "text": {"format": {"type": "text"}, "verbosity": "low"},
-    "tools": [
-        {
-            "type": "function",
-            "name": "weather",
-            "description": "The weather of a city.",
-            "parameters": WEATHER,
-            "strict": True,
-        }
-    ],
+    "tools": [{"type": "function", **NAMED, "parameters": WEATHER, "strict": True}],
     "input": [
         {"role": "user", "content": "Oslo or Rome?"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
@@ -121,14 +103,7 @@ CLAUDE_CODE = {
         {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
         {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
     ],
-    "tools": [
-        {
-            "name": "weather",
-            "description": "The weather of a city.",
-            "input_schema": WEATHER,
-            "cache_control": {"type": "ephemeral"},
-        }
-    ],
+    "tools": [{**NAMED, "input_schema": WEATHER, "cache_control": {"type": "ephemeral"}}],
     "messages": [
         {
             "role": "user",
@@ -168,10 +143,6 @@ def refused(dialect, body):
 def one_user(dialect, **fields):
     history = "input" if dialect is RESPONSES else "messages"
     return {"model": "policy", history: [{"role": "user", "content": "hi"}], **fields}
-
-
-def test_every_dialect_has_its_own_path():
-    assert [dialect.path for dialect in DIALECTS] == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 
 def test_parallel_calls_of_langgraph_and_their_results_are_read_in_order():
@@ -222,53 +193,24 @@ def test_the_line_that_claude_code_changes_in_every_request_is_no_part_of_the_pr
     assert MESSAGES.ask(joined).messages[0] == Message("system", "Be brief.")
 
 
-def test_smolagents_and_mini_swe_agent_are_read_with_their_parts_stops_and_extras():
-    smolagents = {
-        "model": "policy",
-        "stop": ["Observation:", "Calling tools:"],
-        "max_tokens": 4096,
-        "messages": [
-            {"role": "system", "content": [{"type": "text", "text": "You write code."}]},
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "See"},
-                    {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}},
-                ],
-            },
-        ],
-    }
-    request = CHAT.ask(smolagents)
-    assert request.messages == (
-        Message("system", "You write code."),
-        Message("user", (Part("See"), Part(media=Media("image", PIXEL)))),
-    )
-    assert (request.stop, request.max_new_tokens) == (("Observation:", "Calling tools:"), 4096)
-    swe = {
-        "model": "policy",
-        "messages": [
-            {"role": "user", "content": "Fix it.", "extra": {"timestamp": 1.5}},
-            {
-                "role": "assistant",
-                "content": "I list.",
-                "function_call": None,
-                "reasoning_content": "Hm.",
-                "provider_specific_fields": {"refusal": None},
-                "tool_calls": [
-                    {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
-                ],
-            },
-            {"role": "tool", "tool_call_id": "c", "content": "<returncode>0</returncode>"},
-        ],
-        "tools": [{"type": "function", "function": {"name": "bash"}}],
-    }
-    turn, result = CHAT.ask(swe).messages[1:]
+def test_messages_of_mini_swe_agent_are_read_without_their_extras():
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    extras = {"function_call": None, "reasoning_content": "Hm.", "provider_specific_fields": {"refusal": None}}
+    messages = [
+        {"role": "user", "content": "Fix it.", "extra": {"timestamp": 1.5}},
+        {"role": "assistant", "content": "I list.", "tool_calls": [call], **extras},
+        {"role": "tool", "tool_call_id": "c", "content": "<returncode>0</returncode>"},
+    ]
+    turn, result = CHAT.ask({"messages": messages}).messages[1:]
     assert turn == Message("assistant", "I list.", (ToolCall("bash", {"command": "ls"}, "c"),))
     assert result.name == "bash"
 
 
 def test_images_are_read_by_data_and_by_url_and_in_results_of_tools():
     url = "https://example.org/a.png"
+    pixel = {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}
+    said = {"role": "user", "content": [{"type": "text", "text": "See"}, pixel]}
+    assert CHAT.ask({"messages": [said]}).messages[0].content == (Part("See"), Part(media=Media("image", PIXEL)))
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": url, "detail": "auto"}]
     assert RESPONSES.ask({"input": [{"role": "user", "content": parts}]}).messages[0].content == (
         Part("a"),
@@ -344,6 +286,7 @@ def test_all_sampling_of_the_client_is_told_as_overridden():
 def test_limits_and_stops_are_read_from_each_dialects_fields():
     assert CHAT.ask(one_user(CHAT, max_tokens=9, max_completion_tokens=7, stop="X")).max_new_tokens == 7
     assert CHAT.ask(one_user(CHAT, stop="X")).stop == ("X",)
+    assert CHAT.ask(one_user(CHAT, stop=["Observation:", "Calling tools:"])).stop == ("Observation:", "Calling tools:")
     assert RESPONSES.ask(one_user(RESPONSES, max_output_tokens=5)).max_new_tokens == 5
     anthropic = MESSAGES.ask(one_user(MESSAGES, max_tokens=3, stop_sequences=["X", "Y"]))
     assert (anthropic.max_new_tokens, anthropic.stop) == (3, ("X", "Y"))
@@ -354,44 +297,26 @@ SETTINGS = [
     (CHAT, "response_format", {"type": "json_object"}),
     (CHAT, "tool_choice", "required"),
     (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}),
-    (CHAT, "tool_choice", {}),
     (CHAT, "logit_bias", {"1": 1}),
     (CHAT, "n", 2),
     (CHAT, "presence_penalty", 0.5),
     (CHAT, "frequency_penalty", -1),
-    (CHAT, "repetition_penalty", 1.1),
     (CHAT, "logprobs", True),
-    (CHAT, "top_logprobs", 5),
-    (CHAT, "prediction", {"type": "content", "content": "x"}),
-    (CHAT, "audio", {"voice": "a", "format": "wav"}),
-    (CHAT, "modalities", ["text", "audio"]),
     (CHAT, "functions", [{"name": "f"}]),
-    (CHAT, "web_search_options", {}),
-    (CHAT, "guided_json", {}),
     (CHAT, "stream", "yes"),
     (CHAT, "stream_options", True),
     (CHAT, "max_tokens", 0),
-    (CHAT, "max_tokens", True),
     (CHAT, "max_completion_tokens", 1.5),
     (CHAT, "stop", ""),
     (CHAT, "stop", 1),
     (CHAT, "tools", {}),
     (CHAT, "messages", []),
-    (CHAT, "messages", None),
-    (CHAT, "messages", "hi"),
     (RESPONSES, "previous_response_id", "resp_1"),
-    (RESPONSES, "conversation", "conv_1"),
-    (RESPONSES, "background", True),
-    (RESPONSES, "prompt", {"id": "pmpt_1"}),
-    (RESPONSES, "top_logprobs", 1),
     (RESPONSES, "tool_choice", {"type": "function", "name": "f"}),
     (RESPONSES, "text", "plain"),
     (RESPONSES, "input", []),
-    (RESPONSES, "input", None),
     (RESPONSES, "instructions", []),
     (MESSAGES, "tool_choice", {"type": "any"}),
-    (MESSAGES, "tool_choice", {"type": "tool", "name": "f"}),
-    (MESSAGES, "output_format", {"type": "json_schema", "schema": {}}),
     (MESSAGES, "mcp_servers", [{"type": "url", "url": "https://example.org", "name": "a"}]),
     (MESSAGES, "system", 1),
     (MESSAGES, "max_tokens", "1"),
@@ -407,20 +332,13 @@ NESTED = [
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}, "text.format"),
     (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
     (CHAT, {"stop": ["a", ""]}, "stop[1]"),
-    (MESSAGES, {"stop_sequences": [""]}, "stop_sequences[0]"),
     (MESSAGES, {"system": [{"type": "image"}]}, "system[0].type"),
     (CHAT, {"tools": [FUNCTION], "tool_choice": "none"}, "tool_choice"),
     (CHAT, {"tools": [FUNCTION, FUNCTION]}, "tools[1].function.name"),
     (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
-    (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
     (RESPONSES, {"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters"),
-    (
-        RESPONSES,
-        {"tools": [{"type": "function", "name": "f", "parameters": {"type": "string"}}]},
-        "tools[0].parameters.type",
-    ),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema.type"),
     (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     (MESSAGES, {"tools": [{"name": "f", "input_schema": {"properties": 1}}]}, "tools[0].input_schema.properties"),
 ]
@@ -435,22 +353,21 @@ def chat_call(**changed):
     return {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", **changed}}
 
 
+def holding(role, **part):
+    """Return a message of one part."""
+    return {"role": role, "content": [part]}
+
+
 CALL_ITEM = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 HISTORIES = [
     (CHAT, "hi", ""),
     (CHAT, {"role": "function", "content": "1"}, ".role"),
-    (CHAT, {"content": "1"}, ".role"),
     (CHAT, {"role": "user"}, ".content"),
-    (CHAT, {"role": "user", "content": {"type": "text"}}, ".content"),
     (CHAT, {"role": "user", "content": ["hi"]}, ".content[0]"),
-    (CHAT, {"role": "user", "content": [{"type": "input_audio"}]}, ".content[0].type"),
-    (CHAT, {"role": "user", "content": [{"type": "text"}]}, ".content[0].text"),
-    (CHAT, {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, ".content[0].image_url"),
-    (
-        CHAT,
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]},
-        ".content[0].image_url.url",
-    ),
+    (CHAT, holding("user", type="input_audio"), ".content[0].type"),
+    (CHAT, holding("user", type="text"), ".content[0].text"),
+    (CHAT, holding("user", type="image_url", image_url="x"), ".content[0].image_url"),
+    (CHAT, holding("user", type="image_url", image_url={"url": "/etc/passwd"}), ".content[0].image_url.url"),
     (CHAT, {"role": "assistant", "content": None}, ".content"),
     (CHAT, {"role": "assistant", "content": "", "function_call": {"name": "f"}}, ".function_call"),
     (CHAT, {"role": "assistant", "tool_calls": {}}, ".tool_calls"),
@@ -459,33 +376,21 @@ HISTORIES = [
     (CHAT, {"role": "assistant", "tool_calls": [chat_call(arguments={})]}, ".tool_calls[0].function.arguments"),
     (CHAT, {"role": "assistant", "tool_calls": [chat_call(name=1)]}, ".tool_calls[0].function.name"),
     (CHAT, {"role": "assistant", "tool_calls": [{**chat_call(), "type": "custom"}]}, ".tool_calls[0].type"),
-    (CHAT, {"role": "assistant", "tool_calls": [{**chat_call(), "id": None}]}, ".tool_calls[0].id"),
     (CHAT, {"role": "tool", "tool_call_id": "call_9", "content": "1"}, ".tool_call_id"),
-    (CHAT, {"role": "tool", "content": "1"}, ".tool_call_id"),
     (RESPONSES, {"role": "tool", "content": "1"}, ".role"),
     (RESPONSES, {"type": "item_reference", "id": "msg_1"}, ".type"),
-    (RESPONSES, {"type": "web_search_call"}, ".type"),
     (RESPONSES, {**CALL_ITEM, "arguments": "x"}, ".arguments"),
-    (RESPONSES, {**CALL_ITEM, "call_id": None}, ".call_id"),
     (RESPONSES, {"type": "function_call_output", "call_id": "call_9", "output": "1"}, ".call_id"),
     (RESPONSES, {"type": "function_call_output", "call_id": "call_9"}, ".output"),
-    (RESPONSES, {"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, ".content[0].type"),
-    (RESPONSES, {"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}, ".content[0].image_url"),
+    (RESPONSES, holding("user", type="input_file", file_id="f"), ".content[0].type"),
+    (RESPONSES, holding("user", type="input_image", file_id="f"), ".content[0].image_url"),
     (MESSAGES, {"role": "tool", "content": "1"}, ".role"),
     (MESSAGES, {"role": "assistant", "content": "Sure, "}, ".role"),
-    (MESSAGES, {"role": "user", "content": [{"type": "document"}]}, ".content[0].type"),
-    (MESSAGES, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}, ".content[0].tool_use_id"),
-    (
-        MESSAGES,
-        {"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]},
-        ".content[0].source.type",
-    ),
-    (MESSAGES, {"role": "assistant", "content": [{"type": "server_tool_use"}]}, ".content[0].type"),
-    (
-        MESSAGES,
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": "{}"}]},
-        ".content[0].input",
-    ),
+    (MESSAGES, holding("user", type="document"), ".content[0].type"),
+    (MESSAGES, holding("user", type="tool_result", tool_use_id="t"), ".content[0].tool_use_id"),
+    (MESSAGES, holding("user", type="image", source={"type": "file", "file_id": "f"}), ".content[0].source.type"),
+    (MESSAGES, holding("assistant", type="server_tool_use"), ".content[0].type"),
+    (MESSAGES, holding("assistant", type="tool_use", id="t", name="f", input="{}"), ".content[0].input"),
 ]
 
 
@@ -497,9 +402,8 @@ def test_a_malformed_message_is_refused_by_its_path(dialect, entry, path):
 
 
 @pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES])
-@pytest.mark.parametrize("body", [None, [], "hi", 1])
-def test_a_body_that_is_no_object_is_refused(dialect, body):
-    assert refused(dialect, body).field == "body"
+def test_a_body_that_is_no_object_is_refused(dialect):
+    assert refused(dialect, []).field == "body"
 
 
 def test_a_refusal_says_what_was_received_and_what_is_allowed():

@@ -10,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from relax_core.api import Environment, InfrastructureError, Task, Trajectory
 from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits
 from relax_core.testing.scripted_client import ScriptedClient
-from tests.unit.sampling.toy_policy import Completion, Letters, Script, completion, play, texts
+from tests.unit.sampling.toy_policy import Completion, Script, completion, play, texts
 
 Agent = Callable[["Inside"], Awaitable[None]]
 FIND = {
@@ -63,21 +64,25 @@ class Played(Environment):
 
     in_process = True
     agent: Agent
-    clients: Mapping[str, Any] = {}
+    local = False
+    of_session: Mapping[str, Any] = {}
 
     async def run(self, task: Task, seed: int, session: Any) -> None:
         gateway = Gateway("policy")
-        await gateway.start()
+        await gateway.start(local=self.local)
         try:
-            async with gateway.session(session, clients=self.clients) as opened:
+            async with gateway.session(session, **self.of_session) as opened:
                 await self.agent(Inside(gateway, opened))
         finally:
             await gateway.stop()
 
 
-async def sample(agent: Agent, policy: Any, turns: int = 100, **clients: Any) -> Trajectory:
+async def sample(
+    agent: Agent, policy: Any, turns: int = 100, local: bool = False, max_bytes: int | None = None, **clients: Any
+) -> Trajectory:
     environment = Played()
-    environment.agent, environment.clients = agent, clients
+    environment.agent, environment.local = agent, local
+    environment.of_session = {"clients": clients, "max_bytes": max_bytes}
     trajectory = await play(InProcess(environment, 60.0), policy, limits=Limits(100, turns))
     assert trajectory.outcome.judged, trajectory.info
     return trajectory
@@ -137,20 +142,7 @@ async def test_streams_and_whole_answers_say_the_same_and_train_the_same() -> No
     assert texts(trajectory) == ["[user:a][a:ONE$][user:b][a:TWO$"] and not trajectory.num_discarded
 
 
-CALLS = {
-    "hermes": '<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>',
-    "qwen3-coder": "<tool_call>\n<function=find>\n<parameter=q>\nx\n</parameter>\n</function>\n</tool_call>",
-    "mistral": '[TOOL_CALLS] [{"name": "find", "arguments": {"q": "x"}, "id": "a1b2c3d4e"}]',
-    "pythonic": "[find(q='x')]",
-    "harmony": ' to=functions.find<|channel|>commentary json<|message|>{"q": "x"}<|call|>',
-}
-
-
-@pytest.mark.parametrize("family", CALLS)
-async def test_calls_of_tools_come_and_go_through_the_client(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever format the model's family writes them."""
-    monkeypatch.setattr(Letters, "tool_calls", family)
-
+async def test_calls_of_tools_come_and_go_through_the_client() -> None:
     async def agent(inside: Inside) -> None:
         messages: list[Any] = [{"role": "user", "content": "a"}]
         first = await inside.openai.chat.completions.create(model="policy", messages=messages, tools=[FIND])  # type: ignore[list-item]
@@ -162,7 +154,7 @@ async def test_calls_of_tools_come_and_go_through_the_client(family: str, monkey
         last = await inside.openai.chat.completions.create(model="policy", messages=messages, tools=[FIND])  # type: ignore[list-item]
         assert last.choices[0].message.content == "end"
 
-    said = CALLS[family]
+    said = '<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>'
     (row,) = texts(await sample(agent, Script(said, "end")))
     assert row == f"[user:a][a:{said.upper()}$][tool:found][a:END$"
 
@@ -187,22 +179,15 @@ async def test_what_would_change_the_distribution_is_refused_and_not_asked_again
     assert len(policy.calls) == 1
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"messages": 3}', b"\xff\xfe", b"[" * 100_000])
-async def test_a_broken_body_is_refused_with_its_reason(body: bytes) -> None:
+async def test_a_broken_or_endless_body_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = (b"", b"[1]", b"{", b'{"messages": 3}', b"\xff\xfe", b"[" * 100_000)
+
     async def agent(inside: Inside) -> None:
         async with inside.http() as client:
-            for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+            for path, body in product(("/v1/chat/completions", "/v1/responses", "/v1/messages"), bodies):
                 answer = await client.post(path, content=body)
                 assert answer.status_code == 400 and answer.json()["error"]["message"]
-
-    await sample(agent, Script())
-
-
-async def test_a_body_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "MAX_BODY_BYTES", 1000)
-
-    async def agent(inside: Inside) -> None:
-        async with inside.http() as client:
+            monkeypatch.setattr(served, "MAX_BODY_BYTES", 1000)
             answer = await client.post("/v1/chat/completions", content=b" " * 5000)
             assert answer.status_code == 400 and "MiB" in answer.json()["error"]["message"]
 
@@ -371,31 +356,14 @@ class Telling:
         return completion(self.said[: self.sampled], call.max_new_tokens)
 
 
-@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
-async def test_the_first_token_is_at_the_client_before_the_last_is_sampled(dialect: str) -> None:
+async def test_the_first_token_is_at_the_client_before_the_last_is_sampled() -> None:
     policy, heard = Telling("four"), []
-
-    async def pieces(inside: Inside) -> AsyncIterator[str]:
-        said: Any = [{"role": "user", "content": "a"}]
-        if dialect == "chat":
-            stream = await inside.openai.chat.completions.create(model="policy", messages=said, stream=True)
-            async for chunk in stream:
-                if chunk.choices and chunk.choices[0].delta.content:
-                    yield chunk.choices[0].delta.content
-        elif dialect == "messages":
-            async with inside.anthropic.messages.stream(model="policy", max_tokens=9, messages=said) as events:
-                async for piece in events.text_stream:
-                    yield piece
-        else:
-            async for event in await inside.openai.responses.create(model="policy", input=said, stream=True):
-                if event.type == "response.output_text.delta":
-                    yield event.delta
 
     async def agent(inside: Inside) -> None:
         policy.let.release()
-        async for piece in pieces(inside):
-            if piece:
-                heard.append((piece, policy.sampled))
+        async for chunk in await inside.chat("a", stream=True):
+            if chunk.choices and chunk.choices[0].delta.content:
+                heard.append((chunk.choices[0].delta.content, policy.sampled))
                 policy.let.release()
 
     trajectory = await sample(agent, policy)
@@ -462,32 +430,23 @@ async def test_a_context_has_conversations_of_its_own_and_a_reward() -> None:
 
 
 async def test_a_local_gateway_serves_the_same_routes_to_this_user_alone_and_leaves_nothing() -> None:
-    gateway = Gateway("policy")
-    await gateway.start(local=True)
-    path = Path(gateway.socket)
-    try:
+    sockets: list[Path] = []
+
+    async def agent(inside: Inside) -> None:
+        path = Path(inside.gateway.socket)
+        sockets.append(path)
         assert [os.stat(at).st_mode & 0o777 for at in (path, path.parent)] == [0o600, 0o700]
+        headers = {"authorization": f"Bearer {inside.session.agent_key}"}
+        over = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(base_url="http://local", transport=over, headers=headers) as client:
+            body = {"messages": [{"role": "user", "content": "a"}]}
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            assert answer["choices"][0]["message"]["content"] == "one"
+            assert (await client.get("/v1/models")).status_code == 200
+            assert (await client.post("/report", json={"reward": 1})).status_code == 401
 
-        async def agent(inside: Inside) -> None:
-            headers = {"authorization": f"Bearer {inside.session.agent_key}"}
-            over = httpx.AsyncHTTPTransport(uds=str(path))
-            async with httpx.AsyncClient(base_url="http://local", transport=over, headers=headers) as client:
-                body = {"messages": [{"role": "user", "content": "a"}]}
-                answer = (await client.post("/v1/chat/completions", json=body)).json()
-                assert answer["choices"][0]["message"]["content"] == "one"
-                assert (await client.get("/v1/models")).status_code == 200
-                assert (await client.post("/report", json={"reward": 1})).status_code == 401
-
-        class Local(Played):
-            async def run(self, task: Task, seed: int, session: Any) -> None:
-                async with gateway.session(session, clients=self.clients) as opened:
-                    await agent(Inside(gateway, opened))
-
-        trajectory = await play(InProcess(Local(), 60.0), Script("one"), limits=Limits(100, 8))
-        assert trajectory.outcome.judged and texts(trajectory) == ["[user:a][a:ONE$"], trajectory.info
-    finally:
-        await gateway.stop()
-    assert not path.parent.exists()
+    assert texts(await sample(agent, Script("one"), local=True)) == ["[user:a][a:ONE$"]
+    assert not sockets[0].parent.exists()
 
 
 async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(
@@ -503,25 +462,13 @@ async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(
 async def test_requests_of_one_sample_are_bounded_together_where_that_is_asked() -> None:
     import openai
 
-    gateway = Gateway("policy")
-    await gateway.start()
-
     async def agent(inside: Inside) -> None:
         assert (await inside.chat("a" * 1000)).choices[0].message.content == "one"
         for _ in range(2):
             with pytest.raises(openai.BadRequestError, match="exceed the total size that a sandbox may send"):
                 await inside.chat("b" * 2000)
 
-    class Bounded(Played):
-        async def run(self, task: Task, seed: int, session: Any) -> None:
-            async with gateway.session(session, max_bytes=2000) as opened:
-                await agent(Inside(gateway, opened))
-
-    try:
-        trajectory = await play(InProcess(Bounded(), 60.0), Script("one"), limits=Limits(100, 8))
-        assert trajectory.outcome.judged, trajectory.info
-    finally:
-        await gateway.stop()
+    await sample(agent, Script("one"), max_bytes=2000)
 
 
 async def test_a_pool_is_a_model_of_its_own_name_and_what_it_says_is_not_trained() -> None:

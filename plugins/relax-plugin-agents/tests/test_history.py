@@ -63,23 +63,6 @@ def assistant(text: str, *calls: ToolCall) -> Message:
     return Message("assistant", text, calls)
 
 
-async def test_a_conversation_is_one_row_of_the_tokens_that_were_sampled() -> None:
-    async def agent(client: Client) -> None:
-        said = [user("a")]
-        for question in ("b", "c"):
-            call = await client.ask(*said)
-            assert call.action is not None
-            said += [assistant(call.action.text), user(question)]
-        await client.ask(*said)
-        assert client.history.reasons() == {"first": 1, "continued": 2}
-
-    trajectory, policy = await sample(agent, "one", "two", "three")
-    assert texts(trajectory) == ["[user:a][a:ONE$][user:b][a:TWO$][user:c][a:THREE$"]
-    (row,) = trajectory.rows()
-    for call in policy.calls:
-        assert row.tokens[: len(call.prompt)] == call.prompt
-
-
 @pytest.mark.parametrize(
     ("sampled", "sent"),
     [

@@ -139,7 +139,3 @@ def main() -> None:
     set_up = report.begin(options)
     rows = measure(options)
     report.finish("agents", set_up, rows, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -196,7 +196,3 @@ def main() -> None:
     set_up = report.begin(options)
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     report.finish("bus", set_up, asyncio.run(run(options)), options)
-
-
-if __name__ == "__main__":
-    main()

@@ -218,7 +218,3 @@ def _rows(options: argparse.Namespace, pythons: dict[str, str]) -> list[report.R
                 )
                 rows += [{"model": size, "engine": engine, **row} for row in found]
     return rows
-
-
-if __name__ == "__main__":
-    main()

@@ -10,11 +10,8 @@ is tiny, and the learning rate is the recipe's for all of them. With `--out`, ro
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -23,7 +20,7 @@ from typing import Any
 
 from tests.benchmarks import report
 from tests.benchmarks.learning_measures import MEASURES, REWARD, SETTINGS, TASKS, Measure, setting
-from tests.benchmarks.quickstart import built
+from tests.benchmarks.runs import built, trained
 
 QUICKSTART = "quickstart"
 RUN_S = 1200.0
@@ -35,20 +32,11 @@ POINTS = 12
 def train(recipe: Path, algorithm: str, seed: int, steps: int, more: Sequence[str]) -> dict[str, Any]:
     """One run through the CLI: what it is judged by before and after, and the curve between."""
     report.say(f"{algorithm}, seed {seed}")
-    with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        run = Path(folder) / "run"
-        command = [sys.executable, "-m", "relax_core", "train", str(recipe), "--run-dir", str(run), "--json"]
-        settings = [
-            f"algorithm={algorithm}", f"steps={steps}", f"seed={seed}", f"eval.every={steps}", "eval.samples=4",
-            "checkpoint.every=0", "rollout.groups_per_step=16", *SETTINGS.get(algorithm, ()), *more,
-        ]  # fmt: skip
-        done = subprocess.run(
-            [*command, "--runner", "local", *settings], capture_output=True, text=True, timeout=RUN_S, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"{algorithm} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((run / "summary.json").read_text())
+    settings = [
+        f"algorithm={algorithm}", f"steps={steps}", f"seed={seed}", f"eval.every={steps}", "eval.samples=4",
+        "checkpoint.every=0", "rollout.groups_per_step=16", *SETTINGS.get(algorithm, ()), *more,
+    ]  # fmt: skip
+    records, summary = trained(recipe, settings, RUN_S)
     measure = MEASURES.get(algorithm, REWARD)
     first, last = measure.ends(records)
     return {"first": first, "last": last, "curve": measure.curve(records), "balanced": summary["balanced"]}
@@ -96,13 +84,6 @@ def recipes(name: str, folder: Path, options: argparse.Namespace) -> list[Path]:
     return options.recipes or [built(folder / f"{name}-{seed}", seed, teacher, name) for seed in options.seeds]
 
 
-def others(options: argparse.Namespace) -> list[report.Row]:
-    """Rows that are recorded of algorithms that are not asked about."""
-    file = options.out / "learning.json" if options.out else None
-    found = json.loads(file.read_text(encoding="utf-8"))["rows"] if file and file.is_file() else []
-    return [row for row in found if row["algorithm"] not in options.algorithms]
-
-
 def main() -> None:
     arguments = report.parser(__doc__ or "")
     arguments.add_argument(
@@ -127,4 +108,5 @@ def main() -> None:
                 measured(algorithm, seeds[TASKS.get(algorithm, QUICKSTART)], options, pool)
                 for algorithm in options.algorithms
             ]
-    report.finish("learning", set_up, sorted([*others(options), *rows], key=lambda row: row["algorithm"]), options)
+    others = [row for row in report.recorded("learning", options) if row["algorithm"] not in options.algorithms]
+    report.finish("learning", set_up, sorted([*others, *rows], key=lambda row: row["algorithm"]), options)

@@ -185,7 +185,3 @@ def main() -> None:
     options = parser.parse_args()
     set_up = report.begin(options)
     report.finish("media", set_up, asyncio.run(run(options)), options)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,10 +9,8 @@ that was broken off goes on.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tempfile
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -99,19 +97,13 @@ def rows(cells: Sequence[Cell]) -> Iterator[report.Row]:
     yield CLAIMS
 
 
-def recorded(options: Namespace) -> list[Cell]:
-    """What is there already."""
-    file = options.out / "mismatch.json" if options.out else None
-    return list(json.loads(file.read_text(encoding="utf-8"))["measured"]) if file and file.is_file() else []
-
-
 def main() -> None:
     arguments = report.parser(__doc__ or "")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = arguments.parse_args()
     set_up = report.begin(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    cells = recorded(options)
+    cells = report.recorded("mismatch", options, "measured")
     known = {(cell["configuration"], cell["seed"]) for cell in cells}
     for seed in options.seeds:
         for name, shape in sorted(SHAPES.items(), key=lambda each: each[1].cost):

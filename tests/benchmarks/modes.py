@@ -10,10 +10,8 @@ v is trained by the step that starts at v + staleness.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import report
-from tests.benchmarks.quickstart import built
+from tests.benchmarks.runs import HERE, built, trained
 
-HERE = Path(__file__).parent
 RUN_S = 900.0
 FIRST, LAST = 5, 5
 """Steps at either end that are not steady: caches fill, and nothing new is begun for steps that will not be."""
@@ -35,21 +32,11 @@ TUNING_STEPS = 25
 def train(recipe: Path, seed: int, steps: int, settings: Sequence[str]) -> dict[str, Any]:
     """One run through the CLI: its steady step time, the parts of it, and what it reached."""
     report.say(f"seed {seed}: {' '.join(settings)}")
-    with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        run = Path(folder) / "run"
-        command = [sys.executable, "-m", "relax_core", "train", str(recipe), "--run-dir", str(run), "--json"]
-        workload = [
-            f'plugins=["{HERE / "tool_waits.py"}"]', "environment=tool-waits", f"steps={steps}", f"seed={seed}",
-            f"eval.every={steps}", "eval.at_start=false", "checkpoint.every=0",
-        ]  # fmt: skip
-        done = subprocess.run(
-            [*command, "--runner", "local", *workload, *settings],
-            capture_output=True, text=True, timeout=RUN_S, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((run / "summary.json").read_text())
+    workload = [
+        f'plugins=["{HERE / "tool_waits.py"}"]', "environment=tool-waits", f"steps={steps}", f"seed={seed}",
+        f"eval.every={steps}", "eval.at_start=false", "checkpoint.every=0",
+    ]  # fmt: skip
+    lines, summary = trained(recipe, [*workload, *settings], RUN_S)
     found = {line["step"]: line for line in lines if "time/step_s" in line}
     steady = [found[step] for step in sorted(found)][FIRST : -LAST or None]
     return {
@@ -139,7 +126,3 @@ def _runs(
         ]
         for mode, staleness in kinds
     }
-
-
-if __name__ == "__main__":
-    main()

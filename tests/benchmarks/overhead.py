@@ -7,16 +7,13 @@ Engine and trainer are `metronome.py`'s: a step's compute is one second of gener
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from tests.benchmarks import report
+from tests.benchmarks.runs import HERE, built, trained
 
-HERE = Path(__file__).parent
 COMPUTE_S = 2.0
 RUN_S = 150.0
 FIRST = 3
@@ -28,30 +25,13 @@ ROLES = {"few": [], "with reference": ["algorithm.kl_coef=0.01"]}
 def one(recipe: Path, runner: str, rows: int, roles: str, steps: int) -> report.Row:
     """A run's median step."""
     report.say(f"{runner}: {rows} rows a step, {roles} roles")
-    with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        run = Path(folder) / "run"
-        settings = [
-            f"steps={steps + FIRST}", "placement=colocate", "max_staleness=0", f'plugins=["{HERE / "metronome.py"}"]',
-            "engine=metronome-engine", "trainer=metronome-trainer", "weights=metronome-transport",
-            f"rollout.groups_per_step={rows // 8}", "rollout.group_size=8",
-            "eval.every=0", "eval.at_start=false", "checkpoint.every=1000000", *ROLES[roles],
-        ]  # fmt: skip
-        command = [
-            sys.executable,
-            "-m",
-            "relax_core",
-            "train",
-            str(recipe),
-            "--runner",
-            runner,
-            "--run-dir",
-            str(run),
-            "--json",
-        ]
-        done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=RUN_S, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    settings = [
+        f"steps={steps + FIRST}", "placement=colocate", "max_staleness=0", f'plugins=["{HERE / "metronome.py"}"]',
+        "engine=metronome-engine", "trainer=metronome-trainer", "weights=metronome-transport",
+        f"rollout.groups_per_step={rows // 8}", "rollout.group_size=8",
+        "eval.every=0", "eval.at_start=false", "checkpoint.every=1000000", *ROLES[roles],
+    ]  # fmt: skip
+    lines, _ = trained(recipe, settings, RUN_S, runner)
     found = [line for line in lines if "time/step_s" in line][FIRST:]
     steps_s = sorted(line["time/step_s"] for line in found)
     step_s = steps_s[len(steps_s) // 2]
@@ -72,7 +52,7 @@ def main() -> None:
     set_up = report.begin(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        recipe = options.recipe or built(Path(folder))
+        recipe = options.recipe or built(Path(folder) / "recipe", 0)
         rows = [
             one(recipe, r, n, roles, options.steps)
             for r in options.runners
@@ -80,16 +60,3 @@ def main() -> None:
             for n in options.rows
         ]
     report.finish("overhead", set_up, rows, options)
-
-
-def built(folder: Path) -> Path:
-    """The quickstart's model, data and recipe: what tokens and tasks come from."""
-    from relax_core.control.prepare import find_recipe
-
-    report.say("building the quickstart's model and data")
-    find_recipe("quickstart").build(folder, 0)
-    return folder / "recipe.toml"
-
-
-if __name__ == "__main__":
-    main()

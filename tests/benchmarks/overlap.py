@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -18,9 +16,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tests.benchmarks import report
-from tests.benchmarks.quickstart import built
+from tests.benchmarks.runs import HERE, built, trained
 
-HERE = Path(__file__).parent
 RUN_S = 300.0
 FIRST = 3
 """Publishes that are not counted: memory is made and mapped."""
@@ -38,20 +35,7 @@ def clocked_run(recipe: Path, transport: str, options: argparse.Namespace) -> li
             f"max_staleness={options.staleness}", "placement.mode=async", f"placement.rollout.engines={options.engines}",
             f"weights={transport}", "eval.every=0", "checkpoint.every=0", f'run.env={{RELAX_CLOCK="{clock}"}}',
         ]  # fmt: skip
-        command = [
-            sys.executable,
-            "-m",
-            "relax_core",
-            "train",
-            str(recipe),
-            "--run-dir",
-            f"{folder}/run",
-            "--runner",
-            "local",
-        ]
-        done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=RUN_S, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+        trained(recipe, settings, RUN_S)
         return [tuple(json.loads(line)) for line in clock.read_text().splitlines()]
 
 
@@ -129,7 +113,3 @@ def main() -> None:
         recipe = built(Path(folder) / "recipe", 0)
         rows = [row(name, clocked_run(recipe, name, options)) for name in options.transports]
     report.finish("overlap", set_up, rows, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,14 +7,9 @@ into the folder `images` beside it, and rows of other recipes that are there sta
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import report
+from tests.benchmarks.runs import trained
 
 RUN_S = 1200.0
 STANDARD = re.compile(r"eval/[^/]+/mean")
@@ -32,19 +28,10 @@ def train(recipe: str, seed: int, more: Sequence[str]) -> dict[str, Any]:
     """One run through the CLI: the evaluated rewards of its steps of reinforcement."""
     report.say(f"{recipe}, seed {seed}")
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        run = Path(folder) / "run"
-        command = [sys.executable, "-m", "relax_core", "train", recipe, "--run-dir", str(run), "--runner", "local"]
-        done = subprocess.run(
-            [*command, f"seed={seed}", *more], capture_output=True, text=True, timeout=RUN_S, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"{recipe} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        balanced = json.loads((run / "summary.json").read_text())["balanced"]
+    records, summary = trained(recipe, [f"seed={seed}", *more], RUN_S)
     seconds = time.monotonic() - began
     curve = [(one["step"], value) for one in records for key, value in one.items() if STANDARD.fullmatch(key)]
-    return {"curve": curve, "s": seconds, "ok": balanced}
+    return {"curve": curve, "s": seconds, "ok": summary["balanced"]}
 
 
 def row(recipe: str, runs: Sequence[Mapping[str, Any]]) -> report.Row:
@@ -72,13 +59,6 @@ def draw(made: report.Row, seeds: Sequence[int], folder: Path) -> None:
     reward_picture(str(made["recipe"]), (), curves).write_png(folder / f"recipe-{made['recipe']}.png")
 
 
-def others(options: argparse.Namespace) -> list[report.Row]:
-    """Rows that are recorded of recipes that are not asked about."""
-    file = options.out / "recipes.json" if options.out else None
-    found = json.loads(file.read_text(encoding="utf-8"))["rows"] if file and file.is_file() else []
-    return [row for row in found if row["recipe"] not in options.recipes]
-
-
 def main() -> None:
     arguments = report.parser(__doc__ or "")
     arguments.add_argument("recipes", nargs="+")
@@ -95,4 +75,5 @@ def main() -> None:
             rows.append(row(recipe, runs))
             if options.out:
                 draw(rows[-1], options.seeds, options.out.parent / "images")
-    report.finish("recipes", set_up, sorted([*others(options), *rows], key=lambda one: one["recipe"]), options)
+    others = [row for row in report.recorded("recipes", options) if row["recipe"] not in options.recipes]
+    report.finish("recipes", set_up, sorted([*others, *rows], key=lambda one: one["recipe"]), options)

@@ -39,7 +39,7 @@ from relax_core.engines.factories import engine_spec
 from relax_core.roles.rank_group import ONE_ARENA
 from relax_core.runners.local.workers import LocalWorkers
 from tests.benchmarks import report
-from tests.benchmarks.quickstart import built
+from tests.benchmarks.runs import built
 from tests.graph.ray_run import Running, children, until
 from tests.processes import gone
 
@@ -330,7 +330,3 @@ def main() -> None:
             for row in measure(runner, recipe, Path(folder), options.kills, options.seed, options.kinds)
         ]
     report.finish("recovery", set_up, rows, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -70,6 +70,12 @@ def finish(name: str, set_up: Mapping[str, Any], rows: Sequence[Row], options: a
     print(markdown)
 
 
+def recorded(name: str, options: argparse.Namespace, part: str = "rows") -> list[Row]:
+    """Return what `--out` holds of earlier runs of a benchmark."""
+    file = options.out / f"{name}.json" if options.out else None
+    return list(json.loads(file.read_text(encoding="utf-8"))[part]) if file and file.is_file() else []
+
+
 def table(rows: Sequence[Row]) -> str:
     """Markdown; columns are the keys of the first row."""
     names = list(rows[0]) if rows else []

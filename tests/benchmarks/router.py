@@ -103,7 +103,3 @@ def main() -> None:
     rows = [asyncio.run(overhead(options.alone)),
             asyncio.run(losses(options.requests, options.kill_s, options.publish_s))]  # fmt: skip
     report.finish("router", set_up, [{name: row.get(name) for name in COLUMNS} for row in rows], options)
-
-
-if __name__ == "__main__":
-    main()

@@ -149,7 +149,3 @@ def main() -> None:
     set_up: dict[str, Any] = report.begin(options)
     rows = [measure(name, MIXTURES[name], options.repeats) for name in options.only or MIXTURES]
     report.finish("routing", set_up, rows, options)
-
-
-if __name__ == "__main__":
-    main()

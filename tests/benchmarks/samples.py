@@ -32,7 +32,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import measures, records, row_batch
 from relax_core.weights.registry import WeightRegistry
 from tests.benchmarks import report
-from tests.benchmarks.overhead import HERE, built
+from tests.benchmarks.runs import HERE, built
 
 GROUP = 8
 FIRST = 3
@@ -133,7 +133,7 @@ def main() -> None:
     profile = cProfile.Profile(time.process_time) if options.profile else None
     rows = []
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        recipe = options.recipe or built(Path(folder))
+        recipe = options.recipe or built(Path(folder) / "recipe", 0)
         for count in options.samples:
             parts = asyncio.run(measure(recipe, count, options.deliveries, profile))
             median = {part: sorted(found)[len(found) // 2] * 1e3 for part, found in parts.seconds.items()}
@@ -143,7 +143,3 @@ def main() -> None:
                 pstats.Stats(profile).sort_stats("tottime").print_stats(50)
                 profile = None
     report.finish("samples", set_up, rows, options)
-
-
-if __name__ == "__main__":
-    main()

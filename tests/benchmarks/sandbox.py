@@ -77,7 +77,3 @@ def main() -> None:
     options = parser.parse_args()
     set_up = report.begin(options)
     report.finish("sandbox", set_up, asyncio.run(measure(options.repeats, options.boxes)), options)
-
-
-if __name__ == "__main__":
-    main()

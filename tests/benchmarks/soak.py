@@ -7,11 +7,9 @@ Steps are small, so that many are done in minutes. Of every part of the run the 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from typing import Any
 import psutil
 
 from tests.benchmarks import report
+from tests.benchmarks.runs import command, records
 
 LOOK_S = 10.0
 PARTS = 5
@@ -44,25 +43,25 @@ def look(root: psutil.Process) -> dict[str, float]:
     return seen
 
 
-def watch(command: Sequence[str], run: Path, steps: int) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
+def watch(words: Sequence[str], run: Path) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
     """Run to the end; (looks, each with its step, and the records of all steps)."""
     looks: list[dict[str, float]] = []
-    with (run.parent / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as child:
+    with (run.parent / "log").open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as child:
         root = psutil.Process(child.pid)
         while child.poll() is None:
             time.sleep(LOOK_S)
-            records = _records(run)
-            if child.poll() is None and records:
-                looks.append({"step": records[-1]["step"], **look(root), "run_mb": _size(run) / 1e6})
+            known = records(run)
+            if child.poll() is None and known:
+                looks.append({"step": known[-1]["step"], **look(root), "run_mb": _size(run) / 1e6})
                 report.say(" ".join(f"{name} {value:,.0f}" for name, value in looks[-1].items()))
         if child.returncode:
             raise RuntimeError(f"the run ended with {child.returncode}: {(run.parent / 'log').read_text()[-2000:]}")
-    return looks, [one for one in _records(run) if one.get("stage") != "warm-start"]
+    return looks, [one for one in records(run) if one.get("stage") != "warm-start"]
 
 
-def rows(looks: Sequence[dict[str, float]], records: Sequence[dict[str, Any]]) -> list[report.Row]:
+def rows(looks: Sequence[dict[str, float]], steps: Sequence[dict[str, Any]]) -> list[report.Row]:
     """Medians of equal parts of the run; of rewards the means."""
-    rewards = {int(one["step"]): one["reward/mean"] for one in records if "reward/mean" in one}
+    rewards = {int(one["step"]): one["reward/mean"] for one in steps if "reward/mean" in one}
     first, last = min(rewards), max(rewards)
     bounds = [first + (last + 1 - first) * at // PARTS for at in range(PARTS + 1)]
     made = []
@@ -73,12 +72,6 @@ def rows(looks: Sequence[dict[str, float]], records: Sequence[dict[str, Any]]) -
         reward = statistics.mean(value for step, value in rewards.items() if begin <= step < end)
         made.append({"steps": f"{begin}-{end - 1}", **told, "reward": reward, "looks": len(own)})
     return made
-
-
-def _records(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _size(folder: Path) -> int:
@@ -96,6 +89,5 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
         run = Path(folder) / "run"
         settings = [*(f"stages.{STAGE}.{one}" for one in (f"steps={options.steps}", *SMALL)), "eval.every=500"]
-        command = [sys.executable, "-m", "relax_core", "train", options.recipe, "--runner", options.runner]
-        looks, records = watch([*command, "--run-dir", str(run), *settings], run, options.steps)
-    report.finish("soak", set_up, rows(looks, records), options)
+        looks, steps = watch(command(options.recipe, run, settings, options.runner), run)
+    report.finish("soak", set_up, rows(looks, steps), options)

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import report
+from tests.benchmarks.runs import HERE, built, command, records
 from tests.benchmarks.usage import Watched
 
-HERE = Path(__file__).parent
 BATCH = 256
 FIRST = 5
 """Steps that count for nothing: caches fill, threads start."""
@@ -80,12 +80,12 @@ class Raced:
 
 def trl(folder: Path, options: argparse.Namespace, seed: int, threads: int, dtype: str) -> Raced:
     report.say(f"TRL, {threads} threads, {dtype}, seed {seed}")
-    command = [
+    words = [
         options.trl_python, "-I", str(HERE / "trl_peer.py"), str(folder), "--steps", str(options.steps),
         "--threads", str(threads),
         "--eval-every", str(options.eval_every), "--seed", str(seed), "--dtype", dtype, "--lr", str(options.lr),
     ]  # fmt: skip
-    watched = Watched(command, {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}, RUN_S)
+    watched = Watched(words, {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}, RUN_S)
     found = json.loads(watched.run().strip().splitlines()[-1])
     steps = {int(step["step"]): step for step in found["steps"]}
     ended = {at: step["elapsed_s"] for at, step in steps.items()}
@@ -110,19 +110,9 @@ def relax(
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as place:
         run = Path(place) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "relax_core",
-            "train",
-            str(folder / "recipe.toml"),
-            "--run-dir",
-            str(run),
-            "--json",
-        ]
-        watched = Watched([*command, "--runner", runner, *settings], dict(os.environ), RUN_S)
+        watched = Watched(command(folder / "recipe.toml", run, settings, runner), dict(os.environ), RUN_S)
         watched.run()
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines = records(run)
     steps = {line["step"]: line for line in lines if "time/step_s" in line}
     times = sorted((line["time"] for at, line in steps.items() if at > FIRST))
     own, others = watched.between(times[0], times[-1])
@@ -209,19 +199,10 @@ def _race(options: argparse.Namespace, folders: Sequence[Path], dtype: str, set_
 
 def _built(folder: Path, seed: int, size: str) -> Path:
     """The quickstart's tasks and model, or a larger one that is warmed up on the same tasks."""
-    report.say(f"building the quickstart's model and data, seed {seed}, {size}")
-    folder.mkdir(parents=True)
     if size == "200k":
-        from relax_core.control.prepare import find_recipe
-
-        find_recipe("quickstart").build(folder, seed)
-    else:
-        subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.larger", str(folder), "--seed", str(seed), "--shape", SIZES[size]],
-            check=True, timeout=RUN_S,
-        )  # fmt: skip
+        return built(folder, seed).parent
+    report.say(f"building a model of {size} parameters and its data, seed {seed}")
+    folder.mkdir(parents=True)
+    shape = ["--seed", str(seed), "--shape", SIZES[size]]
+    subprocess.run([sys.executable, "-m", "tests.benchmarks.larger", str(folder), *shape], check=True, timeout=RUN_S)
     return folder
-
-
-if __name__ == "__main__":
-    main()

@@ -244,7 +244,3 @@ def main() -> None:
         for name in options.transports:
             rows += measure(name, versions, options)
     report.finish("weights", set_up, rows, options)
-
-
-if __name__ == "__main__":
-    main()

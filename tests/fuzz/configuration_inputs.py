@@ -163,6 +163,12 @@ def feed_configuration(folder: Path) -> None:
         check_fits(config, installed(), plan(config, installed()))
 
 
+def sound_model() -> Files:
+    """Return a configuration with its tasks and the model folder that it names."""
+    config = {**recipes()[0], "rollout": {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 8}}
+    return {"my.toml": toml_bytes(config), "train.jsonl": TASKS, **model_files()}
+
+
 def model_input(random: Random) -> Files:
     files = dict(model_files())
     name = random.choice([name for name in files if name != "model/tokenizer.json" or random.random() < 0.2])
@@ -174,8 +180,7 @@ def model_input(random: Random) -> Files:
             "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ [1] * 10 ** 10 }}", "{{ strftime_now('%') }}",
         ))  # fmt: skip
         files["model/chat_template.jinja"] = template.encode()
-    config = {**recipes()[0], "rollout": {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 8}}
-    return {"my.toml": toml_bytes(config), "train.jsonl": TASKS, **files}
+    return {**sound_model(), **files}
 
 
 def _spoiled(name: str, body: bytes, random: Random) -> bytes:

@@ -172,6 +172,12 @@ SAMPLE = {
 }  # fmt: skip
 
 
+def sound_documents() -> Files:
+    """Return the configuration and the records of a run."""
+    metrics = b"\n".join(json.dumps(line).encode() for line in METRICS)
+    return {"config.toml": toml_bytes(recipes()[0]), "metrics.jsonl": metrics}
+
+
 def documents_input(random: Random) -> Files:
     files = {name: json.dumps(tree).encode() for name, tree in DOCUMENTS.items()
              if random.random() < (0.2 if "/" in name else 0.8)}  # fmt: skip
@@ -179,8 +185,7 @@ def documents_input(random: Random) -> Files:
         files |= run_files()
     if random.random() < 0.5:
         files.pop("summary.json", None)
-    files["config.toml"] = toml_bytes(recipes()[0])
-    files["metrics.jsonl"] = b"\n".join(json.dumps(line).encode() for line in METRICS)
+    files |= sound_documents()
     samples = b"\n".join(json_bytes(SAMPLE, random) for _ in range(2))
     files["samples/step-000001.jsonl.zst"] = zstandard.ZstdCompressor(write_checksum=True).compress(samples)
     files[".epoch"] = b"000000000001"

@@ -20,6 +20,7 @@ from tests.fuzz.configuration_inputs import (
     feed_model,
     model_input,
     override_input,
+    sound_model,
 )
 from tests.fuzz.run_inputs import (
     checkpoint_input,
@@ -28,6 +29,7 @@ from tests.fuzz.run_inputs import (
     feed_documents,
     feed_ledger,
     ledger_input,
+    sound_documents,
 )
 from tests.fuzz.task_inputs import feed_medium, feed_tasks, lines_input, media_input, table_input
 from tests.fuzz.wire_inputs import feed_frames, feed_http, feed_weights, frames_input, http_input, weights_input
@@ -45,6 +47,8 @@ class Target:
     """How many of the inputs are its own, beside those of the other targets."""
     heavy: tuple[str, ...] = ()
     """Modules that it imports when it is fed, which take longer than an input may."""
+    sound: Callable[[], Files] = dict
+    """Sound files of an input. A kept input replaces some of them."""
 
 
 HEAVY = (
@@ -53,15 +57,15 @@ HEAVY = (
     "relax_plugin_transformers.plugin",
 )
 TARGETS: dict[str, Target] = {
-    "configuration": Target(configuration_input, feed_configuration, share=8, heavy=HEAVY),
-    "overrides": Target(override_input, feed_configuration, share=6, heavy=HEAVY),
-    "model": Target(model_input, feed_model, share=4, heavy=HEAVY),
+    "configuration": Target(configuration_input, feed_configuration, share=8, heavy=HEAVY, sound=sound_model),
+    "overrides": Target(override_input, feed_configuration, share=6, heavy=HEAVY, sound=sound_model),
+    "model": Target(model_input, feed_model, share=4, heavy=HEAVY, sound=sound_model),
     "lines": Target(lines_input, feed_tasks, share=6),
     "tables": Target(table_input, feed_tasks, share=6),
     "media": Target(media_input, feed_medium, (RelaxError, ValueError), share=8),
     "checkpoints": Target(checkpoint_input, feed_checkpoints, share=6),
     "ledgers": Target(ledger_input, feed_ledger, share=4),
-    "documents": Target(documents_input, feed_documents, share=4, heavy=HEAVY),
+    "documents": Target(documents_input, feed_documents, share=4, heavy=HEAVY, sound=sound_documents),
     "weights": Target(weights_input, feed_weights, (RelaxError, ValueError), share=8),
     "frames": Target(frames_input, feed_frames, share=8),
     "http": Target(http_input, feed_http, (RelaxError, ValueError), share=1),

@@ -77,8 +77,8 @@ async def test_a_server_that_can_not_be_had_is_refused_with_its_reason(server: S
     ("kind", "said"),
     [
         ("leaving", "server bad: it ended; its standard error ends with 'last words'"),
-        ("hanging", "server bad: act did not answer within 2 s"),
-        ("flood", "server bad: act did not answer within 2 s"),
+        ("hanging", "server bad: act did not answer within 1 s"),
+        ("flood", "server bad: act did not answer within 1 s"),
         ("unknown", "server bad: it wrote a message of more than 16777216 bytes"),
         ("changing", "server bad: its tools are not those that the run began with: act changed"),
         ("broken", "server bad: act: ValidationError"),
@@ -86,7 +86,7 @@ async def test_a_server_that_can_not_be_had_is_refused_with_its_reason(server: S
 )
 async def test_a_server_that_fails_in_a_call_is_no_answer_and_the_next_sample_has_another(kind: str, said: str) -> None:
     before = children()
-    shared = SharedServer(options(kind, call_s=2.0 if "did not answer" in said else 60.0))
+    shared = SharedServer(options(kind, call_s=1.0 if "did not answer" in said else 60.0))
     connection = await shared.acquire()
     other = await shared.acquire()
     assert other is connection

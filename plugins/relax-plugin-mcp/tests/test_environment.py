@@ -260,7 +260,7 @@ async def test_a_header_carries_its_credential_and_the_error_does_not(monkeypatc
 # -- in the processes of a run ----------------------------------------------------------------------------------------
 
 
-async def played(folder: Path, server: dict[str, Any], *lines: str) -> tuple[tuple[Tool, ...], Any]:
+async def played(server: dict[str, Any], *lines: str) -> tuple[tuple[Tool, ...], Any]:
     """Find the tools and play one sample as a run does: the tools, and its trajectory."""
     chosen = Chosen("environment", "mcp", {"servers": [server]})
     choice = EnvironmentChoice(chosen=chosen, timeout_s=60.0)
@@ -278,9 +278,9 @@ async def played(folder: Path, server: dict[str, Any], *lines: str) -> tuple[tup
         await workers.close()
 
 
-async def test_a_sample_calls_a_tool_and_its_result_is_masked(tmp_path: Path, address: str) -> None:
+async def test_a_sample_calls_a_tool_and_its_result_is_masked(address: str) -> None:
     server = {"name": "tools", "url": address, "allow": ("add",)}
-    tools, trajectory = await played(tmp_path, server, ADDS, "<tool_call>no", "5")
+    tools, trajectory = await played(server, ADDS, "<tool_call>no", "5")
     assert [tool.name for tool in tools] == ["add"]
     assert trajectory.outcome is Outcome.FINISHED
     (row,) = texts(trajectory)
@@ -291,9 +291,8 @@ async def test_a_sample_calls_a_tool_and_its_result_is_masked(tmp_path: Path, ad
     assert trajectory.response == "5" and trajectory.step_rewards == ()
 
 
-@pytest.mark.parametrize("kind", ["changing", "leaving"])
-async def test_a_server_that_fails_is_the_outcome_of_the_sample_and_no_reward(tmp_path: Path, kind: str) -> None:
-    _, trajectory = await played(tmp_path, table(kind), '<tool_call>{"name": "act"}</tool_call>', "never said")
+async def test_a_server_that_fails_is_the_outcome_of_the_sample_and_no_reward() -> None:
+    _, trajectory = await played(table("leaving"), '<tool_call>{"name": "act"}</tool_call>', "never said")
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
     assert "server tools: " in trajectory.info["error"]
     assert trajectory.step_rewards == ()

@@ -45,7 +45,6 @@ def test_the_last_thing_said_counts(text: str, options: dict[str, object], score
     ("text", "options"),
     [
         ("", {}),
-        ("excellent", {}),
         ("11", {}),
         ("v2", {}),
         ("nobody knows", {"choices": {"yes": 1.0, "no": 0.0}}),

@@ -9,11 +9,11 @@ import pytest
 from relax_plugin_rewards.exact import Exact, ExactOptions
 from relax_plugin_rewards.maths import Maths, MathsOptions
 
-from relax_core.api import Message, Outcome, Task, Trajectory
+from relax_core.api import Message, Task, Trajectory
 
 
-def said(response: str, outcome: Outcome = Outcome.FINISHED) -> Trajectory:
-    return Trajectory((Message("user", "?"), Message("assistant", response)), response, (), outcome)
+def said(response: str) -> Trajectory:
+    return Trajectory((Message("user", "?"), Message("assistant", response)), response, ())
 
 
 def maths(answer: object, response: str, **options: object) -> float:
@@ -30,22 +30,13 @@ def maths(answer: object, response: str, **options: object) -> float:
         ("1/2", "The answer is 0.5"),
         ("1/3", "about 0.333333"),
         ("42", "It is 43, no: 42"),
-        ("1,000", "1000"),
         ("1000", "$1{,}000$"),
         ("1e3", "1000"),
         ("2.5e-3", "0.0025"),
-        ("50%", r"$50\%$"),
-        ("-3", "$-3$"),
         ("{1,2}", r"$\{2,1\}$"),
-        ("(1,2)", "$(1,2)$"),
-        ("[0,1)", "$[0,1)$"),
-        ("x^2+1", "$1+x^2$"),
         (r"2\sqrt{2}", r"$\sqrt{8}$"),
-        ("sqrt(2)", r"$\sqrt{2}$"),
-        ("x=5", "$x=5$"),
         ("5", "$x=5$"),
         ("2", r"\boxed{2}, though at first I had 3"),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"$\begin{pmatrix}1&2\\3&4\end{pmatrix}$"),
     ],
 )
 def test_equal_however_written(answer: object, response: str) -> None:
@@ -55,11 +46,8 @@ def test_equal_however_written(answer: object, response: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "response"),
     [
-        ("42", "I think 421"),
         ("42", "42 was my first thought, but it is 43"),
-        ("3", "$-3$"),
         ("(1,2)", "$(2,1)$"),
-        ("[0,1)", "$[0,1]$"),
         ("9007199254740993", "9007199254740992"),
         ("42", ""),
         ("42", "no idea"),
@@ -104,16 +92,3 @@ def test_exact_is_the_whole_response(answer: object, response: str, value: float
 
 def test_exact_strips_only_when_told() -> None:
     assert Exact(ExactOptions(strip=True)).score(Task("t", "?", "a"), said(" a\n")) == 1.0
-
-
-@pytest.mark.parametrize("reward", [Exact, Maths])
-def test_a_response_cut_off_scores_zero_unless_told(reward: type[Exact] | type[Maths]) -> None:
-    task, cut = Task("t", "?", "42"), said("42", Outcome.TRUNCATED)
-    assert reward().score(task, cut) == 0.0
-    assert reward(reward.options_model()(truncated=True)).score(task, cut) == 1.0  # type: ignore[call-arg, arg-type]
-
-
-@pytest.mark.parametrize("reward", [Exact, Maths])
-def test_a_task_without_answer_is_named(reward: type[Exact] | type[Maths]) -> None:
-    with pytest.raises(ValueError, match="task t9"):
-        reward().score(Task("t9", "?"), said("42"))

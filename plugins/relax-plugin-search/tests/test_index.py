@@ -32,7 +32,6 @@ def test_documents_come_in_the_order_of_bm25_and_of_the_file(texts: list[str], q
     titled = [f"{number} {text}" for number, text in enumerate(texts)]
     scores = [plain_bm25(titled, query, number) for number in range(len(texts))]
     wanted = sorted((n for n, score in enumerate(scores) if score), key=lambda n: (-round(scores[n], 9), n))[:top_k]
-    assert sorted(round(scores[int(one.title)], 9) for one in found) == sorted(round(scores[n], 9) for n in wanted)
     assert [round(scores[int(one.title)], 9) for one in found] == [round(scores[n], 9) for n in wanted]
 
 
@@ -59,10 +58,8 @@ def test_rows_may_have_other_keys_and_empty_lines_are_skipped() -> None:
     ("text", "said"),
     [
         ('{"text": "a"}\n{"text": \n', ":2 is not valid JSON"),
-        ('["a"]\n', ":1 has no words"),
         ('{"text": "a"}\n{"text": "..."}\n', ":2 has no words"),
         ('{"title": "a"}\n', ":1 has no words"),
-        ('{"text": "a", "title": 3}\n', ":1 has no words"),
         ("\n\n", "has no documents"),
         ("[" * 100_000 + "\n", ":1 is not valid JSON"),
     ],

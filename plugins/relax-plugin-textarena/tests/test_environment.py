@@ -12,7 +12,6 @@ from relax_plugin_textarena.environment import (
     TextArena,
     TextArenaOptions,
     TextArenaTeam,
-    TextArenaTeamOptions,
     joined,
     moved,
 )
@@ -211,8 +210,6 @@ def test_a_team_has_a_conversation_for_each_seat_and_one_result() -> None:
 
 
 def test_the_teams_defaults_are_a_game() -> None:
-    assert TextArenaTeam.options_model() is TextArenaTeamOptions
-    assert TextArenaTeamOptions(opponent="engine").engine == "opponent"
     session = ScriptedSession([])
     asyncio.run(TextArenaTeam().run(TASK, 3, session))
     assert session.heard[-1] in (0.0, 0.5, 1.0)

@@ -12,6 +12,7 @@ from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Media, Message, Part, ToolCall
 from relax_core.data.chat import ChatFamily
+from tests.unit.data.tool_templates import LLAMA, MISTRAL
 
 QWEN = """
 {%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
@@ -45,23 +46,6 @@ QWEN = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}
-"""
-LLAMA = """
-{{- bos_token }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
-"""
-MISTRAL = """
-{{- bos_token }}
-{%- for message in messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('roles must alternate user and assistant') }}
-    {%- endif %}
-    {%- if message['role'] == 'user' %}{{- '[INST] ' + message['content'] + ' [/INST]' }}
-    {%- else %}{{- ' ' + message['content'] + eos_token }}{%- endif %}
-{%- endfor %}
 """
 GEMMA = """
 {{- bos_token }}

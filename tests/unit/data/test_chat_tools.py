@@ -4,7 +4,6 @@
 from typing import Literal
 
 import pytest
-from hypothesis import given, strategies as st
 
 from relax_core.api.environment import Tool
 from relax_core.data.chat_template import tool_schema, type_schema
@@ -77,33 +76,7 @@ def test_arguments_may_be_json_in_a_string():
     assert calls[0].arguments == {"x": 1}
 
 
-def test_a_call_inside_a_thought_is_none():
-    text = '<think>maybe <tool_call>{"name": "a"}</tool_call></think>done'
-    assert parse_calls(text) == (text, (), "")
-    said, calls, _ = parse_calls('<think>so</think><tool_call>{"name": "a"}</tool_call>')
-    assert said == "<think>so</think>" and len(calls) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('<tool_call>{"name": "a"}', "not closed"),
-        ("<tool_call>{name: a}</tool_call>", "not JSON"),
-        ("<tool_call>[1]</tool_call>", "must be"),
-        ('<tool_call>{"name": 1}</tool_call>', "must be"),
-        ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "must be an object"),
-        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "nested more than 64"),
-    ],
-)
-def test_what_cannot_be_read_is_a_message(text, reason):
+@pytest.mark.parametrize("text", ["<tool_call>[1]</tool_call>", '<tool_call>{"name": 1}</tool_call>'])
+def test_a_call_without_a_name_is_an_error(text):
     said, calls, error = parse_calls(text)
-    assert (said, calls) == (text, ())
-    assert reason in error
-
-
-@given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", '{"name": "a"}', "</think>", "x", "{", "null"])))
-def test_no_text_raises(pieces):
-    text = "".join(pieces)
-    said, calls, error = parse_calls(text)
-    assert not (calls and error)
-    assert calls or said == text
+    assert (said, calls) == (text, ()) and "must be" in error

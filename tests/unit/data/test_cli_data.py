@@ -2,8 +2,6 @@
 """`relax data`: every bad row with its reason and exit code 2; a prompt shown token by token."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -160,13 +158,3 @@ def test_what_cannot_be_read_is_one_error(folder, monkeypatch, arguments, said):
     write(folder, "{", name="bad.jsonl")
     with pytest.raises(ConfigError, match=said):
         relax(*arguments)
-
-
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys, relax_core.cli.main;"
-        "print([name for name in ('torch', 'ray', 'pydantic', 'tokenizers', 'jinja2') if name in sys.modules])"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )

@@ -124,7 +124,7 @@ TOKENS = st.lists(
 
 
 @given(pieces=TOKENS, end=st.integers(0, 200), thinks=st.booleans(), tools=st.sampled_from([(), TOOLS]))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_no_rest_of_a_turn_takes_back_what_was_told(family, pieces, end, thinks, tools) -> None:
     tokens, before = family.encode("".join(pieces)), family.encode(THINKS if thinks else "<|start|>assistant")
     said, calls, error = family.parse(tokens, tools, before)
@@ -142,7 +142,7 @@ PIECES = st.lists(
 @given(PIECES, st.integers(0, 150), st.booleans())
 @example(["<|ch", CALL["harmony"], "annel|>"], 150, False)
 @example(["hm<|ch", CALL["harmony"]], 30, False)
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_marks_that_are_no_special_tokens_are_told_no_sooner_than_they_are_whole(pieces, end, thinks) -> None:
     text = "".join(pieces)
     whole = READ.words(READ.parse(text, TOOLS, thinks)[0], thinking=thinks)

@@ -40,7 +40,7 @@ def test_rows_become_tasks_with_other_columns_as_metadata(tmp_path):
     assert source.where(1) == f"{path}:3"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8), data=st.data())
 def test_rows_are_read_in_any_order(tmp_path_factory, rows, data):
     lines = [json.dumps({"prompt": row}, ensure_ascii=data.draw(st.booleans())) for row in rows]
@@ -168,7 +168,7 @@ def test_a_file_that_changed_under_the_run_is_noticed(tmp_path):
         source[1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows=st.lists(JSON_VALUES | st.fixed_dictionaries({"prompt": JSON_VALUES}, optional={"id": JSON_VALUES})))
 def test_whatever_stands_in_a_row_is_a_task_or_a_problem(tmp_path_factory, rows):
     path = written(tmp_path_factory.mktemp("any"), *map(json.dumps, rows), GOOD)

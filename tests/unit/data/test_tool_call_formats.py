@@ -251,7 +251,7 @@ PIECES = sorted({
 })  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30), st.booleans())
 def test_no_text_raises(pieces, thinking):
     text = "".join(pieces)
@@ -295,7 +295,7 @@ def test_long_texts_are_parsed_in_linear_time(name):
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=20), st.integers(0, 400), st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_what_is_said_early_is_never_taken_back(pieces, end, thinking):
     """Whatever the rest of a turn is, its text without calls begins with what was told of its beginning."""
     text = "".join(pieces)

@@ -83,7 +83,7 @@ def families(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_calls_that_a_template_renders_are_read_back(families, name, data):
     family, (called, _, end) = families[name], TEMPLATES[name]

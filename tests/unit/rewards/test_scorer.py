@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
-from relax_core.api.errors import PluginError
 from relax_core.api.events import RoleRecovered
 from relax_core.api.role import RunStatus
 from relax_core.data.tasks import applies
@@ -248,10 +247,9 @@ async def test_bad_numbers_exceptions_and_a_process_that_ends_are_outcomes_of_th
     assert "its process ended twice" in ended[1].error
 
 
-@pytest.mark.parametrize("word", ["block", "lock"])
-async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost(plugin: Path, word: str) -> None:
+async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost(plugin: Path) -> None:
     async with scoring(plugin, choice("awkward", timeout_s=1.0)) as scorer:
-        answers = await scored(scorer, "a", "pid", "b", word, "c", "pid")
+        answers = await scored(scorer, "a", "pid", "b", "lock", "c", "pid")
     assert [a.outcome for a in answers] == [Outcome.FINISHED] * 3 + [Outcome.REWARD_TIMEOUT] + [Outcome.FINISHED] * 2
     assert math.isnan(answers[3].value)
     first, last = int(answers[1].value), int(answers[5].value)
@@ -373,7 +371,3 @@ async def test_stopping_answers_who_still_waits(plugin: Path) -> None:
         await scorer.stop()
         with pytest.raises(Exception, match="was stopped"):
             await waiting
-
-
-def test_the_error_of_an_open_circuit_is_a_plugin_error() -> None:
-    assert issubclass(CircuitOpen, PluginError)

@@ -6,22 +6,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.torch import load_file
 
-from relax_core.api import Algorithm, Chosen, ConfigError, Loss, OptimizerSpec, Term, TrainerSpec, Version
+from relax_core.api import Algorithm, ConfigError, Loss, OptimizerSpec, Term, TrainerSpec, Version, Workload
 from relax_core.api.algorithm import Output
-from relax_core.learn.counts import count
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model
+from relax_core.testing.trainer import InMemory, forward, make_rows, tiny_model
+from tests.trainers import ALGORITHM, TRANSPORT, train, weights
 
-ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
 LORA = {"rank": 4, "alpha": 8.0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -38,66 +31,41 @@ def untied(tmp_path_factory):
     return str(directory)
 
 
-@pytest.fixture
-def start():
-    started = []
-
-    def start_one(path, transport=None, **changes):
-        trainer = TorchTrainer(TorchTrainer.options_model()())
-        held = transport or InMemory()
-        trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
-        started.append(trainer)
-        model = {"path": path, **changes.pop("model", {})}
-        trainer.facts = trainer.start(TrainerSpec(model, ALGORITHM, OptimizerSpec(1e-2), seed=5, **changes))
-        return trainer
-
-    yield start_one
-    for trainer in started:
-        trainer.stop()
+def step(trainer, *numbers):
+    """Train these steps, each in two chunks of several micro-batches."""
+    return [train(trainer, number, cuts=[8], budget=40) for number in numbers]
 
 
-def train(trainer, *steps):
-    results = []
-    for step in steps:
-        rows = make_rows(step, version=step)
-        trainer.begin_step(Version("actor", 0, step))
-        trainer.begin_update(count(rows))
-        for part in (rows.take(range(8)), rows.take(range(8, len(rows)))):
-            trainer.accumulate(chunk(trainer, part, 40), False)
-        results.append(trainer.finish_update(count(rows)))
-    return results
+def moved(trainer, before):
+    """Names of the tensors that are not as they were."""
+    return {name for name, tensor in weights(trainer).items() if not torch.equal(tensor, before[name])}
 
 
 def publish(trainer, step, payload="full", base="", location=""):
     return trainer.publish(Version("actor", 0, step), TRANSPORT, location, payload, base)
 
 
-def state(trainer):
-    return {name: tensor.clone() for name, tensor in trainer._rank._model.state_dict().items()}
-
-
-KINDS = pytest.mark.parametrize("kind", [{}, {"dora": True}, {"rslora": True, "targets": ["q_proj", "layers.1.mlp"]}])
-
-
-@KINDS
-def test_an_export_is_the_model_with_its_adapters_folded_in(folder, start, tmp_path, kind):
-    """peft itself, from the adapter's own folder over the base, says what the log-probs must be."""
+def assert_as_peft(base, export, model):
+    """peft itself, from the adapter's own folder over the base, says what the logits must be."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), export / "adapter").eval()
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(peft(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [{}, {"dora": True}, {"rslora": True, "targets": ["q_proj", "layers.1.mlp"]}])
+def test_an_export_is_the_model_with_its_adapters_folded_in(folder, start, tmp_path, kind):
     trainer, rows = start(folder, model={"lora": {**LORA, **kind}}), make_rows(9)
-    train(trainer, 0, 1)
+    step(trainer, 0, 1)
     trainer.export(str(tmp_path / "export"))
     want = forward(trainer, rows, 0).values
     exported = start(str(tmp_path / "export"), role="reference")
     np.testing.assert_allclose(forward(exported, rows, 0).values, want, atol=2e-5)
     assert np.abs(want - forward(start(folder, role="reference"), rows, 0).values).max() > 0.01
-    peft = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(folder), tmp_path / "export" / "adapter"
-    ).eval()
-    ids = torch.tensor(np.array(list(rows.columns["tokens"].rows())[0]), dtype=torch.long)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(peft(ids).logits, exported._rank._model(ids).logits, atol=1e-4, rtol=1e-4)
+    assert_as_peft(folder, tmp_path / "export", exported._rank._model)
 
 
 def test_before_any_update_it_scores_bit_for_bit_as_the_base_does(folder, start):
@@ -110,9 +78,9 @@ def test_before_any_update_it_scores_bit_for_bit_as_the_base_does(folder, start)
 
 def test_only_adapters_are_trained(folder, start):
     trainer = start(folder, model={"lora": LORA})
-    before = state(trainer)
-    train(trainer, 0, 1)
-    changed = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
+    before = weights(trainer)
+    step(trainer, 0, 1)
+    changed = moved(trainer, before)
     assert changed == {name for name in before if ".lora_" in name}
     assert trainer.facts["trainable"] == sum(before[name].numel() for name in changed) < trainer.facts["parameters"]
     assert len(trainer._rank._optimizer.state) == len(changed) == 2 * 7 * 2
@@ -120,21 +88,21 @@ def test_only_adapters_are_trained(folder, start):
 
 def test_in_bf16_what_is_frozen_takes_half_the_memory_and_adapters_are_float32(folder, start):
     trainer = start(folder, model={"dtype": "bfloat16", "lora": LORA})
-    for name, tensor in state(trainer).items():
+    for name, tensor in weights(trainer).items():
         linear = name.endswith("base_layer.weight")
         assert tensor.dtype == (torch.bfloat16 if linear else torch.float32), name
-    train(trainer, 0)
+    step(trainer, 0)
     assert {info.dtype for info in publish(trainer, 1, "lora", trainer.facts["base"]).tensors} == {"F32"}
     assert {info.dtype for info in publish(trainer, 1).tensors} == {"BF16"}
 
 
 def test_an_adapter_travels_alone_under_pefts_names_and_a_follower_has_the_same_policy(folder, start):
     transport, rows = InMemory(), make_rows(4)
-    trainer = start(folder, transport, model={"lora": LORA})
-    follower = start(folder, transport, role="actor_fwd", model={"lora": LORA})
+    trainer = start(folder, transport=transport, model={"lora": LORA})
+    follower = start(folder, transport=transport, role="actor_fwd", model={"lora": LORA})
     base = trainer.facts["base"]
     assert base == trainer.facts["fingerprint"] == publish(start(folder), 0).fingerprint
-    train(trainer, 0)
+    step(trainer, 0)
     manifest = publish(trainer, 1, "lora", base)
     assert (manifest.payload, manifest.base) == ("lora", base)
     assert len(manifest.tensors) == 2 * 7 * 2
@@ -157,27 +125,26 @@ def test_an_adapter_over_another_base_or_one_that_is_more_than_pairs_is_not_sent
             publish(start(folder, model=model), 0, "lora", base)
 
 
-@pytest.mark.parametrize("kind", [{}, {"dora": True, "dropout": 0.3}])
-def test_a_checkpoint_holds_the_adapter_alone_and_continues_bit_for_bit(folder, start, tmp_path, kind):
-    model = {"lora": {**LORA, **kind}}
+def test_a_checkpoint_holds_the_adapter_alone_and_continues_bit_for_bit(folder, start, tmp_path):
+    model = {"lora": {**LORA, "dora": True, "dropout": 0.3}}
     trainer = start(folder, model=model, deterministic=True)
-    train(trainer, 0, 1)
+    step(trainer, 0, 1)
     trainer.save(str(tmp_path / "checkpoint"))
     kept = load_file(tmp_path / "checkpoint" / "shard-00001-model-00001-of-00001.safetensors")
     assert all(".lora_" in name for name in kept)
-    want = train(trainer, 2, 3), publish(trainer, 4).fingerprint
+    want = step(trainer, 2, 3), publish(trainer, 4).fingerprint
     other = start(folder, model=model, deterministic=True)
     other.load(str(tmp_path / "checkpoint"))
-    assert (train(other, 2, 3), publish(other, 4).fingerprint) == want
+    assert (step(other, 2, 3), publish(other, 4).fingerprint) == want
 
 
 def test_a_checkpoint_over_another_base_or_of_another_kind_is_refused(folder, untied, start, tmp_path):
     lora = {"lora": LORA}
     start(folder, model=lora).save(str(tmp_path / "adapters"))
     start(folder).save(str(tmp_path / "whole"))
-    moved = tiny_model(tmp_path / "moved", seed=1)
+    other = tiny_model(tmp_path / "other", seed=1)
     for trainer, saved, says in (
-        (start(moved, model=lora), "adapters", "its adapters belong to model"),
+        (start(other, model=lora), "adapters", "its adapters belong to model"),
         (start(folder), "adapters", r"saved with adapters, but this run has no \[model.lora\]"),
         (start(folder, model=lora), "whole", r"saved with a whole model, but this run has \[model.lora\]"),
         (start(folder, model={"lora": {**LORA, "rank": 2}}), "adapters", "another architecture"),
@@ -189,44 +156,37 @@ def test_a_checkpoint_over_another_base_or_of_another_kind_is_refused(folder, un
 def test_dropout_is_on_while_training_only(folder, start):
     rows = make_rows(1)
     plain, dropping = (start(folder, model={"lora": {**LORA, "dropout": drop}}) for drop in (0.0, 0.5))
-    train(plain, 0), train(dropping, 0)
+    step(plain, 0), step(dropping, 0)
     assert not np.array_equal(forward(plain, rows, 0).values, forward(dropping, rows, 0).values)
     assert np.array_equal(forward(dropping, rows, 0).values, forward(dropping, rows, 0).values)
     again = start(folder, model={"lora": {**LORA, "dropout": 0.5}})
-    assert train(again, 0) == train(start(folder, model={"lora": {**LORA, "dropout": 0.5}}), 0)
+    assert step(again, 0) == step(start(folder, model={"lora": {**LORA, "dropout": 0.5}}), 0)
 
 
 def test_a_module_beside_the_adapters_is_trained_whole(untied, start, tmp_path):
-    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     trainer = start(untied, model={"lora": {**LORA, "modules_to_save": ["lm_head"]}})
-    before = state(trainer)
-    train(trainer, 0)
-    changed = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
+    before = weights(trainer)
+    step(trainer, 0)
+    changed = moved(trainer, before)
     assert "lm_head.weight" in changed and all(".lora_" in name or name == "lm_head.weight" for name in changed)
     trainer.export(str(tmp_path / "export"))
-    peft = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(untied), tmp_path / "export" / "adapter"
-    ).eval()
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-    ids = torch.arange(9)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(peft(ids).logits, exported(ids).logits, atol=1e-4, rtol=1e-4)
+    assert_as_peft(untied, tmp_path / "export", AutoModelForCausalLM.from_pretrained(tmp_path / "export"))
 
 
 # -- freezing -------------------------------------------------------------------------------------------------------
 
 
 def test_frozen_parts_stay_and_a_delta_sends_nothing_of_them(folder, start, tmp_path):
-    trainer = start(folder, Disk(), model={"freeze": ["embed_tokens", "layers.0.*", "norm"]})
-    before = state(trainer)
+    trainer = start(folder, transport=Disk(), model={"freeze": ["embed_tokens", "layers.0.*", "norm"]})
+    before = weights(trainer)
     publish(trainer, 0, location=str(tmp_path))
-    train(trainer, 0)
+    step(trainer, 0)
     delta = publish(trainer, 1, "delta", "actor@0.0", str(tmp_path))
-    moved = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
-    assert moved == {name for name in before if "layers.1." in name} == {info.name for info in delta.sent}
-    assert len(trainer._rank._optimizer.state) == len(moved)
+    changed = moved(trainer, before)
+    assert changed == {name for name in before if "layers.1." in name} == {info.name for info in delta.sent}
+    assert len(trainer._rank._optimizer.state) == len(changed)
 
 
 @pytest.mark.parametrize(("model", "field", "says"), [
@@ -249,7 +209,7 @@ def test_parts_that_are_not_there_are_refused_at_start(folder, start, model, fie
 
 def test_frozen_layers_get_no_adapters(folder, start):
     trainer = start(folder, model={"lora": LORA, "freeze": ["layers.0"]})
-    assert all("layers.1." in name for name in state(trainer) if ".lora_" in name)
+    assert all("layers.1." in name for name in weights(trainer) if ".lora_" in name)
 
 
 def test_the_adapters_folder_names_what_modules_end_in_or_each_one(folder, start, tmp_path):
@@ -264,12 +224,8 @@ def test_the_adapters_folder_names_what_modules_end_in_or_each_one(folder, start
 # -- foretold -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [
-    {"lora": LORA}, {"freeze": ["embed_tokens", "layers.0"]}, {"lora": {**LORA, "dora": True}, "freeze": ["layers.1"]},
-])  # fmt: skip
-def test_a_plan_tells_how_much_is_trained_and_counts_its_memory(folder, start, model):
-    from relax_core.api import Workload
-
+def test_a_plan_tells_how_much_is_trained_and_counts_its_memory(folder, start):
+    model = {"lora": {**LORA, "dora": True}, "freeze": ["layers.1"]}
     spec = TrainerSpec({"path": folder, **model}, ALGORITHM, OptimizerSpec(1e-2))
     work = Workload(prompts=2, group_size=2, prompt_tokens=4, new_tokens=8)
     trainer = start(folder, model=model)
@@ -301,16 +257,14 @@ class Judged(Algorithm):
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_a_scalar_head_is_trained_whole_beside_adapters(folder, tmp_path, role):
+def test_a_scalar_head_is_trained_whole_beside_adapters(folder, start, tmp_path, role):
     from transformers import AutoModelForSequenceClassification
 
-    model = {"path": folder, "lora": {**LORA, "targets": ["q_proj", "lm_head"] if role == "critic" else []}}
-    trainer = TorchTrainer(TorchTrainer.options_model()())
-    trainer.build = lambda chosen: Judged(Judged.options_model()())
-    trainer.start(TrainerSpec(model, ALGORITHM, OptimizerSpec(1e-2), role=role))
-    before, rows, column = state(trainer), make_rows(), "rewards" if role == "actor" else "values"
-    train(trainer, 0, 1)
-    changed = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
+    model = {"lora": {**LORA, "targets": ["q_proj", "lm_head"] if role == "critic" else []}}
+    trainer = start(folder, algorithm=Judged, model=model, role=role)
+    before, rows, column = weights(trainer), make_rows(), "rewards" if role == "actor" else "values"
+    step(trainer, 0, 1)
+    changed = moved(trainer, before)
     assert "score.weight" in changed and all(".lora_" in name or name == "score.weight" for name in changed)
     trainer.save(str(tmp_path / "checkpoint"))
     trainer.export(str(tmp_path / "export"))
@@ -318,9 +272,8 @@ def test_a_scalar_head_is_trained_whole_beside_adapters(folder, tmp_path, role):
     trainer.load(str(tmp_path / "checkpoint"))
     assert np.array_equal(forward(trainer, rows, 0, (column,)).values, want)
     exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export", num_labels=1)
-    trainer._rank._model.load_state_dict(_unfolded(exported.state_dict(), state(trainer)))
+    trainer._rank._model.load_state_dict(_unfolded(exported.state_dict(), weights(trainer)))
     np.testing.assert_allclose(forward(trainer, rows, 0, (column,)).values, want, atol=2e-5)
-    trainer.stop()
 
 
 def _unfolded(folded, own):

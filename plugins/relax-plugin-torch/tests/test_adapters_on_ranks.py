@@ -1,54 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters on two ranks: frozen bf16 beside trained float32 in one share, dropout that a continued run draws again."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
-from relax_plugin_torch.trainer import TorchTrainer
 
-from relax_core.api import Chosen, OptimizerSpec, TrainerSpec, Version
-from relax_core.learn.counts import count
-from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model
-from relax_core.testing.trainer_ranks import RankedTrainer
+from relax_core.api import Version
+from relax_core.testing.trainer import forward, make_rows
+from tests.trainers import TRANSPORT, running, train
 
-ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
 LORA = {"rank": 4, "alpha": 8.0}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@contextmanager
-def started(ranks, sharding, model):
-    if ranks == 1:
-        trainer, held = TorchTrainer(TorchTrainer.options_model()()), InMemory()
-        trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
-    else:
-        trainer = RankedTrainer(TorchTrainer, {"sharding": sharding}, ranks)
-    trainer.facts = trainer.start(TrainerSpec(model, ALGORITHM, OptimizerSpec(1e-2), deterministic=True))
-    try:
-        yield trainer
-    finally:
-        trainer.stop()
-
-
 def step(trainer, number):
-    rows = make_rows(number, version=number)
-    trainer.begin_step(Version("actor", 0, number))
-    trainer.begin_update(count(rows))
-    for part in (range(7), range(7, len(rows))):  # in the first chunk the ranks have different numbers of rows
-        trainer.accumulate(chunk(trainer, rows.take(list(part)), 40), part.stop == len(rows))
-    return trainer.finish_update(count(rows))
+    return train(trainer, number, cuts=[7], budget=40)  # in the first chunk the ranks have different numbers of rows
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)])
 def test_adapters_in_shares_train_as_on_one_rank(folder, dtype, tolerance):
     norms, scores, sent = [], [], []
     for ranks in (1, 2):
-        with started(ranks, "fsdp", {"path": folder, "dtype": dtype, "lora": LORA}) as trainer:
+        with running(folder, ranks, options={"sharding": "fsdp"}, model={"dtype": dtype, "lora": LORA}) as trainer:
             norms.append([step(trainer, number).grad_norm for number in range(2)])
             scores.append(forward(trainer, make_rows(7), 20).values)
             base = trainer.facts["base"]
@@ -63,11 +34,11 @@ def test_adapters_in_shares_train_as_on_one_rank(folder, dtype, tolerance):
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_a_continued_run_draws_the_same_dropout_on_every_rank(folder, tmp_path, sharding):
-    model = {"path": folder, "lora": {**LORA, "dropout": 0.3}}
-    with started(2, sharding, model) as trainer:
+    how = {"options": {"sharding": sharding}, "model": {"lora": {**LORA, "dropout": 0.3}}, "deterministic": True}
+    with running(folder, 2, **how) as trainer:
         step(trainer, 0)
         trainer.save(str(tmp_path / "checkpoint"))
         want = step(trainer, 1), trainer.publish(Version("actor", 0, 2), TRANSPORT, "").fingerprint
-    with started(2, sharding, model) as trainer:
+    with running(folder, 2, **how) as trainer:
         trainer.load(str(tmp_path / "checkpoint"))
         assert (step(trainer, 1), trainer.publish(Version("actor", 0, 2), TRANSPORT, "").fingerprint) == want

@@ -10,45 +10,20 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from relax_plugin_torch import checkpoint
-from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.numpy import load_file
 
-from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, TrainerSpec, Version
+from relax_core.api import ConfigError
 from relax_core.api.errors import DiskFull
-from relax_core.learn.counts import count
-from relax_core.testing.trainer import InMemory, Reinforce, make_rows, tiny_model
-from relax_core.testing.trainer_ranks import RankedTrainer
+from tests.trainers import running, train
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def started(folder, **changes):
-    trainer = TorchTrainer(TorchTrainer.options_model()())
-    held = InMemory()
-    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
-    trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3), **changes))
-    return trainer
-
-
-def train(trainer, step):
-    rows = make_rows(step, version=step)
-    trainer.begin_step(Version("actor", 0, step))
-    trainer.begin_update(count(rows))
-    lengths = [int(length) for length in rows.columns["tokens"].lengths]
-    trainer.accumulate(Chunk(rows, trainer.plan(lengths, 1)), True)
-    return trainer.finish_update(count(rows)).grad_norm
-
-
-def weights(trainer, path):
+def exported(trainer, path):
     trainer.export(str(path))
     return {name: value.tobytes() for name, value in load_file(path / "model.safetensors").items()}
 
 
-def test_torch_reads_it_without_us(folder, tmp_path):
-    trainer = started(folder)
+def test_torch_reads_it_without_us(folder, start, tmp_path):
+    trainer = start(folder)
     train(trainer, 0)
     trainer.save(str(tmp_path / "checkpoint"))
     reader = dcp.HuggingFaceStorageReader(str(tmp_path / "checkpoint"))
@@ -62,28 +37,28 @@ def test_torch_reads_it_without_us(folder, tmp_path):
     assert sum(name.startswith("optimizer.") for name in state) == 3 * len(list(trainer._rank._model.parameters()))
 
 
-async def test_training_goes_on_while_a_snapshot_is_written(folder, tmp_path, monkeypatch):
+async def test_training_goes_on_while_a_snapshot_is_written(folder, start, tmp_path, monkeypatch):
     free, write = threading.Event(), checkpoint.write
     monkeypatch.setattr(checkpoint, "write", lambda *given: (free.wait(60), write(*given)))
-    trainer = started(folder)
+    trainer = start(folder)
     train(trainer, 0)
     trainer.snapshot(str(tmp_path / "checkpoint"))
-    before = weights(trainer, tmp_path / "before")
-    want = train(trainer, 1), weights(trainer, tmp_path / "want")
+    before = exported(trainer, tmp_path / "before")
+    want = train(trainer, 1).grad_norm, exported(trainer, tmp_path / "want")
     assert want[1] != before
     waiting = asyncio.create_task(trainer.saved())
     await asyncio.sleep(0)
     assert not waiting.done()
     free.set()
     await waiting
-    other = started(folder, seed=7)
+    other = start(folder, seed=7)
     other.load(str(tmp_path / "checkpoint"))
-    assert weights(other, tmp_path / "have") == before
-    assert (train(other, 1), weights(other, tmp_path / "after")) == want
+    assert exported(other, tmp_path / "have") == before
+    assert (train(other, 1).grad_norm, exported(other, tmp_path / "after")) == want
 
 
-async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, tmp_path, monkeypatch):
-    trainer = started(folder)
+async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, start, tmp_path, monkeypatch):
+    trainer = start(folder)
     trainer.save(str(tmp_path / "checkpoint"))
 
     def full(*_):
@@ -104,9 +79,7 @@ async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, tmp_path, m
 
 
 def test_all_ranks_are_told_of_the_one_whose_disk_is_full_and_go_on(folder, tmp_path):
-    trainer = RankedTrainer(TorchTrainer, {}, 2)
-    trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3)))
-    try:
+    with running(folder, 2) as trainer:
         trainer.save(str(tmp_path / "checkpoint"))
         second = trainer._ranks.processes[1].pid
         before = resource.prlimit(second, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -116,12 +89,10 @@ def test_all_ranks_are_told_of_the_one_whose_disk_is_full_and_go_on(folder, tmp_
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
         trainer.load(str(tmp_path / "checkpoint"))
         trainer.save(str(tmp_path / "checkpoint"))
-    finally:
-        trainer.stop()
 
 
-def test_one_that_lacks_a_rank_or_is_cut_short_is_refused(folder, tmp_path):
-    trainer = started(folder)
+def test_one_that_lacks_a_rank_or_is_cut_short_is_refused(folder, start, tmp_path):
+    trainer = start(folder)
     trainer.save(str(tmp_path / "checkpoint"))
     (file,) = (tmp_path / "checkpoint").glob("shard-*")
     whole = file.read_bytes()
@@ -138,17 +109,12 @@ def test_two_deterministic_ranks_give_the_same_bits_killed_or_not(folder, tmp_pa
     """Twice from the start, and once more from a checkpoint by ranks that know nothing of it."""
     ends = []
     for run in ("one", "two", "restarted"):
-        trainer = RankedTrainer(TorchTrainer, {"sharding": sharding}, 2)
-        spec = TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3), deterministic=True)
-        trainer.start(spec)
-        try:
+        with running(folder, 2, options={"sharding": sharding}, deterministic=True) as trainer:
             if run == "restarted":
                 trainer.load(str(tmp_path / "one" / "checkpoint"))
             else:
                 train(trainer, 0)
                 trainer.save(str(tmp_path / run / "checkpoint"))
             train(trainer, 1)
-            ends.append(weights(trainer, tmp_path / run / "export"))
-        finally:
-            trainer.stop()
+            ends.append(exported(trainer, tmp_path / run / "export"))
     assert ends[0] == ends[1] == ends[2]

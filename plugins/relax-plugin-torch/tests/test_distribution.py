@@ -4,24 +4,10 @@
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.trainer import TorchTrainer
 
-from relax_core import learn
-from relax_core.api import (
-    LOG_PROBS,
-    Algorithm,
-    Chosen,
-    Column,
-    Loss,
-    OptimizerSpec,
-    Ragged,
-    Term,
-    TrainerSpec,
-    Version,
-    log_probs_at,
-    top_k,
-)
-from relax_core.testing.trainer import InMemory, chunk, make_rows, tiny_model
+from relax_core.api import LOG_PROBS, Algorithm, Column, Loss, Ragged, Term, Version, log_probs_at, top_k
+from relax_core.testing.trainer import chunk, make_rows
+from tests.trainers import accumulate, gradients
 
 K, VOCAB = 5, 64
 IDS = Column("ids", "int32", shape=(K,))
@@ -46,30 +32,17 @@ class Spread(Algorithm):
         return Loss({"all": Term(spread + at + policy.log_probs, 1.0, "tokens")})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
-def start(folder):
-    started = []
+def spread(start, folder):
+    """Start a trainer of `Spread`; `logits`: the most that exist at once."""
 
-    def start_one(temperature=1.0, role="actor", logits=None, **options):
-        trainer = TorchTrainer(TorchTrainer.options_model()(**options))
-        trainer.build = lambda chosen: Spread() if chosen.kind == "algorithm" else InMemory()
-        started.append(trainer)
-        trainer.start(TrainerSpec(
-            model={"path": str(folder)}, algorithm=Chosen("algorithm", "spread"), optimizer=OptimizerSpec(1e-2), role=role,
-            temperature=temperature,
-        ))  # fmt: skip
+    def start_one(temperature=1.0, role="actor", logits=None):
+        trainer = start(folder, algorithm=Spread, temperature=temperature, role=role)
         if logits:
             trainer._rank._policy._max_logits = logits
         return trainer
 
-    yield start_one
-    for trainer in started:
-        trainer.stop()
+    return start_one
 
 
 def rows_with_ids():
@@ -94,11 +67,11 @@ def plainly(folder, rows, temperature):
 @pytest.mark.parametrize(
     ("temperature", "budget", "logits"), [(1.0, 0, None), (0.6, 40, None), (1.3, 10**6, 7 * VOCAB)]
 )
-def test_columns_equal_those_of_a_plain_forward(folder, start, temperature, budget, logits):
+def test_columns_equal_those_of_a_plain_forward(folder, spread, temperature, budget, logits):
     rows = rows_with_ids()
     everything, _ = plainly(folder, rows, temperature)
     mask = torch.from_numpy(rows.columns["loss_mask"].values == 1)
-    trainer = start(temperature, role="teacher", logits=logits)
+    trainer = spread(temperature, role="teacher", logits=logits)
     filled = trainer.forward(chunk(trainer, rows, budget), (f"top_k:{K}", "log_probs_at:ids", "log_probs"))
     have = {name: torch.from_numpy(column.values.copy()) for name, column in filled.columns.items()}
     assert filled.ids == rows.ids and set(have) == {"top_k_ids", "top_k_log_probs", "log_probs_at:ids", "log_probs"}
@@ -114,7 +87,7 @@ def test_columns_equal_those_of_a_plain_forward(folder, start, temperature, budg
 
 
 @pytest.mark.parametrize(("budget", "logits"), [(0, None), (1, None), (10**6, 5 * VOCAB)])
-def test_gradients_equal_those_of_a_plain_forward(folder, start, budget, logits):
+def test_gradients_equal_those_of_a_plain_forward(folder, spread, budget, logits):
     """However rows are packed, whether prompts are shared, and in whatever slices the logits are made."""
     rows = rows_with_ids()
     everything, model = plainly(folder, rows, 0.8)
@@ -124,17 +97,16 @@ def test_gradients_equal_those_of_a_plain_forward(folder, start, budget, logits)
     own = everything.gather(-1, torch.from_numpy(rows.columns["tokens"].values).long()[:, None])[:, 0]
     total = (everything.topk(K, dim=-1).values.exp() * weights).sum(-1) + (at * weights).sum(-1) + own
     (total[mask].sum() / mask.sum()).backward()
-    trainer = start(0.8, logits=logits)
+    trainer = spread(0.8, logits=logits)
     trainer.begin_step(Version("actor", 0, 0))
-    trainer.begin_update(learn.count(rows))
-    trainer.accumulate(chunk(trainer, rows, budget), True)
-    have = dict(trainer._rank._model.named_parameters())
+    accumulate(trainer, rows, budget=budget)
+    have = gradients(trainer)
     for name, parameter in model.named_parameters():
-        assert torch.allclose(have[name].grad, parameter.grad, rtol=1e-3, atol=1e-5), name
+        assert torch.allclose(have[name], parameter.grad, rtol=1e-3, atol=1e-5), name
 
 
-def test_what_the_model_does_not_have_is_refused(start):
-    rows, trainer = rows_with_ids(), start(role="teacher")
+def test_what_the_model_does_not_have_is_refused(spread):
+    rows, trainer = rows_with_ids(), spread(role="teacher")
     with pytest.raises(ValueError, match=r"top_k:65: got more than the 64 tokens"):
         trainer.forward(chunk(trainer, rows), ("top_k:65",))
     rows.columns["ids"].values[:] = VOCAB

@@ -18,10 +18,9 @@ SIZES = {
 }
 LORA = {"rank": 8, "alpha": 16.0}
 CASES = [
-    ("0.1M", {}, {}), ("0.4M", {}, {"dtype": "bfloat16", "lora": LORA}), ("0.9M", {"logits_mb": 1}, {}),
-    *(pytest.param(*case, marks=pytest.mark.faults) for case in (
-        ("0.4M", {}, {}), ("0.9M", {}, {}), ("0.1M", {"share_prefixes": True}, {}), ("0.9M", {}, {"dtype": "bfloat16"}),
-    )),
+    ("0.1M", {}, {}), ("0.1M", {"share_prefixes": True}, {}), ("0.1M", {"activation_checkpointing": True}, {}),
+    ("0.4M", {}, {"dtype": "bfloat16", "lora": LORA}), ("0.9M", {"logits_mb": 1}, {}),
+    *(pytest.param(*case, marks=pytest.mark.faults) for case in (("0.9M", {}, {}), ("0.9M", {}, {"dtype": "bfloat16"}))),
 ]  # fmt: skip
 
 
@@ -76,9 +75,7 @@ def test_a_critic_has_no_logits_and_publishes_nothing(folders):
     assert told.tensors("train") == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "sharding"), [("0.1M", "fsdp"), ("0.1M", "none"), pytest.param("0.9M", "fsdp", marks=pytest.mark.faults)]
-)
+@pytest.mark.parametrize(("name", "sharding"), [("0.1M", "none"), ("0.1M", "fsdp")])
 def test_so_it_is_on_each_of_two_ranks(folders, name, sharding):
     size, options = SIZES[name], {"share_prefixes": False, "sharding": sharding}
     ranks = RankedTrainer(Watched, options, 2)

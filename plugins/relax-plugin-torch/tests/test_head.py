@@ -6,28 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.numpy import load_file, save_file
 
 from relax_core import learn
-from relax_core.api import (
-    Algorithm,
-    Chosen,
-    ConfigError,
-    Loss,
-    OptimizerSpec,
-    Ragged,
-    RowBatch,
-    RowId,
-    Term,
-    TrainerSpec,
-    Version,
-)
+from relax_core.api import Algorithm, ConfigError, Loss, Ragged, RowBatch, RowId, Term, Version
 from relax_core.api.algorithm import Output
-from relax_core.testing.trainer import InMemory, chunk, make_rows, tiny_model
-from relax_core.testing.trainer_ranks import RankedTrainer
-
-ALGORITHM = Chosen("algorithm", "mine")
+from relax_core.testing.trainer import chunk, make_rows
+from tests.trainers import accumulate, gradients, train
 
 
 class Valued(Algorithm):
@@ -61,11 +46,6 @@ class Judged(Valued):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def judge(folder, tmp_path_factory):
     """A folder that has a head: the model's body under one that is not zero."""
     from transformers import AutoModelForSequenceClassification
@@ -78,30 +58,9 @@ def judge(folder, tmp_path_factory):
 
 
 @pytest.fixture
-def start():
-    started = []
-
-    def start_one(path, algorithm=Valued, role="critic", ranks=1, **options):
-        if ranks > 1:
-            trainer = RankedTrainer(TorchTrainer, options, ranks)
-        else:
-            trainer = TorchTrainer(TorchTrainer.options_model()(**options))
-            held = InMemory()
-            trainer.build = lambda chosen: algorithm() if chosen.kind == "algorithm" else held
-        started.append(trainer)
-        trainer.start(TrainerSpec({"path": str(path)}, ALGORITHM, OptimizerSpec(1e-2), role=role))
-        return trainer
-
-    yield start_one
-    for trainer in started:
-        trainer.stop()
-
-
-def update(trainer, rows, step=0, budget=0):
-    trainer.begin_step(Version("critic", 0, step))
-    trainer.begin_update(learn.count(rows))
-    trainer.accumulate(chunk(trainer, rows, budget), True)
-    return trainer.finish_update(learn.count(rows))
+def start(start):
+    """Start critics, or what an algorithm and a role say."""
+    return lambda path, algorithm=Valued, role="critic", **how: start(path, algorithm=algorithm, role=role, **how)
 
 
 def filled(trainer, rows, column="values", budget=0):
@@ -123,12 +82,11 @@ def columns(rows, name):
     return [torch.tensor(np.array(values)) for values in rows.columns[name].rows()]
 
 
-@pytest.mark.parametrize("budget", [0, 20])
-def test_values_are_of_the_tokens_before_each_trained_token(start, judge, budget):
+def test_values_are_of_the_tokens_before_each_trained_token(start, judge):
     rows = make_rows()
     want, _, _ = one_by_one(judge, list(rows.columns["tokens"].rows()))
     masked = torch.cat([value * mask for value, mask in zip(want, columns(rows, "loss_mask"), strict=True)])
-    assert np.allclose(filled(start(judge), rows, budget=budget).values, masked.detach().numpy(), atol=1e-5)
+    assert np.allclose(filled(start(judge), rows, budget=20).values, masked.detach().numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", [Valued, Judged])
@@ -136,8 +94,7 @@ def test_gradients_equal_those_of_single_rows(start, judge, algorithm):
     rows = make_rows()
     trainer = start(judge, algorithm, "critic" if algorithm is Valued else "actor")
     trainer.begin_step(Version("critic", 0, 0))
-    trainer.begin_update(learn.count(rows))
-    trainer.accumulate(chunk(trainer, rows, 30), True)
+    accumulate(trainer, rows, budget=30)
     values, rewards, model = one_by_one(judge, list(rows.columns["tokens"].rows()))
     if algorithm is Valued:
         parts = zip(values, columns(rows, "advantages"), columns(rows, "loss_mask"), strict=True)
@@ -149,45 +106,37 @@ def test_gradients_equal_those_of_single_rows(start, judge, algorithm):
             signs[list(planned)] = torch.tensor([1.0, -1.0]).repeat(len(planned))[: len(planned)]
         loss = -torch.nn.functional.logsigmoid(rewards * signs).mean()
     loss.backward()
-    have = dict(trainer._rank._model.named_parameters())
+    have = gradients(trainer)
     for name, parameter in model.named_parameters():
-        assert torch.allclose(have[name].grad, parameter.grad, rtol=1e-3, atol=1e-6), name
-
-
-def test_rewards_stand_behind_the_last_token_of_each_row(start, judge):
-    rows = make_rows()
-    policy = start(judge, Judged, "actor")._rank._policy
-    have = policy.score(learn.PackedBatch(rows))["rewards"]
-    _, want, _ = one_by_one(judge, list(rows.columns["tokens"].rows()))
-    assert have.shape == (len(rows),) and torch.allclose(have, want, atol=1e-5)
+        assert torch.allclose(have[name], parameter.grad, rtol=1e-3, atol=1e-6), name
 
 
 def test_a_head_that_a_folder_lacks_is_zero_and_learns(start, folder):
     trainer, rows = start(folder), make_rows()
     assert not filled(trainer, rows).values.any()
-    losses = [update(trainer, rows, step).metrics["critic/loss"][0] for step in range(12)]
+    losses = [train(trainer, step, rows).metrics["critic/loss"][0] for step in range(12)]
     assert losses[-1] < 0.8 * losses[0] and filled(trainer, rows).values.any()
 
 
 def test_a_critic_is_saved_loaded_and_exported_with_its_head(start, folder, tmp_path):
     trainer, rows = start(folder), make_rows()
-    update(trainer, rows)
+    train(trainer, 0, rows)
     trainer.save(str(tmp_path / "saved"))
     trainer.export(str(tmp_path / "exported"))
     other = start(folder)
     other.load(str(tmp_path / "saved"))
     want = filled(trainer, rows).values
     assert np.array_equal(filled(other, rows).values, want)
-    update(trainer, rows, 1), update(other, rows, 1)
+    train(trainer, 1, rows), train(other, 1, rows)
     assert np.array_equal(filled(other, rows).values, filled(trainer, rows).values)
     assert np.allclose(filled(start(tmp_path / "exported"), rows).values, want, atol=1e-6)
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_ranks_of_a_critic_are_one(start, folder, tmp_path, sharding):
-    rows, one, two = make_rows(), start(folder), start(folder, ranks=2, sharding=sharding)
+    rows, one, two = make_rows(), start(folder), start(folder, ranks=2, options={"sharding": sharding})
     for step in range(2):
-        update(one, rows, step, 30), update(two, rows, step, 30)
+        train(one, step, rows, budget=30), train(two, step, rows, budget=30)
     assert np.allclose(filled(two, rows).values, filled(one, rows).values, atol=1e-5) and filled(one, rows).values.any()
     two.save(str(tmp_path / "saved"))
     again = start(folder)
@@ -199,7 +148,7 @@ def test_a_rank_that_only_fits_takes_rows_without_the_policys_columns(start, fol
     tokens, mask = np.array([1, 2, 3], np.int32), np.array([0, 1, 1], np.uint8)
     targets = np.array([0, 1, 2], np.float32)
     columns = {"tokens": Ragged.of([tokens]), "loss_mask": Ragged.of([mask]), "advantages": Ragged.of([targets])}
-    metrics = update(start(folder), RowBatch((RowId(0, 0, 0, 0),), columns)).metrics
+    metrics = train(start(folder), 0, RowBatch((RowId(0, 0, 0, 0),), columns)).metrics
     assert metrics["critic/error"] == (pytest.approx(-3.0), 2.0) and "train/loss" not in metrics
 
 

@@ -5,43 +5,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.numpy import load_file
 
-from relax_core.api import Chosen, ConfigError, OptimizerSpec, Ragged, TrainerSpec, Version
+from relax_core.api import ConfigError, Ragged, Version
 from relax_core.learn.counts import count
 from relax_core.testing.engine_fixture import VOCABULARY, tensors_of
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
-from relax_core.testing.trainer import InMemory, Reinforce, chunk, make_rows, with_values
-from relax_core.testing.trainer_ranks import RankedTrainer
+from relax_core.testing.trainer import InMemory, chunk, make_rows, with_values
+from tests.trainers import TRANSPORT, accumulate, train
 
-ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
+ROLLOUT = {"routing_replay": "rollout"}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("moe")
     return [tiny_moe(str(folder / str(seed)), seed) for seed in (1, 2)]
-
-
-@pytest.fixture
-def start():
-    started, held = [], InMemory()
-
-    def one(path, ranks=1, replay="off", options=None, **changes):
-        if ranks == 1:
-            trainer = TorchTrainer(TorchTrainer.options_model()(**(options or {})))
-            trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
-        else:
-            trainer = RankedTrainer(TorchTrainer, options or {}, ranks)
-        started.append(trainer)
-        model = {"path": path, "routing_replay": replay}
-        trainer.start(TrainerSpec(model, ALGORITHM, OptimizerSpec(1e-2), **changes))
-        return trainer
-
-    yield one
-    for trainer in started:
-        trainer.stop()
 
 
 def rows_of():
@@ -56,14 +35,9 @@ def routed(rows, values, valid=None):
     return rows.with_columns({"routed_experts": Ragged(values, lengths), "routed_valid": Ragged(known, lengths)})
 
 
-def update(trainer, rows):
-    trainer.begin_update(count(rows))
-    trainer.accumulate(chunk(trainer, rows), True)
-    return trainer.finish_update(count(rows))
-
-
 def test_experts_are_published_by_name_and_taken_over_whole(folders, start):
-    first, second = start(folders[0]), start(folders[1], role="actor_fwd")
+    held = InMemory()
+    first, second = start(folders[0], transport=held), start(folders[1], transport=held, role="actor_fwd")
     manifest = first.publish(Version("actor", 0, 0), TRANSPORT, "here")
     stored = {name: array for name, array, _ in tensors_of(folders[0])}
     assert {info.name for info in manifest.tensors} == stored.keys()
@@ -78,14 +52,17 @@ def test_experts_are_published_by_name_and_taken_over_whole(folders, start):
 
 
 def test_updates_of_a_step_visit_what_its_start_visited(folders, start):
-    trainer, rows = start(folders[0], replay="recompute"), rows_of()
+    trainer, rows = start(folders[0], model={"routing_replay": "recompute"}), rows_of()
     trainer.begin_step(Version("actor", 0, 0))
     own = trainer.forward(chunk(trainer, rows), ("log_probs", "routed_experts")).columns
     experts = own["routed_experts"]
     assert experts.values.dtype == np.uint8 and experts.values.shape[1:] == (LAYERS, TOP_K)
     assert int(experts.values.max()) < EXPERTS
     planned = rows.with_columns({"routed_experts": experts, "old_log_probs": own["log_probs"]})
-    replays = [update(trainer, planned).metrics for _ in range(6)]
+    replays = []
+    for _ in range(6):
+        accumulate(trainer, planned)
+        replays.append(trainer.finish_update(count(planned)).metrics)
     shares = [metrics["routing/replayed"] for metrics in replays]
     assert all(total == fed > 0 for total, fed in shares)
     assert replays[0]["routing/differs"][0] == 0.0
@@ -93,7 +70,7 @@ def test_updates_of_a_step_visit_what_its_start_visited(folders, start):
 
 
 def test_a_rollouts_routes_are_replayed_in_the_old_pass_too(folders, start):
-    trainer, rows = start(folders[0], replay="rollout"), rows_of()
+    trainer, rows = start(folders[0], model=ROLLOUT), rows_of()
     own = trainer.forward(chunk(trainer, rows), ("log_probs", "routed_experts")).columns
     others = ((own["routed_experts"].values.astype(int) + 1) % EXPERTS).astype(np.uint8)
 
@@ -109,14 +86,13 @@ def test_a_rollouts_routes_are_replayed_in_the_old_pass_too(folders, start):
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_ranks_are_one_trainer_and_replay_alike(folders, start, sharding, tmp_path):
-    alone, both = start(folders[0], replay="rollout"), start(folders[0], 2, "rollout", {"sharding": sharding})
+    alone, both = start(folders[0], model=ROLLOUT), start(folders[0], 2, model=ROLLOUT, options={"sharding": sharding})
     rows = rows_of()
     own = alone.forward(chunk(alone, rows), ("routed_experts",)).columns["routed_experts"].values
     planned = routed(rows, ((own.astype(int) + 1) % EXPERTS).astype(np.uint8), np.arange(len(own)) % 5 > 0)
     saved = []
     for trainer in (alone, both):
-        trainer.begin_step(Version("actor", 0, 0))
-        result = update(trainer, planned)
+        result = train(trainer, 0, planned)
         trainer.export(str(tmp_path / str(len(saved))))
         saved.append((result, load_file(tmp_path / str(len(saved)) / "model.safetensors")))
     (one, weights), (other, got) = saved
@@ -133,5 +109,5 @@ def test_two_ranks_are_one_trainer_and_replay_alike(folders, start, sharding, tm
 )
 def test_what_replay_does_not_go_with_is_refused(folders, start, options, fix):
     with pytest.raises(ConfigError, match=fix) as refused:
-        start(folders[0], replay="rollout", options=options)
+        start(folders[0], model=ROLLOUT, options=options)
     assert refused.value.field == "model.routing_replay"

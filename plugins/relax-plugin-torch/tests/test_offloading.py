@@ -10,11 +10,10 @@ import torch.distributed as dist
 from relax_plugin_torch.offloading import Offload, Offloader, check_offload
 from relax_plugin_torch.optimizer import _made
 from relax_plugin_torch.sharding import local, shard, whole
-from relax_plugin_torch.trainer import TorchTrainer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, Version
-from relax_core.testing.trainer import InMemory, Reinforce, tiny_model
+from relax_core.api import ConfigError, OptimizerSpec, Version
+from tests.trainers import TRANSPORT
 
 CPU = torch.device("cpu")
 
@@ -168,14 +167,14 @@ def test_training_that_slept_or_keeps_its_optimizer_apart_goes_on_the_same(kind)
         assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
 
 
-def test_shares_of_fsdp_sleep_and_train_on_the_same(tmp_path):
+def test_shares_of_fsdp_sleep_and_train_on_the_same(folder):
     """FSDP's own flat shares are views of the same storages."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         runs = []
         for offloads in (False, True):
             torch.manual_seed(0)
-            shared = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_model(tmp_path / str(offloads))))
+            shared = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
             root = shard(shared, CPU, 1)
             optimizer = torch.optim.AdamW(shared.parameters(), lr=0.1)
             offloader = lower(shared, optimizer)
@@ -212,17 +211,13 @@ def test_a_cpu_has_nowhere_to_keep_an_optimizer():
 
 
 @pytest.mark.parametrize("call", ["publish", "save", "snapshot", "load", "export", "begin_update"])
-def test_an_offloaded_part_can_not_be_read(tmp_path, call):
-    trainer, transport = TorchTrainer(TorchTrainer.options_model()()), InMemory()
-    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else transport
-    chosen = Chosen("algorithm", "reinforce")
-    trainer.start(TrainerSpec({"path": tiny_model(tmp_path / "model")}, chosen, OptimizerSpec(1e-2)))
+def test_an_offloaded_part_can_not_be_read(folder, start, tmp_path, call):
+    trainer = start(folder)
     trainer.begin_step(Version("actor", 0, 0))
     trainer.offload(["weights", "optimizer"])
-    arguments = {"publish": (Version("actor", 0, 0), chosen, ""), "begin_update": ({},)}
+    arguments = {"publish": (Version("actor", 0, 0), TRANSPORT, ""), "begin_update": ({},)}
     with pytest.raises(ValueError, match="weights: offloaded; onload them first"):
         getattr(trainer, call)(*arguments.get(call, (str(tmp_path / "there"),)))
-    trainer.stop()
 
 
 @pytest.mark.gpu

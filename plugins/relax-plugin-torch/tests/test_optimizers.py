@@ -7,12 +7,9 @@ import sys
 import pytest
 import torch
 from relax_plugin_torch.optimizer import advance, make_optimizer, state_bytes
-from relax_plugin_torch.trainer import TorchTrainer
 
-from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, UpdateOutcome, Version
-from relax_core.learn.counts import count
-from relax_core.testing.trainer import InMemory, Reinforce, chunk, make_rows, tiny_model, update
-from relax_core.testing.trainer_ranks import RankedTrainer
+from relax_core.api import ConfigError, OptimizerSpec, UpdateOutcome
+from tests.trainers import running, train, weights
 
 KINDS = ("adamw", "adafactor", "sgd", *(["adamw-8bit"] if importlib.util.find_spec("torchao") else []))
 SPEC = OptimizerSpec(1e-2, betas=(0.9, 0.99))
@@ -22,26 +19,9 @@ def spec_of(kind):
     return OptimizerSpec(1e-2) if kind == "adafactor" else SPEC
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def started(folder, kind, **options):
-    trainer, held = TorchTrainer(TorchTrainer.options_model()(optimizer=kind, **options)), InMemory()
-    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
-    trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), spec_of(kind)))
-    return trainer
-
-
-def step(trainer, number):
-    rows = make_rows(number, version=number)
-    trainer.begin_step(Version("actor", 0, number))
-    return update(trainer, [chunk(trainer, rows)], count(rows), count(rows))
-
-
-def weights(trainer):
-    return [tensor.clone() for tensor in trainer._rank._model.state_dict().values()]
+@pytest.fixture
+def start(start, folder):
+    return lambda kind, **how: start(folder, optimizer=spec_of(kind), options={"optimizer": kind}, **how)
 
 
 def wide():
@@ -85,15 +65,16 @@ def test_the_rate_is_that_of_the_step(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_continuing_from_a_checkpoint_is_bit_exact(folder, tmp_path, kind):
-    trainer = started(folder, kind)
-    assert step(trainer, 0).outcome is UpdateOutcome.APPLIED
+def test_continuing_from_a_checkpoint_is_bit_exact(start, tmp_path, kind):
+    trainer = start(kind)
+    assert train(trainer, 0).outcome is UpdateOutcome.APPLIED
     trainer.save(str(tmp_path / "checkpoint"))
-    step(trainer, 1)
-    other = started(folder, kind)
+    train(trainer, 1)
+    other = start(kind)
     other.load(str(tmp_path / "checkpoint"))
-    step(other, 1)
-    assert all(torch.equal(one, two) for one, two in zip(weights(trainer), weights(other), strict=True))
+    train(other, 1)
+    own = weights(other)
+    assert all(torch.equal(tensor, own[name]) for name, tensor in weights(trainer).items())
 
 
 if "adamw-8bit" in KINDS:
@@ -113,16 +94,16 @@ if "adamw-8bit" in KINDS:
             assert torch.equal(joined(plain, moment).dequantize(), value.dequantize())
 
 
-def test_a_checkpoint_of_another_optimizer_is_refused(folder, tmp_path):
-    started(folder, "sgd").save(str(tmp_path / "checkpoint"))
+def test_a_checkpoint_of_another_optimizer_is_refused(start, tmp_path):
+    start("sgd").save(str(tmp_path / "checkpoint"))
     with pytest.raises(ConfigError, match=r"the state of sgd and this run has adamw; set trainer\.optimizer = sgd"):
-        started(folder, "adamw").load(str(tmp_path / "checkpoint"))
+        start("adamw").load(str(tmp_path / "checkpoint"))
 
 
-def test_an_optimizer_whose_library_is_missing_says_what_to_install(folder, monkeypatch):
+def test_an_optimizer_whose_library_is_missing_says_what_to_install(start, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(ConfigError, match=r"trainer\.optimizer: got 'adamw-8bit'.*relax-plugin-torch\[low-bit\]"):
-        started(folder, "adamw-8bit")
+        start("adamw-8bit")
 
 
 def test_adafactor_refuses_betas_instead_of_ignoring_them():
@@ -131,6 +112,7 @@ def test_adafactor_refuses_betas_instead_of_ignoring_them():
 
 
 def test_state_of_whole_tensors_is_not_shared_out(folder):
-    trainer = RankedTrainer(TorchTrainer, {"sharding": "fsdp", "optimizer": "adafactor"}, 2)
-    with pytest.raises(ConfigError, match=r"adafactor on sharded weights.*sharding = none"):
-        trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), SPEC))
+    own = {"sharding": "fsdp", "optimizer": "adafactor"}
+    refused = pytest.raises(ConfigError, match=r"adafactor on sharded weights.*sharding = none")
+    with refused, running(folder, 2, options=own, optimizer=SPEC):
+        pass

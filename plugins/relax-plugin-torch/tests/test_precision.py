@@ -8,34 +8,18 @@ from relax_plugin_torch.setup import bfloat16_lacks, choose_format
 from relax_plugin_torch.trainer import TorchTrainer
 from relax_plugin_torch.update import LossScale
 
-from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, UpdateOutcome, Version
+from relax_core.api import ConfigError, UpdateOutcome
 from relax_core.learn.counts import count
-from relax_core.testing.trainer import InMemory, Reinforce, chunk, make_rows, tiny_model, update, with_values
+from relax_core.testing.trainer import TrainerSuite, chunk, make_rows, update, with_values
+from tests.trainers import train, weights
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def started(folder, dtype="float16", **options):
-    trainer, held = TorchTrainer(TorchTrainer.options_model()(**options)), InMemory()
-    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
-    spec = TrainerSpec({"path": folder, "dtype": dtype}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3))
-    trainer.start(spec)
-    return trainer
-
-
-def step(trainer, number, rows=None):
-    rows = make_rows(number, version=number) if rows is None else rows
-    trainer.begin_step(Version("actor", 0, number))
-    return update(trainer, [chunk(trainer, rows)], count(rows), count(rows))
-
-
-def weights(trainer):
-    return {name: tensor.clone() for name, tensor in trainer._rank._model.state_dict().items()}
+@pytest.fixture
+def start(start, folder):
+    """Start a trainer in a format; options are the trainer's."""
+    return lambda dtype="float16", **options: start(folder, model={"dtype": dtype}, options=options)
 
 
 def test_a_format_that_is_not_known_is_refused():
@@ -77,57 +61,52 @@ def test_other_formats_are_not_scaled():
     assert (scale.value, scale.dynamic, scale.overflowed()) == (1.0, False, False)
 
 
-def test_what_overflows_leaves_the_weights_and_comes_out_right_at_a_lower_scale(folder):
+def test_what_overflows_leaves_the_weights_and_comes_out_right_at_a_lower_scale(start):
     rows = make_rows()
     large = with_values(rows, "advantages", rows.columns["advantages"].values * 1e3)
-    trainer, plain = started(folder, loss_scale=2.0**24), started(folder, "float32")
+    trainer, plain = start(loss_scale=2.0**24), start("float32")
     before = weights(trainer)
-    trainer.begin_step(Version("actor", 0, 0))
-    trainer.begin_update(count(large))
-    trainer.accumulate(chunk(trainer, large), True)
-    assert trainer.finish_update(count(large)).outcome is UpdateOutcome.OVERFLOW
+    assert train(trainer, 0, large).outcome is UpdateOutcome.OVERFLOW
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
     result = update(trainer, [chunk(trainer, large)], count(large), count(large))
     assert result.outcome is UpdateOutcome.APPLIED
     assert result.metrics["train/loss_scale"][0] < 2.0**24
-    wanted = step(plain, 0, large)
+    wanted = TrainerSuite.step(plain, 0, large)
     assert result.grad_norm == pytest.approx(wanted.grad_norm, rel=0.02)
     assert result.metrics["train/loss"][0] == pytest.approx(wanted.metrics["train/loss"][0], rel=0.02)
 
 
-def test_a_loss_that_is_no_number_is_not_tried_again(folder):
+def test_a_loss_that_is_no_number_is_not_tried_again(start):
     rows = make_rows()
     broken = rows.columns["advantages"].values.copy()
     broken[-1] = np.nan
-    trainer = started(folder)
-    assert step(trainer, 0, with_values(rows, "advantages", broken)).outcome is UpdateOutcome.NOT_FINITE
+    trainer = start()
+    assert TrainerSuite.step(trainer, 0, with_values(rows, "advantages", broken)).outcome is UpdateOutcome.NOT_FINITE
     assert trainer._rank._scale.value == TorchTrainer.options_model()().loss_scale
 
 
-def test_small_gradients_survive_by_the_scale(folder):
+def test_small_gradients_survive_by_the_scale(start):
     """fp16 knows nothing below 6e-8; unscaled, these are gone."""
     rows = make_rows()
     tiny = with_values(rows, "advantages", rows.columns["advantages"].values * 1e-6)
-    wanted = step(started(folder, "float32"), 0, tiny).grad_norm
-    assert step(started(folder), 0, tiny).grad_norm == pytest.approx(wanted, rel=0.02)
-    assert step(started(folder, loss_scale=1.0), 0, tiny).grad_norm < 0.98 * wanted
+    wanted = TrainerSuite.step(start("float32"), 0, tiny).grad_norm
+    assert TrainerSuite.step(start(), 0, tiny).grad_norm == pytest.approx(wanted, rel=0.02)
+    assert TrainerSuite.step(start(loss_scale=1.0), 0, tiny).grad_norm < 0.98 * wanted
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_steps_too_small_for_the_format_add_up_in_the_weights(folder, dtype):
-    trainer = started(folder, dtype)
-    step(trainer, 0)
+def test_steps_too_small_for_the_format_add_up_in_the_weights(start):
+    trainer = start()
+    TrainerSuite.step(trainer, 0, make_rows())
     after = weights(trainer)
     assert all(tensor.dtype == torch.float32 for tensor in after.values())
-    low = choose_format(dtype, CPU)
-    assert any(not torch.equal(tensor.to(low).float(), tensor) for tensor in after.values())
+    assert any(not torch.equal(tensor.half().float(), tensor) for tensor in after.values())
 
 
-def test_a_checkpoint_continues_with_its_scale(folder, tmp_path):
-    trainer = started(folder, loss_scale=2.0**10, loss_scale_window=3)
+def test_a_checkpoint_continues_with_its_scale(start, tmp_path):
+    trainer = start(loss_scale=2.0**10, loss_scale_window=3)
     for number in range(4):
-        step(trainer, number)
+        TrainerSuite.step(trainer, number, make_rows(number, version=number))
     trainer.save(str(tmp_path / "checkpoint"))
-    other = started(folder, loss_scale=2.0**4, loss_scale_window=3)
+    other = start(loss_scale=2.0**4, loss_scale_window=3)
     other.load(str(tmp_path / "checkpoint"))
     assert other._rank._scale.state() == trainer._rank._scale.state() == {"value": 2.0**11, "held": 1}

@@ -1,53 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrices in parts: two ranks that compute the same rows together are one, alone and beside copies and shares."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 from relax_plugin_torch.tensor_parallel import check_heads, planned
-from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, Version
-from relax_core.learn.counts import count
-from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model, update
-from relax_core.testing.trainer_ranks import RankedTrainer
+from relax_core.api import ConfigError, OptimizerSpec
+from relax_core.testing.trainer import forward, make_rows
+from tests.trainers import make_trainer, running, train
 
 TOLERANCE = 1e-6
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"), key_value_heads=2)
-
-
-@contextmanager
-def started(folder, ranks=1, dtype="float32", **options):
-    if ranks == 1:
-        trainer, held = TorchTrainer(TorchTrainer.options_model()()), InMemory()
-        trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
-    else:
-        trainer = RankedTrainer(TorchTrainer, {"tensor_parallel": 2, **options}, ranks, tensor_parallel=2)
-    model = {"path": folder, "dtype": dtype}
-    trainer.start(TrainerSpec(model, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3, weight_decay=0.1)))
-    try:
-        yield trainer
-    finally:
-        trainer.stop()
-
-
-def train(trainer, number):
-    """A step in several micro-batches: gradients in parts are added up once, whatever their number."""
-    rows = make_rows(number, version=number)
-    trainer.begin_step(Version("actor", 0, number))
-    return update(trainer, [chunk(trainer, rows, 40)], count(rows), count(rows))
+GROUP = {"tensor_parallel": 2}
 
 
 def trained(folder, path, ranks=1, **options):
-    with started(folder, ranks, **options) as trainer:
-        results = [train(trainer, number) for number in range(2)]
+    """Train in several micro-batches: gradients in parts are added up once, whatever their number."""
+    with running(folder, ranks, options=options, optimizer=OptimizerSpec(1e-3, weight_decay=0.1)) as trainer:
+        results = [train(trainer, number, budget=40) for number in range(2)]
         trainer.export(str(path))
         return results, load_file(path / "model.safetensors"), forward(trainer, make_rows(2), 40).values
 
@@ -57,9 +30,9 @@ def trained(folder, path, ranks=1, **options):
     pytest.param(4, {"sharding": "none"}, marks=pytest.mark.faults),
     pytest.param(4, {"sharding": "fsdp"}, marks=pytest.mark.faults),
 ])  # fmt: skip
-def test_a_tensor_parallel_group_trains_as_one_rank_does(folder, tmp_path, ranks, options):
-    alone, weights, scores = trained(folder, tmp_path / "one")
-    together, others, others_scores = trained(folder, tmp_path / "group", ranks, **options)
+def test_a_tensor_parallel_group_trains_as_one_rank_does(divisible, tmp_path, ranks, options):
+    alone, weights, scores = trained(divisible, tmp_path / "one")
+    together, others, others_scores = trained(divisible, tmp_path / "group", ranks, **GROUP, **options)
     for one, other in zip(alone, together, strict=True):
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=TOLERANCE)
         assert other.metrics.keys() == one.metrics.keys()
@@ -70,34 +43,31 @@ def test_a_tensor_parallel_group_trains_as_one_rank_does(folder, tmp_path, ranks
     np.testing.assert_allclose(others_scores, scores, atol=1e-4)
 
 
-def test_a_checkpoint_of_a_tensor_parallel_group_continues_on_one_rank(folder, tmp_path):
-    with started(folder, 2) as group:
-        train(group, 0)
+def test_a_checkpoint_of_a_tensor_parallel_group_continues_on_one_rank(divisible, tmp_path):
+    with running(divisible, 2, options=GROUP) as group:
+        train(group, 0, budget=40)
         group.save(str(tmp_path / "checkpoint"))
-        want = train(group, 1).grad_norm
-    with started(folder) as alone:
+        want = train(group, 1, budget=40).grad_norm
+    with running(divisible) as alone:
         alone.load(str(tmp_path / "checkpoint"))
-        assert train(alone, 1).grad_norm == pytest.approx(want, rel=TOLERANCE)
+        assert train(alone, 1, budget=40).grad_norm == pytest.approx(want, rel=TOLERANCE)
 
 
 def test_ranks_of_a_group_get_the_same_rows():
-    trainer = TorchTrainer(TorchTrainer.options_model()(tensor_parallel=2))
-    batches = trainer.plan([3, 9, 1, 16, 4, 4, 7], 4, 16).micro_batches
+    batches = make_trainer(**GROUP).plan([3, 9, 1, 16, 4, 4, 7], 4, 16).micro_batches
     assert batches[0] == batches[1] != batches[2] == batches[3]
     assert sorted(row for rank in batches[::2] for batch in rank for row in batch) == list(range(7))
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"ranks": 3}, r"trainer\.tensor_parallel: got 2 with 3 ranks"),
-    ({"ranks": 2, "key_value_heads": 1}, r"num_key_value_heads is 1"),
-    ({"ranks": 2, "lora": {"rank": 2, "alpha": 4.0}}, r"adapters need whole matrices"),
+@pytest.mark.parametrize(("path", "ranks", "model", "message"), [
+    ("divisible", 3, {}, r"trainer\.tensor_parallel: got 2 with 3 ranks"),
+    ("folder", 2, {}, r"num_key_value_heads is 1"),
+    ("divisible", 2, {"lora": {"rank": 2, "alpha": 4.0}}, r"adapters need whole matrices"),
 ])  # fmt: skip
-def test_what_can_not_be_cut_is_refused_at_start(tmp_path, changes, message):
-    path = tiny_model(tmp_path, key_value_heads=changes.get("key_value_heads", 2))
-    trainer = RankedTrainer(TorchTrainer, {"tensor_parallel": 2}, changes["ranks"], tensor_parallel=2)
-    model = {"path": path, **({"lora": changes["lora"]} if "lora" in changes else {})}
-    with pytest.raises(ConfigError, match=message):
-        trainer.start(TrainerSpec(model, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3)))
+def test_what_can_not_be_cut_is_refused_at_start(request, path, ranks, model, message):
+    path = request.getfixturevalue(path)
+    with pytest.raises(ConfigError, match=message), running(path, ranks, options=GROUP, model=model):
+        pass
 
 
 def test_a_model_without_a_plan_is_refused():
@@ -106,8 +76,8 @@ def test_a_model_without_a_plan_is_refused():
         list(planned(model))
 
 
-def test_every_matrix_of_a_layer_has_a_style(folder):
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+def test_every_matrix_of_a_layer_has_a_style(divisible):
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(divisible))
     check_heads(model, 2)
     styles = [style for _, style in planned(model)]
     assert (styles.count("colwise"), styles.count("rowwise")) == (2 * 5, 2 * 2)

@@ -7,27 +7,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core import learn
-from relax_core.api import (
-    Algorithm,
-    Chosen,
-    ConfigError,
-    Loss,
-    OptimizerSpec,
-    Ragged,
-    RowBatch,
-    RowId,
-    Term,
-    TrainerSpec,
-    Version,
-)
+from relax_core.api import Algorithm, ConfigError, Loss, Ragged, RowBatch, RowId, Term, Version
 from relax_core.api.algorithm import ENTROPY, LOG_PROBS, VALUES_OUTPUT
 from relax_core.api.errors import InfrastructureError, PluginError
-from relax_core.testing.trainer import InMemory, chunk, forward, make_rows, tiny_model
-
-ALGORITHM, TRANSPORT = Chosen("algorithm", "mine"), Chosen("weight-transport", "in-memory")
+from relax_core.tensor_files.transport import Disk
+from relax_core.testing.trainer import InMemory, forward, make_rows, tiny_model
+from tests.trainers import TRANSPORT, accumulate, gradients, train
 
 
 class Ratio(Algorithm):
@@ -52,34 +39,17 @@ class Values(Ratio):
         return frozenset({VALUES_OUTPUT})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
-def start():
-    started = []
-
-    def start_one(path, algorithm=Ratio, transport=None, **changes):
-        trainer = TorchTrainer(TorchTrainer.options_model()(**changes.pop("options", {})))
-        held = transport or InMemory()
-        trainer.build = lambda chosen: algorithm() if chosen.kind == "algorithm" else held
-        started.append(trainer)
-        fields = {"model": {"path": str(path)}, "algorithm": ALGORITHM, "optimizer": OptimizerSpec(1e-2), **changes}
-        trainer.start(TrainerSpec(**fields))
-        return trainer
-
-    yield start_one
-    for trainer in started:
-        trainer.stop()
+def start(start):
+    """Start trainers of `Ratio`."""
+    return lambda path, **how: start(path, **{"algorithm": Ratio, **how})
 
 
-def gradients(trainer, rows, budget=0):
+def slopes_of(trainer, rows):
+    """The gradient of the first update."""
     trainer.begin_step(Version("actor", 0, 0))
-    trainer.begin_update(learn.count(rows))
-    trainer.accumulate(chunk(trainer, rows, budget), True)
-    return {name: p.grad.clone() for name, p in trainer._rank._model.named_parameters()}
+    accumulate(trainer, rows)
+    return gradients(trainer)
 
 
 def one_by_one(folder, rows, temperature):
@@ -110,20 +80,9 @@ def test_scores_and_gradients_equal_those_of_single_rows(folder, start, temperat
     trainer = start(folder, temperature=temperature)
     scores, want = one_by_one(folder, rows, temperature)
     assert np.allclose(forward(trainer, rows, 0).values, np.concatenate(scores), atol=1e-5)
-    have = gradients(trainer, rows)
+    have = slopes_of(trainer, rows)
     for name, gradient in want.items():
         assert torch.allclose(have[name], gradient, rtol=1e-3, atol=1e-6), name
-
-
-def test_gradients_do_not_depend_on_the_budget_or_on_slices_of_logits(folder, start):
-    rows = make_rows()
-    want = gradients(start(folder), rows, 10**6)
-    for budget, options in ((1, {}), (40, {}), (10**6, {"logits_mb": 1})):
-        trainer = start(folder, options=options)
-        if options:
-            trainer._rank._policy._max_logits = 10 * 64
-        for name, gradient in gradients(trainer, rows, budget).items():
-            assert torch.allclose(gradient, want[name], rtol=1e-4, atol=1e-7), name
 
 
 def test_a_model_whose_head_does_not_stand_apart_is_scored_all_the_same(tmp_path, start):
@@ -139,7 +98,7 @@ def test_a_model_whose_head_does_not_stand_apart_is_scored_all_the_same(tmp_path
     scores, want = one_by_one(tmp_path / "model", rows, 1.0)
     assert not trainer._rank._policy._apart
     assert np.allclose(forward(trainer, rows, 0).values, np.concatenate(scores), atol=1e-5)
-    for name, gradient in gradients(trainer, rows).items():
+    for name, gradient in slopes_of(trainer, rows).items():
         assert torch.allclose(gradient, want[name], rtol=1e-3, atol=1e-6), name
 
 
@@ -168,8 +127,7 @@ def test_the_difference_from_the_engine_is_measured_before_the_weights_move(fold
     for _ in range(2):
         off = Ragged((exact + 0.25).astype(np.float32), rows.columns["tokens"].lengths)
         trained = rows.with_columns({"rollout_log_probs": off, "old_log_probs": Ragged(exact, off.lengths)})
-        trainer.begin_update(learn.count(rows))
-        trainer.accumulate(chunk(trainer, trained), True)
+        accumulate(trainer, trained)
         results.append(trainer.finish_update(learn.count(rows)).metrics)
     total, number = results[0]["train/rollout_log_prob_diff_lag0"]
     assert (total / number, number) == (pytest.approx(0.25, abs=1e-5), (versions == 0).sum())
@@ -179,26 +137,23 @@ def test_the_difference_from_the_engine_is_measured_before_the_weights_move(fold
 
 def test_a_second_update_of_a_step_needs_the_starting_policy(folder, start):
     trainer, rows = start(folder), make_rows()
-    gradients(trainer, rows)
-    trainer.finish_update(learn.count(rows))
-    trainer.begin_update(learn.count(rows))
+    train(trainer, 0, rows)
     with pytest.raises(PluginError, match="algorithm .*old_log_probs"):
-        trainer.accumulate(chunk(trainer, rows), True)
+        accumulate(trainer, rows)
 
 
 def test_rows_of_unknown_lag_are_refused(folder, start):
     trainer, rows = start(folder), make_rows()
     del rows.columns["weight_versions"]
     with pytest.raises(ValueError, match="weight_versions"):
-        gradients(trainer, rows)
+        train(trainer, 0, rows)
 
 
 def test_bf16_trains_float32_weights_and_publishes_their_bits(folder, start):
     transport = InMemory()
-    trainer = start(folder, transport=transport, model={"path": folder, "dtype": "bfloat16"})
+    trainer = start(folder, transport=transport, model={"dtype": "bfloat16"})
     rows = make_rows()
-    gradients(trainer, rows)
-    trainer.finish_update(learn.count(rows))
+    train(trainer, 0, rows)
     manifest = trainer.publish(Version("actor", 0, 1), TRANSPORT, "")
     assert {info.dtype for info in manifest.tensors} == {"BF16"}
     for info, array in transport.receive(manifest):
@@ -216,8 +171,7 @@ def test_tied_weights_are_published_once(folder, start):
 def test_published_weights_are_taken_whole_or_refused(folder, start, tmp_path):
     transport, rows = InMemory(), make_rows()
     actor, follower = start(folder, transport=transport), start(folder, transport=transport, role="actor_fwd")
-    gradients(actor, rows)
-    actor.finish_update(learn.count(rows))
+    train(actor, 0, rows)
     manifest = actor.publish(Version("actor", 0, 1), TRANSPORT, "")
     follower.load_published(manifest, TRANSPORT)
     assert np.array_equal(forward(follower, rows, 0).values, forward(actor, rows, 0).values)
@@ -279,29 +233,13 @@ def test_a_broken_model_folder_says_what_is_wrong(folder, tmp_path, start, chang
     ({"world_size": 2}, "rendezvous"),
     ({"role": "genrm"}, "trainer.name"),
     ({"temperature": 0.0}, "rollout.temperature"),
-    ({"algorithm_class": Values}, "algorithm.name"),
-    ({"model_extra": {"dtype": "float8"}}, "model.dtype"),
+    ({"algorithm": Values}, "algorithm.name"),
+    ({"model": {"dtype": "float8"}}, "model.dtype"),
 ])  # fmt: skip
 def test_what_it_cannot_do_is_refused_at_start(folder, start, changes, field):
-    extra, algorithm = changes.pop("model_extra", {}), changes.pop("algorithm_class", Ratio)
     with pytest.raises(ConfigError) as raised:
-        start(folder, algorithm=algorithm, model={"path": folder, **extra}, **changes)
+        start(folder, **changes)
     assert raised.value.field == field
-
-
-def test_a_checkpoint_of_another_architecture_is_refused(folder, start, tmp_path):
-    start(folder).save(str(tmp_path / "checkpoint"))
-    other = start(tiny_model(tmp_path / "other", vocab_size=32))
-    with pytest.raises(ConfigError, match="another architecture"):
-        other.load(str(tmp_path / "checkpoint"))
-
-
-def test_a_save_replaces_the_one_before_and_leaves_nothing_beside(folder, start, tmp_path):
-    trainer = start(folder)
-    for _ in range(2):
-        trainer.save(str(tmp_path / "checkpoint"))
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    trainer.load(str(tmp_path / "checkpoint"))
 
 
 def test_random_state_continues(folder, start, tmp_path):
@@ -327,30 +265,13 @@ def test_rows_that_the_model_cannot_read_are_named(folder, start, tokens, says):
         forward(start(folder, role="reference"), rows, 0)
 
 
-def test_a_publish_through_files_arrives_byte_for_byte(folder, start, tmp_path):
-    from relax_core.tensor_files.transport import Disk
-
-    actor, follower = start(folder, transport=Disk()), start(folder, transport=Disk(), role="actor_fwd")
-    first = actor.publish(Version("actor", 0, 0), TRANSPORT, str(tmp_path))
-    rows = make_rows()
-    gradients(actor, rows)
-    actor.finish_update(learn.count(rows))
-    second = actor.publish(Version("actor", 0, 1), TRANSPORT, str(tmp_path))
-    assert not second.unchanged and second.fingerprint != first.fingerprint
-    follower.load_published(second, TRANSPORT)
-    assert np.array_equal(forward(follower, rows, 0).values, forward(actor, rows, 0).values)
-
-
 def test_a_follower_takes_deltas_on_what_it_has_and_nothing_else(folder, start, tmp_path):
-    from relax_core.tensor_files.transport import Disk
-
-    bf16 = {"path": folder, "dtype": "bfloat16"}
+    bf16 = {"dtype": "bfloat16"}
     actor = start(folder, transport=Disk(), model=bf16)
     follower, late = (start(folder, transport=Disk(), role="actor_fwd", model=bf16) for _ in range(2))
     follower.load_published(actor.publish(Version("actor", 0, 0), TRANSPORT, str(tmp_path)), TRANSPORT)
     rows = make_rows()
-    gradients(actor, rows)
-    actor.finish_update(learn.count(rows))
+    train(actor, 0, rows)
     delta = actor.publish(Version("actor", 0, 1), TRANSPORT, str(tmp_path), "delta", "actor@0.0")
     assert delta.payload == "delta" and delta.sent
     with pytest.raises(ValueError, match=r"on top of actor@0\.0; this trainer has None"):

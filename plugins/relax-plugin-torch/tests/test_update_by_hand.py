@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core import learn
-from relax_core.api import Algorithm, Chosen, Loss, OptimizerSpec, Ragged, RowBatch, Term, TrainerSpec, Version
+from relax_core.api import Algorithm, Loss, OptimizerSpec, Ragged, RowBatch, Term, Version
 from relax_core.api.algorithm import LOG_PROBS, LossBatch, Output, PolicyOutputs
-from relax_core.testing.trainer import InMemory, chunk, forward, make_rows, tiny_model
+from relax_core.testing.trainer import forward, make_rows
+from tests.trainers import accumulate, gradients, train
 
-ALGORITHM = Chosen("algorithm", "mine")
 MATRIX = 2
 
 
@@ -38,49 +36,30 @@ class Weighted(Algorithm):
         return Loss({"value": Term((outputs.output("values") - 1.0).square())})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(tiny_model(tmp_path_factory.mktemp("model")))
-
-
-Start = Callable[..., TorchTrainer]
-
-
 @pytest.fixture
-def start(folder: Path) -> Iterator[Start]:
-    started = list[TorchTrainer]()
-
-    def start_one(spec: OptimizerSpec | None = None, **changes: Any) -> TorchTrainer:
-        trainer, held = TorchTrainer(TorchTrainer.options_model()()), InMemory()
-        trainer.build = lambda chosen: Weighted() if chosen.kind == "algorithm" else held  # type: ignore[method-assign]
-        started.append(trainer)
-        trainer.start(TrainerSpec({"path": str(folder)}, ALGORITHM, spec or OptimizerSpec(1e-2), **changes))
-        return trainer
-
-    yield start_one
-    for trainer in started:
-        trainer.stop()
+def start(start, folder):
+    """Start a trainer of `Weighted`; arguments are those of `running`."""
+    return partial(start, folder, algorithm=Weighted)
 
 
-def _accumulated(trainer: TorchTrainer, rows: RowBatch, step: int = 0, nominal: float = 1.0) -> dict[str, float]:
+def _accumulated(trainer: Any, rows: RowBatch, step: int = 0, nominal: float = 1.0) -> dict[str, float]:
     """Begin a step and compute its gradient; the counts that end the update. `nominal`: how far off the first ones are."""
-    counts = learn.count(rows)
+    counts = dict(learn.count(rows))
     trainer.begin_step(Version("actor", 0, step))
-    trainer.begin_update({name: number * nominal for name, number in counts.items()})
-    trainer.accumulate(chunk(trainer, rows), True)
-    return dict(counts)
+    accumulate(trainer, rows, nominal={name: number * nominal for name, number in counts.items()})
+    return counts
 
 
-def _weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
+def _parameters(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer._rank._model.named_parameters()}
 
 
 @pytest.mark.parametrize("clip", [0.05, 1e6, 0.0])
-def test_steps_are_those_of_adamw_with_the_tables_betas_decay_schedule_and_bound(start: Start, clip: float) -> None:
+def test_steps_are_those_of_adamw_with_the_tables_betas_decay_schedule_and_bound(start: Any, clip: float) -> None:
     """Vectors do not decay, the norm is told as it was, and step n has the rate of n: 2 steps of warm-up, then a line to 0."""
     spec = OptimizerSpec(1e-2, "linear", 2, (0.7, 0.8), 0.3, clip, total_steps=5)
-    trainer = start(spec)
-    mine = {name: torch.nn.Parameter(tensor) for name, tensor in _weights(trainer).items()}
+    trainer = start(optimizer=spec)
+    mine = {name: torch.nn.Parameter(tensor) for name, tensor in _parameters(trainer).items()}
     groups = [
         {"params": [p for p in mine.values() if (p.dim() >= MATRIX) is decays], "weight_decay": 0.3 if decays else 0.0}
         for decays in (True, False)
@@ -89,21 +68,21 @@ def test_steps_are_those_of_adamw_with_the_tables_betas_decay_schedule_and_bound
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.7, 0.8))
     for step, rate in enumerate((5e-3, 1e-2, 1e-2, 1e-2 * 2 / 3)):
         counts = _accumulated(trainer, make_rows(step, version=step), step)
-        gradients = {name: p.grad.clone() for name, p in trainer._rank._model.named_parameters() if p.grad is not None}
-        norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+        slopes = gradients(trainer)
+        norm = torch.stack([slope.norm() for slope in slopes.values()]).norm()
         assert 0.05 < norm < 1e6
         for name, parameter in mine.items():
-            parameter.grad = gradients.get(name, torch.zeros_like(parameter)) * min(1.0, clip / norm if clip else 1.0)
+            parameter.grad = slopes.get(name, torch.zeros_like(parameter)) * min(1.0, clip / norm if clip else 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
         result = trainer.finish_update(counts)
         assert (result.lr, result.grad_norm) == (pytest.approx(rate), pytest.approx(float(norm), rel=1e-4))
-        for name, weights in _weights(trainer).items():
+        for name, weights in _parameters(trainer).items():
             assert torch.allclose(weights, mine[name], rtol=1e-4, atol=1e-5), name
 
 
-def test_losses_are_told_by_the_true_counts_whatever_was_nominal(start: Start) -> None:
+def test_losses_are_told_by_the_true_counts_whatever_was_nominal(start: Any) -> None:
     rows, told = make_rows(), []
     for nominal in (1.0, 4.0):
         trainer = start()
@@ -113,7 +92,7 @@ def test_losses_are_told_by_the_true_counts_whatever_was_nominal(start: Start) -
         assert told[0][name] == (pytest.approx(told[1][name][0], rel=1e-4), 1.0) and told[0][name][0]
 
 
-def test_old_log_probs_that_are_given_are_those_of_the_ratio(start: Start) -> None:
+def test_old_log_probs_that_are_given_are_those_of_the_ratio(start: Any) -> None:
     """Also in the first update of a step, where the policy's own are at hand."""
     trainer, rows = start(), make_rows()
     own = forward(trainer, rows, 0)
@@ -127,12 +106,10 @@ def test_old_log_probs_that_are_given_are_those_of_the_ratio(start: Start) -> No
     assert losses[1] == pytest.approx(2 * losses[0], rel=1e-3) and losses[0]
 
 
-def test_the_difference_without_lag_is_of_tokens_that_the_steps_own_policy_sampled(start: Start) -> None:
+def test_the_difference_without_lag_is_of_tokens_that_the_steps_own_policy_sampled(start: Any) -> None:
     trainer = start(max_staleness=1)
-    trainer.begin_step(Version("actor", 0, 0))
     rows = make_rows(version=0)
-    counts = _accumulated(trainer, rows)
-    trainer.finish_update(counts)
+    train(trainer, 0, rows)
     own = forward(trainer, rows, 0)
     mask, lengths = rows.columns["loss_mask"].values == 1, own.lengths
     fresh = mask & (np.cumsum(mask) % 2 == 0)
@@ -144,7 +121,7 @@ def test_the_difference_without_lag_is_of_tokens_that_the_steps_own_policy_sampl
     assert (number, total / number) == (fresh.sum(), pytest.approx(0.25, abs=1e-4))
 
 
-def test_tokens_that_engines_may_not_sample_have_no_share_of_the_distribution(start: Start) -> None:
+def test_tokens_that_engines_may_not_sample_have_no_share_of_the_distribution(start: Any) -> None:
     rows = make_rows()
     ids = rows.columns["tokens"].values
     never = next(token for token in range(64) if token not in set(ids.tolist()))
@@ -153,7 +130,7 @@ def test_tokens_that_engines_may_not_sample_have_no_share_of_the_distribution(st
     assert (bound[mask] > free[mask]).all(), "what it had is the others'"
 
 
-def test_rows_without_advantage_are_skipped_for_a_policy_and_not_for_a_critic(start: Start) -> None:
+def test_rows_without_advantage_are_skipped_for_a_policy_and_not_for_a_critic(start: Any) -> None:
     rows = make_rows()
     advantages = rows.columns["advantages"]
     flat = rows.with_columns({"advantages": Ragged(np.zeros_like(advantages.values), advantages.lengths)})

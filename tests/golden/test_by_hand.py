@@ -6,7 +6,7 @@ import math
 import pytest
 
 from relax_core.api import RowId
-from tests.golden.bench import build, credited, learnt
+from tests.golden.bench import NAMES, build, credited, flat, learnt
 from tests.golden.test_critic import fitted
 
 A = 0.5 / (math.sqrt(0.5) + 1e-6)
@@ -39,26 +39,106 @@ def rows(*samples):
     return made
 
 
-def learn_by(name, *samples, **options):
-    """(loss, [row] slopes of the trained tokens)."""
-    loss, slopes, _ = learnt(build(name, options), rows(*samples))
-    return loss, [row[1:] for row in slopes]
-
-
 def exactly(value):
     return pytest.approx(value, abs=1e-9)
 
 
-def test_grpo():
-    # (1.2 A + A) / 2 for the first row, of which 1.5 is clipped; 0.8 for the second, clipped from below. Mean of two rows.
-    loss, slopes = learn_by("grpo", (A, [1.5, 1.0]), (-A, [0.5]))
-    assert loss == exactly(-(1.1 * A - 0.8 * A) / 2)
-    assert slopes == [exactly([0, -A / 4]), exactly([0])]
-    assert credited(build("grpo"), [group(1, 0)]) == [exactly([A, -A])]
+SPREAD = math.sqrt(1 / 3) + 1e-6
+"""Standard deviation of (1, 1, 0), and of (1/2, 1/2, -1/2)."""
+OVERLONG = 0.25 / (math.sqrt(0.125) + 1e-6)
+"""GRPO's advantage of rewards 1 and 1/2."""
+BOTH_RIGHT = 0.25 / (0.25 + 1e-6)
+CREDITS = [
+    ("grpo", {}, [group(1, 0)], [[A, -A]]),
+    ("grpo", {"normalise": "none"}, [group(1, 0, 0)], [[2 / 3, -1 / 3, -1 / 3]]),
+    ("dr-grpo", {}, [group(1, 0, 0)], [[2 / 3, -1 / 3, -1 / 3]]),
+    # 3 tokens are one over 4 - 2: -1/2, so rewards 1 and 1 become 1 and 1/2
+    ("dapo", {"overlong_length": 4, "overlong_buffer": 2}, [group(1, 1, lengths=[2, 3])], [[OVERLONG, -OVERLONG]]),
+    ("rloo", {}, [group(1, 0, 0)], [[1, -0.5, -0.5]]),
+    ("reinforce", {"baseline": 0.25}, [group(1, 0)], [[0.75, -0.25]]),
+    # four samples, two of them tell: alpha = 2
+    ("gpg", {}, [group(1, 0), group(1, 1)], [[1, -1], [0, 0]]),
+    # baseline (1 x 1 + 3 x 0) / 4
+    ("opo", {}, [group(1, 0, lengths=[1, 3])], [[0.75, -0.25]]),
+    # mean 1/4: (1 - 1/4) / (1/4) = 3, the others -1; nobody right: nothing
+    ("max-rl", {}, [group(1, 0, 0, 0), group(0, 0, 0, 0)], [[3 * BOTH_RIGHT, *[-BOTH_RIGHT] * 3], [0] * 4]),
+    # tokens earn 1, 1 and 0: mean 2/3
+    ("reinforce-plus-plus", {}, [group(1, 0, lengths=[2, 1])], [[[[0, *[1 / 3 / SPREAD] * 2]], [[0, -2 / 3 / SPREAD]]]]),
+    # of the group 1/2 and -1/2; of tokens 1/2, 1/2, -1/2: mean 1/6
+    (
+        "reinforce-plus-plus-baseline", {}, [group(1, 0, lengths=[2, 1])],
+        [[[[0, *[1 / 3 / SPREAD] * 2]], [[0, -2 / 3 / SPREAD]]]],
+    ),
+]  # fmt: skip
 
 
-def test_grpo_without_the_standard_deviation():
-    assert credited(build("grpo", {"normalise": "none"}), [group(1, 0, 0)]) == [exactly([2 / 3, -1 / 3, -1 / 3])]
+@pytest.mark.parametrize(("name", "options", "groups", "want"), CREDITS)
+def test_advantages(name, options, groups, want):
+    assert flat(credited(build(name, options), groups)) == exactly(flat(want))
+
+
+SIGMOID = 1 / (1 + math.exp(-2))
+DELTA = {"divergence": "kl", "delta": 0.05}
+LOSSES = [
+    # (1.2 A + A) / 2 for the first row, of which 1.5 is clipped; 0.8 for the second, clipped from below; mean of two rows
+    ("grpo", {}, [(A, [1.5, 1.0]), (-A, [0.5])], -(1.1 * A - 0.8 * A) / 2, [[0, -A / 4], [0]]),
+    # sums: 2/3 (1.2 + 1), -1/3 x 0.8, -1/3; over three rows
+    (
+        "dr-grpo", {}, [(2 / 3, [1.5, 1.0]), (-1 / 3, [0.5]), (-1 / 3, [1.0])], -(2.2 * 2 / 3 - 0.8 / 3 - 1 / 3) / 3,
+        [[0, -2 / 9], [0], [1 / 9]],
+    ),
+    # over three tokens; 1.5 is clipped at 1.28
+    ("dapo", {}, [(A, [1.5, 1.0]), (-A, [0.5])], -(1.28 * A + A - 0.8 * A) / 3, [[0, -A / 3], [0]]),
+    # sqrt(1.21 x 1) = 1.1: above 1.0004 for A > 0; for A < 0 it counts, and each token has half of its slope
+    ("gspo", {}, [(A, [1.21, 1.0]), (-A, [1.21, 1.0])], -(1.0004 * A - 1.1 * A) / 2, [[0, 0], [1.1 * A / 4] * 2]),
+    # at ratio 1: sigmoid(0) 4 / tau = 2 / tau, slope 1 whatever tau
+    ("sapo", {}, [(A, [1.0]), (-A, [1.0])], -(2 * A - 2 / 1.05 * A) / 2, [[-A / 2], [A / 2]]),
+    # at ratio 3 and tau 1: 4 sigmoid(2) = 3.5231884; slope 4 s (1 - s) 3 = 1.2599249
+    ("sapo", {}, [(A, [3.0])], -4 * SIGMOID * A, [[-4 * SIGMOID * (1 - SIGMOID) * 3 * A]]),
+    # weights 5 (bounded from 6) and 0.5 (no lower bound), a mean over two tokens; log p = -ln 2
+    ("cispo", {}, [(A, [6.0]), (-A, [0.5])], -(5 * A - 0.5 * A) * HALF / 2, [[-2.5 * A], [0.25 * A]]),
+    # log p of the answers: -2 ln 2 and -ln 2
+    ("rloo", {}, [(1, [1.0, 1.0]), (-0.5, [1.0])], -(2 * HALF - 0.5 * HALF) / 2, [[-0.5, -0.5], [0.25]]),
+    ("reinforce", {}, [(1, [1.0, 1.0]), (0, [1.0])], -HALF, [[-0.5, -0.5], [0]]),
+    ("reinforce-plus-plus", {}, [(1, [1.5, 1.0]), (-2, [1.0])], -(1.2 + 1 - 2) / 3, [[0, -1 / 3], [2 / 3]]),
+    # k2 of a ratio of 1.5 to the reference: ln(1.5)^2 / 2, slope ln(1.5); ratio 1.5 of A > 0 is clipped
+    (
+        "reinforce-plus-plus-baseline", {"kl_coef": 0.1}, [(A, [1.5])], -1.2 * A + 0.05 * math.log(1.5) ** 2,
+        [[0.1 * math.log(1.5)]],
+    ),
+    ("gpg", {}, [(1, [1.0, 1.0]), (-1, [1.0])], -(2 * HALF - HALF) / 3, [[-1 / 3, -1 / 3], [1 / 3]]),
+    ("opo", {}, [(0.75, [1.0]), (-0.25, [1.0] * 3)], 0, [[-0.375], [0.125] * 3]),
+    # p = 1/2 and sampled at 1/3: moved by 1/6 > 0.15, and away for A > 0: left out. For A < 0 it comes back: counted.
+    ("dppo", {}, [(A, [1.5]), (-A, [1.5])], 1.5 * A / 2, [[0], [1.5 * A / 2]]),
+    # sampled at 0.4: moved by 0.1, although the ratio of 1.25 would be clipped by PPO
+    ("dppo", {}, [(A, [1.25])], -1.25 * A, [[-1.25 * A]]),
+    # kl of (1/3, 2/3) to (1/2, 1/2): 1/3 ln(2/3) + 2/3 ln(4/3) = 0.0566 > 0.05
+    ("dppo", DELTA, [(A, [1.5])], 0, [[0]]),
+    ("dppo", {**DELTA, "delta": 0.06}, [(A, [1.5])], -1.5 * A, [[-1.5 * A]]),
+    ("max-rl", {}, [(3, [1.0]), (-1, [1.0, 1.0])], -(3 * HALF - 2 * HALF) / 2, [[-1.5], [0.5, 0.5]]),
+    # sums over the answers' tokens, mean of the two rows
+    ("remax", {}, [(0.75, [1.0, 1.0]), (-0.25, [1.0])], -(1.5 * HALF - 0.25 * HALF) / 2, [[-0.375, -0.375], [0.125]]),
+    # over tokens: 1.5 is clipped to 1.2 above, 0.5 to 0.8 below
+    ("ppo", {}, [(1, [1.5, 1.0]), (-1, [0.5])], -(1.2 + 1.0 - 0.8) / 3, [[0, -1 / 3], [0]]),
+    # one likelier token with a negative advantage does not outweigh a batch: dual_clip = 3, or ratio_cap = 20, which keeps a
+    # gradient
+    ("grpo", {}, [(-1.0, [2.5])], 2.5, [[2.5]]),
+    ("grpo", {}, [(-1.0, [16.0])], 3.0, [[0]]),
+    ("dppo", {}, [(-1.0, [16.0])], 16.0, [[16.0]]),
+    ("dppo", {}, [(-1.0, [64.0])], 20.0, [[20.0]]),
+    ("m2po", {}, [(-1.0, [64.0])], 20.0, [[20.0]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "samples", "want", "slopes"), LOSSES)
+def test_loss_and_gradient(name, options, samples, want, slopes):
+    loss, gradient, _ = learnt(build(name, options), rows(*samples))
+    assert loss == exactly(want)
+    assert [row[1:] for row in gradient] == [exactly(row) for row in slopes]
+
+
+def test_every_algorithm_is_worked():
+    assert {name for name, *_ in LOSSES} | {"gigpo", "gdpo"} == set(NAMES)
 
 
 def test_the_correction_weighs_by_start_over_behaviour():
@@ -75,74 +155,6 @@ def test_the_correction_weighs_by_start_over_behaviour():
     assert learnt(build("grpo"), sample)[0] == exactly(-1.2 * A)
 
 
-def test_dr_grpo():
-    # sums: 2/3 (1.2 + 1), -1/3 x 0.8, -1/3; over three rows
-    loss, slopes = learn_by("dr-grpo", (2 / 3, [1.5, 1.0]), (-1 / 3, [0.5]), (-1 / 3, [1.0]))
-    assert loss == exactly(-(2.2 * 2 / 3 - 0.8 / 3 - 1 / 3) / 3)
-    assert slopes == [exactly([0, -2 / 9]), exactly([0]), exactly([1 / 9])]
-    assert credited(build("dr-grpo"), [group(1, 0, 0)]) == [exactly([2 / 3, -1 / 3, -1 / 3])]
-
-
-def test_dapo():
-    # over three tokens; 1.5 is clipped at 1.28
-    loss, slopes = learn_by("dapo", (A, [1.5, 1.0]), (-A, [0.5]))
-    assert loss == exactly(-(1.28 * A + A - 0.8 * A) / 3)
-    assert slopes == [exactly([0, -A / 3]), exactly([0])]
-    # 3 tokens are one over 4 - 2: -1/2; so rewards 1 and 1 become 1 and 1/2, a distance of 1/2: std 1/sqrt(8)
-    punished = build("dapo", {"overlong_length": 4, "overlong_buffer": 2})
-    a = 0.25 / (math.sqrt(0.125) + 1e-6)
-    assert credited(punished, [group(1, 1, lengths=[2, 3])]) == [exactly([a, -a])]
-
-
-def test_gspo():
-    # 1.21 and 1: sqrt(1.21) = 1.1. Above 1.0004 for A > 0; for A < 0 it counts, and each token has half of its slope.
-    loss, slopes = learn_by("gspo", (A, [1.21, 1.0]), (-A, [1.21, 1.0]))
-    assert loss == exactly(-(1.0004 * A - 1.1 * A) / 2)
-    assert slopes == [exactly([0, 0]), exactly([1.1 * A / 4, 1.1 * A / 4])]
-
-
-def test_sapo():
-    # at ratio 1: sigmoid(0) 4 / tau = 2 / tau, slope 1 whatever tau
-    loss, slopes = learn_by("sapo", (A, [1.0]), (-A, [1.0]))
-    assert loss == exactly(-(2 * A - 2 / 1.05 * A) / 2)
-    assert slopes == [exactly([-A / 2]), exactly([A / 2])]
-    # at ratio 3 and tau 1: 4 sigmoid(2) = 3.5231884; slope 4 s (1 - s) 3 = 1.2599249
-    s = 1 / (1 + math.exp(-2))
-    loss, slopes = learn_by("sapo", (A, [3.0]))
-    assert loss == exactly(-4 * s * A) and slopes == [exactly([-4 * s * (1 - s) * 3 * A])]
-
-
-def test_cispo():
-    # weights 5 (bounded from 6) and 0.5 (no lower bound), a mean over two tokens; log p = -ln 2
-    loss, slopes = learn_by("cispo", (A, [6.0]), (-A, [0.5]))
-    assert loss == exactly(-(5 * A - 0.5 * A) * HALF / 2)
-    assert slopes == [exactly([-2.5 * A]), exactly([0.25 * A])]
-
-
-def test_rloo():
-    assert credited(build("rloo"), [group(1, 0, 0)]) == [exactly([1, -0.5, -0.5])]
-    # log p of the answers: -2 ln 2 and -ln 2
-    loss, slopes = learn_by("rloo", (1, [1.0, 1.0]), (-0.5, [1.0]))
-    assert loss == exactly(-(2 * HALF - 0.5 * HALF) / 2)
-    assert slopes == [exactly([-0.5, -0.5]), exactly([0.25])]
-
-
-def test_reinforce():
-    assert credited(build("reinforce", {"baseline": 0.25}), [group(1, 0)]) == [exactly([0.75, -0.25])]
-    loss, slopes = learn_by("reinforce", (1, [1.0, 1.0]), (0, [1.0]))
-    assert loss == exactly(-HALF) and slopes == [exactly([-0.5, -0.5]), exactly([0])]
-
-
-def test_reinforce_plus_plus():
-    # tokens earn 1, 1 and 0: mean 2/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3
-    std = math.sqrt(1 / 3) + 1e-6
-    high, low = (1 / 3) / std, (-2 / 3) / std
-    got = credited(build("reinforce-plus-plus"), [group(1, 0, lengths=[2, 1])])
-    assert got == [[[exactly([0, high, high])], [exactly([0, low])]]]
-    loss, _ = learn_by("reinforce-plus-plus", (high, [1.5, 1.0]), (low, [1.0]))
-    assert loss == exactly(-(1.2 * high + high + low) / 3)
-
-
 def test_reinforce_plus_plus_pays_for_the_divergence_from_each_token_on():
     # log(p / p_ref) = 1 at both tokens, beta 0.1: the first has 1 - 0.2 to go, the second 1 - 0.1; the other sample 0
     algorithm = build("reinforce-plus-plus", {"reward_kl_coef": 0.1})
@@ -153,52 +165,6 @@ def test_reinforce_plus_plus_pays_for_the_divergence_from_each_token_on():
     std = math.sqrt(sum((x - mean) ** 2 for x in values) / 2) + 1e-6
     (first, second), (other,) = [member[0][1:] for member in credited(algorithm, groups)[0]]
     assert [first, second, other] == exactly([(x - mean) / std for x in values])
-
-
-def test_reinforce_plus_plus_baseline():
-    # of the group 1/2 and -1/2; of tokens 1/2, 1/2, -1/2: mean 1/6, variance (1/9 + 1/9 + 4/9) / 2 = 1/3
-    std = math.sqrt(1 / 3) + 1e-6
-    got = credited(build("reinforce-plus-plus-baseline"), [group(1, 0, lengths=[2, 1])])
-    assert got == [[[exactly([0, 1 / 3 / std, 1 / 3 / std])], [exactly([0, -2 / 3 / std])]]]
-    # k2 of a ratio of 1.5 to the reference: ln(1.5)^2 / 2, slope ln(1.5); ratio 1.5 of A > 0 is clipped
-    loss, slopes = learn_by("reinforce-plus-plus-baseline", (A, [1.5]), kl_coef=0.1)
-    assert loss == exactly(-1.2 * A + 0.05 * math.log(1.5) ** 2)
-    assert slopes == [exactly([0.1 * math.log(1.5)])]
-
-
-def test_gpg():
-    # four samples, two of them tell: alpha = 2
-    assert credited(build("gpg"), [group(1, 0), group(1, 1)]) == [exactly([1, -1]), exactly([0, 0])]
-    loss, slopes = learn_by("gpg", (1, [1.0, 1.0]), (-1, [1.0]))
-    assert loss == exactly(-(2 * HALF - HALF) / 3) and slopes == [exactly([-1 / 3, -1 / 3]), exactly([1 / 3])]
-
-
-def test_opo():
-    # baseline (1 x 1 + 3 x 0) / 4
-    assert credited(build("opo"), [group(1, 0, lengths=[1, 3])]) == [exactly([0.75, -0.25])]
-    loss, _ = learn_by("opo", (0.75, [1.0]), (-0.25, [1.0, 1.0, 1.0]))
-    assert loss == exactly(-(0.75 * HALF - 0.75 * HALF) / 2)
-
-
-def test_dppo():
-    # p = 1/2 and sampled at 1/3: moved by 1/6 > 0.15, and away for A > 0: left out. For A < 0 it comes back: counted.
-    loss, slopes = learn_by("dppo", (A, [1.5]), (-A, [1.5]))
-    assert loss == exactly(1.5 * A / 2) and slopes == [exactly([0]), exactly([1.5 * A / 2])]
-    # sampled at 0.4: moved by 0.1, although the ratio of 1.25 would be clipped by PPO
-    loss, slopes = learn_by("dppo", (A, [1.25]))
-    assert loss == exactly(-1.25 * A) and slopes == [exactly([-1.25 * A])]
-    # kl of (1/3, 2/3) to (1/2, 1/2): 1/3 ln(2/3) + 2/3 ln(4/3) = 0.0566 > 0.05
-    assert learn_by("dppo", (A, [1.5]), divergence="kl", delta=0.05)[0] == exactly(0)
-    assert learn_by("dppo", (A, [1.5]), divergence="kl", delta=0.06)[0] == exactly(-1.5 * A)
-
-
-def test_max_rl():
-    # mean 1/4: (1 - 1/4) / (1/4) = 3, the others -1; nobody right: nothing
-    scale = 0.25 / (0.25 + 1e-6)
-    want = [exactly([3 * scale, -scale, -scale, -scale]), exactly([0, 0, 0, 0])]
-    assert credited(build("max-rl"), [group(1, 0, 0, 0), group(0, 0, 0, 0)]) == want
-    loss, _ = learn_by("max-rl", (3, [1.0]), (-1, [1.0, 1.0]))
-    assert loss == exactly(-(3 * HALF - 2 * HALF) / 2)
 
 
 def test_gdpo():
@@ -212,7 +178,6 @@ def test_gdpo():
     std = math.sqrt(sum(x * x for x in values) / 2)
     got = credited(build("gdpo", {"weights": {"form": 0.25}}), [group(1, 1, 0, parts=parts)])
     assert got == [pytest.approx([x / std for x in values], abs=1e-5)]
-    assert learn_by("gdpo", (A, [1.5, 1.0]), (-A, [0.5]))[0] == exactly(-(1.1 * A - 0.8 * A) / 2)
 
 
 def parts_of(**parts):
@@ -257,15 +222,6 @@ def test_max_rl_refuses_negative_rewards():
         credited(build("max-rl"), [group(1, -1)])
 
 
-def test_gdpo_gives_groups_of_equal_rewards_exactly_nothing():
-    odd = [
-        group(0.1, 0.7, 0.3, parts=parts_of(a=[0.1, 0.7, 0.3], b=[0.3, 0.3, 0.9])),
-        group(1, 1, parts=parts_of(a=[1, 1], b=[0, 0])),
-    ]
-    (first, second) = credited(build("gdpo"), odd)
-    assert second[:2] == [0.0, 0.0] and all(first)
-
-
 def test_gigpo():
     # Two samples of two turns each, gamma = 1/2: rewards (0, 1) and (0, 0). Both begin in state 7: returns 1/2 and 0, apart by
     # 1/2: mean 1/4, std 1/sqrt(8). Only the first comes to state 8, only the second to 9: no comparison there.
@@ -283,16 +239,6 @@ def test_gigpo():
     algorithm = build("gigpo", {"gamma": 0.5, "normalise": "none", "step_weight": 0.5})
     want = [[[exactly([0, 0.625, 0.625, 0.75])], [exactly([0, -0.625, -0.75])]]]
     assert credited(algorithm, [[won, lost]]) == want
-    # Over three tokens: 1.5 is clipped to 1.2 above, 0.5 to 0.8 below.
-    loss, slopes = learn_by("gigpo", (1, [1.5, 1.0]), (-1, [0.5]))
-    assert loss == exactly(-(1.2 + 1.0 - 0.8) / 3)
-    assert slopes == [exactly([0, -1 / 3]), exactly([0])]
-
-
-def test_every_algorithm_is_worked():
-    from tests.golden.bench import NAMES
-
-    assert {f"test_{name.replace('-', '_')}" for name in NAMES} <= set(globals())
 
 
 def test_m2po():
@@ -310,18 +256,12 @@ def test_m2po():
     assert learnt(build("m2po", {"second_moment": 0.06}), sampled)[0] == exactly(-(first - third - fourth) / 4)
 
 
-def test_remax():
-    # The greedy answer earned 0.25. Sums over the answers' tokens, mean of the two rows.
+def test_remax_compares_with_the_greedy_answer():
     members = group(1, 0)
-    for member in members:
-        member["greedy"] = 0.25
-    assert credited(build("remax"), [members]) == [exactly([0.75, -0.25])]
-    loss, slopes = learn_by("remax", (0.75, [1.0, 1.0]), (-0.25, [1.0]))
-    assert loss == exactly(-(0.75 * 2 * HALF - 0.25 * HALF) / 2)
-    assert slopes == [exactly([-0.375, -0.375]), exactly([0.125])]
-    for member in members:
-        member["greedy"] = None  # it has no verdict: nothing to compare with
-    assert credited(build("remax"), [members]) == [exactly([0, 0])]
+    for greedy, want in ((0.25, [0.75, -0.25]), (None, [0, 0])):  # None: it has no verdict, so nothing to compare with
+        for member in members:
+            member["greedy"] = greedy
+        assert credited(build("remax"), [members]) == [exactly(want)]
 
 
 def test_ppo():
@@ -332,10 +272,6 @@ def test_ppo():
     ours = build("ppo", {"lam": 0.5, "normalise": False})
     assert credited(ours, [[sample]]) == [[[exactly([0, 0.0625, 0.625, 0.25])]]]
     assert credited(ours, [[sample]], returns=True) == [[[exactly([0, 0.5625, 0.875, 1.0])]]]
-    # Over tokens: 1.5 is clipped to 1.2 above, 0.5 to 0.8 below.
-    loss, slopes = learn_by("ppo", (1, [1.5, 1.0]), (-1, [0.5]))
-    assert loss == exactly(-(1.2 + 1.0 - 0.8) / 3)
-    assert slopes == [exactly([0, -1 / 3]), exactly([0])]
     # The critic: returns of 1, an old value of 0. At 0.1 it counts as it is, 0.9^2; at 0.5 it has gone beyond 0.2: 0.8^2,
     # without a gradient; at -0.5 going back is what it should: 1.5^2.
     columns = {
@@ -348,21 +284,6 @@ def test_ppo():
     assert loss == exactly((0.81 + 0.64 + 2.25) / 6)
     assert slopes == [exactly([0, -0.9 / 3, 0, -1.5 / 3])]
     assert metrics == {"critic/clip_fraction": (1.0, 3.0)}
-
-
-@pytest.mark.parametrize(
-    ("name", "ratio", "loss", "slope"),
-    [
-        ("grpo", 2.5, 2.5, 2.5),
-        ("grpo", 16.0, 3.0, 0.0),  # dual_clip = 3
-        ("dppo", 16.0, 16.0, 16.0),
-        ("dppo", 64.0, 20.0, 20.0),  # ratio_cap = 20: the token keeps a gradient
-        ("m2po", 64.0, 20.0, 20.0),
-    ],
-)
-def test_one_likelier_token_with_a_negative_advantage_does_not_outweigh_a_batch(name, ratio, loss, slope):
-    got, slopes = learn_by(name, (-1.0, [ratio]))
-    assert got == exactly(loss) and slopes == [exactly([slope])]
 
 
 @pytest.mark.parametrize("apart", [3e-3, -3e-3])

@@ -4,6 +4,7 @@
 import json
 import math
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 
 from relax_core import learn
-from relax_core.api import AttemptId, Ragged, RowBatch
-from tests.golden.bench import _sealed, batch_of, build, draw_groups, flat, of_tokens, rows_of
+from relax_core.api import Ragged, RowBatch
+from tests.golden.bench import batch_of, build, credited, draw_groups, flat, of_tokens, rows_of, summed, tensors
 from tests.golden.reference import distillation as reference, plain
 
 K, VOCAB = 3, 7
@@ -67,35 +68,13 @@ def columns_of(rows, options):
 
 def learnt(algorithm, rows, parts=None):
     """(loss, slopes by log_probs, slopes by student_at, metrics)."""
-    of_token = [torch.tensor(row["log_probs"], dtype=torch.float64, requires_grad=True) for row in rows]
-    of_k = [torch.tensor(row["student_at"], dtype=torch.float64, requires_grad=True) for row in rows]
-    denominators = learn.Denominators(learn.count(batch_of(rows)))
-    total, metrics = 0.0, {}
-    for part in parts or [range(len(rows))]:
-        batch = learn.PackedBatch(columns_of([rows[i] for i in part], algorithm.options), dtype=torch.float64)
-        outputs = {"log_probs": torch.cat([of_token[i] for i in part])}
-        for output in algorithm.outputs():
-            if output.ids:
-                outputs[output.key] = torch.cat([of_k[i] for i in part])
-        loss = algorithm.loss(batch, learn.Outputs(outputs))
-        value = sum(learn.reduce(loss, batch, denominators).values())
-        value.backward()
-        total += float(value.detach())
-        metrics = learn.merge_metrics(metrics, {n: (float(a), float(b)) for n, (a, b) in loss.metrics.items()})
-    slopes = [[(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)).tolist() for leaf in leaves]
-              for leaves in (of_token, of_k)]  # fmt: skip
-    return total, *slopes, metrics
-
-
-def credited(algorithm, groups):
-    """Our advantages, [group][member][row][token]."""
-    everyone = [(g, s, member) for g, group in enumerate(groups) for s, member in enumerate(group)]
-    ids = rows_of([[{**m, "valid": True} for m in group] for group in groups], [[0.0] * len(group) for group in groups])
-    batch = columns_of(ids, algorithm.options)
-    samples = {AttemptId(g, s, 0): _sealed(g, s, m) for g, s, m in everyone}
-    grouping = learn.Grouping(batch, samples, ("loss_mask", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"))
-    values = grouping.columns(algorithm.advantages(grouping.groups))["advantages"].rows()
-    return [[[next(values).tolist() for _ in member["rows"]] for member in group] for group in groups]
+    outputs = {"log_probs": tensors(rows, "log_probs")}
+    at = [output.key for output in algorithm.outputs() if output.ids]
+    outputs |= {key: tensors(rows, "student_at") for key in at}
+    batch_of = partial(columns_of, options=algorithm.options)
+    loss, slopes, metrics = summed(algorithm.loss, rows, outputs, parts, batch_of)
+    none = [[[0.0] * len(position) for position in row["student_at"]] for row in rows]
+    return loss, slopes["log_probs"], slopes[at[0]] if at else none, metrics
 
 
 def prepared(options, seed=0):
@@ -106,15 +85,15 @@ def prepared(options, seed=0):
 @each
 def test_advantages_equal_the_reference(options):
     algorithm = build("distillation", options)
-    for seed in range(4):
+    for seed in range(2):
         groups = drawn(seed)
         want = of_tokens(groups, reference.advantages(groups, algorithm.options.model_dump()))
-        assert flat(credited(algorithm, groups)) == pytest.approx(flat(want), rel=1e-6, abs=1e-6), "a column is float32"
+        assert flat(of_tokens(groups, credited(algorithm, groups))) == pytest.approx(flat(want), abs=1e-9)
 
 
 @each
 def test_loss_and_gradients_equal_the_reference(options):
-    for seed in range(4):
+    for seed in range(2):
         algorithm, rows = prepared(options, seed)
         chosen = algorithm.options.model_dump()
         loss, of_token, of_k, _ = learnt(algorithm, rows)
@@ -147,22 +126,26 @@ def test_order_micro_batches_and_what_stands_in_masked_places_change_nothing(opt
 # -- by hand -----------------------------------------------------------------------------------------------------
 
 
-def test_by_hand():
-    """The policy has 1/2 and 1/2, the teacher 1/4 and 3/4; one row sampled the first token, then the second."""
+def two_sampled_tokens():
+    """A group of one row. The policy has 1/2 and 1/2, the teacher 1/4 and 3/4; the first token was sampled, then the second."""
     half, quarter, most = math.log(1 / 2), math.log(1 / 4), math.log(3 / 4)
+    own = [0, half, half]
     row = {
-        "mask": [0, 1, 1], "log_probs": [0, half, half], "old": [0, half, half], "rollout": [0, half, half],
-        "ref": [0, half, half], "entropy": [0.0] * 3, "teacher": [0, quarter, most],
+        "mask": [0, 1, 1], "log_probs": own, "old": own, "rollout": own, "ref": own, "entropy": [0.0] * 3,
+        "teacher": [0, quarter, most],
         "student_at": [[0.0, 0.0], [half, half], [half, half]], "teacher_at": [[0.0, 0.0], [quarter, most], [quarter, most]],
     }  # fmt: skip
-    group = [{"reward": 0.0, "valid": True, "parts": {}, "rows": [row]}]
+    return [{"reward": 0.0, "valid": True, "parts": {}, "rows": [row]}]
+
+
+def test_by_hand():
+    group = two_sampled_tokens()
 
     def advantages(**options):
         return credited(build("distillation", options), [group])[0][0][0][1:]
 
     def loss(**options):
-        rows = rows_of([group], [[0.0]])
-        return learnt(build("distillation", {"mode": "loss", **options}), rows)[0]
+        return learnt(build("distillation", {"mode": "loss", **options}), rows_of([group], [[0.0]]))[0]
 
     assert advantages() == pytest.approx([-math.log(2), math.log(3 / 2)])
     assert advantages(discount=0.5) == pytest.approx([-math.log(2) + math.log(3 / 2) / 2, math.log(3 / 2)])
@@ -181,12 +164,8 @@ def test_by_hand():
 
 
 def test_metrics_by_hand():
-    """Policy (1/2, 1/2), teacher (1/4, 3/4): they have 1/4 + 1/2 in common; samples say min(1, 1/2) and 1."""
-    half, quarter, most = math.log(1 / 2), math.log(1 / 4), math.log(3 / 4)
-    row = {"mask": [0, 1, 1], "log_probs": [0, half, half], "old": [0.0] * 3, "rollout": [0.0] * 3, "ref": [0.0] * 3,
-           "teacher": [0, quarter, most], "entropy": [0.0] * 3, "student_at": [[0.0, 0.0], [half, half], [half, half]],
-           "teacher_at": [[0.0, 0.0], [quarter, most], [quarter, most]]}  # fmt: skip
-    rows = rows_of([[{"reward": 0.0, "valid": True, "parts": {}, "rows": [row]}]], [[0.0]])
+    """They have 1/4 + 1/2 in common; samples say min(1, 1/2) and 1."""
+    rows = rows_of([two_sampled_tokens()], [[0.0]])
     for options in ({}, {**STUDENT, "k": 2}):
         *_, metrics = learnt(build("distillation", options), rows)
         assert metrics["distill/agreement"] == pytest.approx((1.5, 2.0), rel=1e-5), "the rest has at least 1e-6"
@@ -216,7 +195,7 @@ def test_the_mean_gradient_of_sampled_tokens_is_that_of_the_divergence(kind, bet
         assert estimate.tolist() == pytest.approx(exact.tolist(), abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), k=st.integers(1, VOCAB), kind=st.sampled_from(["reverse", "forward", "jsd"]))
 def test_with_the_rest_as_one_outcome_it_is_a_divergence_that_never_overstates(seed, k, kind):
     source = random.Random(seed)

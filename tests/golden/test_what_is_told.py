@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from relax_core import learn
-from tests.golden.bench import CASES, IDS, batch_of, build, draw_groups, learnt, rows_of, with_prepared
+from tests.golden.bench import CASES, IDS, batch_of, build, draw_groups, learnt, rows_of, tensors, with_prepared
 
 Row = dict[str, Any]
 
@@ -109,14 +109,19 @@ def test_rows_without_advantage_may_be_skipped_only_where_nothing_else_has_a_gra
     assert [build("grpo", one).zero_advantage_skips for one in options] == [True, False, False, True]
 
 
+def test_an_algorithm_asks_for_what_its_options_read() -> None:
+    def asked(**options: Any) -> set[str]:
+        return {column.name for column in build("grpo", options).columns()} - {"advantages", "rollout_log_probs"}
+
+    assert (asked(), asked(correction="truncate"), asked(kl_coef=0.1)) == (set(), {"old_log_probs"}, {"ref_log_probs"})
+    assert {output.name for output in build("grpo", {"entropy_coef": 0.1}).outputs()} == {"log_probs", "entropy"}
+
+
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
 def test_metrics_hold_no_graph(name: str, options: dict[str, Any], rows: list[Row]) -> None:
     algorithm = build(name, options)
-    rows = [{**row, "values": row["values"], "returns": row["values"]} for row in with_prepared(algorithm, rows)]
+    rows = with_prepared(algorithm, rows)
     batch = learn.PackedBatch(batch_of(rows), dtype=torch.float64)
-    values = {
-        own: torch.cat([torch.tensor(row[own], dtype=torch.float64) for row in rows]).requires_grad_()
-        for own in ("log_probs", "entropy")
-    }
+    values = {own: torch.cat(tensors(rows, own)) for own in ("log_probs", "entropy")}
     metrics = algorithm.loss(batch, learn.Outputs(values)).metrics
     assert metrics and not [name for name, (total, _) in metrics.items() if total.requires_grad]

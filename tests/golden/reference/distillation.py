@@ -7,15 +7,15 @@ and `teacher_at`. The loss is differentiated by `log_probs` and `student_at`.
 
 import cmath
 
-from tests.golden.reference import grpo, plain
-from tests.golden.reference.plain import STEP, clip, constant, dual_clipped, exp, larger, ratio, smaller, trained
+from tests.golden.reference import plain
+from tests.golden.reference.plain import STEP, constant, exp, larger, trained
 
 LEAST = 1e-6
 
 
 def advantages(groups, options):
     """[group][member][row][token]."""
-    rewards = plain.credited(groups, {**options, "aggregation": "token"}, grpo.normalised)
+    rewards = plain.credited(groups, {**options, "aggregation": "token"}, plain.normalised)
     result = []
     for group, earned in zip(groups, rewards):
         result.append([])
@@ -43,11 +43,6 @@ def credit(row, t, options):
     if options["divergence"] == "reverse":
         return cmath.log(x).real
     return x - 1 if options["divergence"] == "forward" else (1 - b) * cmath.log(b * x + 1 - b).real
-
-
-def surrogate(row, t, options):
-    r, a = ratio(row, t, options), row["advantage"][t]
-    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
 def kl(one, other):
@@ -78,7 +73,7 @@ def over(log_probs, options):
 
 def loss(rows, options):
     if options["mode"] == "advantage":
-        return plain.loss(rows, options, surrogate)
+        return plain.loss(rows, options, plain.clipped)
 
     def value(row, t):
         weight = plain.weight(row, t, options) if options["tokens"] == "sampled" else 1.0
@@ -87,7 +82,7 @@ def loss(rows, options):
 
     result = plain.aggregate(rows, value, options)
     if options["reward_coef"]:
-        result += plain.loss(rows, {**options, "kl_coef": 0.0, "entropy_coef": 0.0}, surrogate)
+        result += plain.loss(rows, {**options, "kl_coef": 0.0, "entropy_coef": 0.0}, plain.clipped)
     return result
 
 

@@ -2,7 +2,7 @@
 """GDPO, arXiv 2601.05242: each reward normalised in its group, their sum over the batch."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, dual_clipped, equal, length, mean, ratio, smaller, std
+from tests.golden.reference.plain import equal, length, mean, std
 
 
 def advantages(groups, options):
@@ -28,10 +28,4 @@ def advantages(groups, options):
     return result
 
 
-def surrogate(row, t, options):
-    r, a = ratio(row, t, options), row["advantage"][t]
-    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.clipped)

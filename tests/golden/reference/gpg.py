@@ -19,9 +19,4 @@ def advantages(groups, options):
     return plain.credited(groups, options, scaled)
 
 
-def surrogate(row, t, options):
-    return -row["advantage"][t] * row["log_probs"][t]
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.reinforced)

@@ -2,18 +2,11 @@
 """GSPO, arXiv 2507.18071, eq. 5 to 7."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, dual_clipped, equal, exp, mean, smaller, std, trained
+from tests.golden.reference.plain import clip, dual_clipped, exp, mean, smaller, trained
 
 
 def advantages(groups, options):
-    return plain.credited(groups, options, normalised)
-
-
-def normalised(rewards, members):
-    """(R - mean) / std; nothing where all are equal."""
-    if equal(rewards):
-        return [0.0] * len(rewards)
-    return [(r - mean(rewards)) / (std(rewards) + 1e-6) for r in rewards]
+    return plain.credited(groups, options, plain.normalised)
 
 
 def surrogate(row, t, options):
@@ -24,5 +17,4 @@ def surrogate(row, t, options):
     return dual_clipped(-smaller(s * a, clip(s, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
 
 
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(surrogate)

@@ -15,9 +15,4 @@ def relative(rewards, members):
     return [(r - mean(rewards)) / (mean(rewards) + 1e-6) for r in rewards]
 
 
-def surrogate(row, t, options):
-    return -row["advantage"][t] * row["log_probs"][t]
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.reinforced)

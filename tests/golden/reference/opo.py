@@ -17,9 +17,4 @@ def less_optimal(rewards, members):
     return [r - baseline for r in rewards]
 
 
-def surrogate(row, t, options):
-    return -row["advantage"][t] * row["log_probs"][t]
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.reinforced)

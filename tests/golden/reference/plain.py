@@ -134,6 +134,22 @@ def loss(rows, options, surrogate):
     return aggregate(rows, value, options)
 
 
+def loss_of(surrogate):
+    """The loss function whose tokens have this surrogate."""
+    return lambda rows, options: loss(rows, options, surrogate)
+
+
+def reinforced(row, t, options):
+    """REINFORCE's surrogate."""
+    return -row["advantage"][t] * row["log_probs"][t]
+
+
+def clipped(row, t, options):
+    """PPO's surrogate, arXiv 1707.06347 eq. 7."""
+    r, a = ratio(row, t, options), row["advantage"][t]
+    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
+
+
 def gradient(rows, options, loss_of):
     """d loss / d log_prob of every token of every row."""
     slopes = []
@@ -147,6 +163,16 @@ def gradient(rows, options, loss_of):
 
 
 # -- advantages --------------------------------------------------------------------------------------------------
+
+
+def centred(rewards, members):
+    """R - mean; nothing where all are equal."""
+    return [0.0 if equal(rewards) else r - mean(rewards) for r in rewards]
+
+
+def normalised(rewards, members):
+    """(R - mean) / std; nothing where all are equal."""
+    return [0.0 if equal(rewards) else (r - mean(rewards)) / (std(rewards) + 1e-6) for r in rewards]
 
 
 def rewards(group, options):

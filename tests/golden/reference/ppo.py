@@ -3,20 +3,7 @@
 it now says, and `returns`."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import (
-    STEP,
-    clip,
-    constant,
-    dual_clipped,
-    equal,
-    larger,
-    length,
-    mean,
-    ratio,
-    smaller,
-    std,
-    trained,
-)
+from tests.golden.reference.plain import STEP, clip, constant, equal, larger, length, mean, std, trained
 
 
 def gae(row, reward, options):
@@ -62,13 +49,7 @@ def advantages(groups, options):
     return result
 
 
-def surrogate(row, t, options):
-    r, a = ratio(row, t, options), row["advantage"][t]
-    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.clipped)
 
 
 def value_loss(rows, options):

@@ -8,9 +8,4 @@ def advantages(groups, options):
     return plain.credited(groups, options, lambda rewards, members: [r - options["baseline"] for r in rewards])
 
 
-def surrogate(row, t, options):
-    return -row["advantage"][t] * row["log_probs"][t]
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.reinforced)

@@ -2,14 +2,11 @@
 """REINFORCE++ with baseline, arXiv 2501.03262: less the group's mean, by the batch's spread."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import clip, dual_clipped, equal, length, mean, ratio, smaller, std
+from tests.golden.reference.plain import equal, length, mean, std
 
 
 def advantages(groups, options):
-    plainly = {**options, "aggregation": "token"}
-    centred = plain.credited(
-        groups, plainly, lambda rewards, _: [0.0 if equal(rewards) else r - mean(rewards) for r in rewards]
-    )
+    centred = plain.credited(groups, {**options, "aggregation": "token"}, plain.centred)
     everything = []
     for group, values in zip(groups, centred):
         for member, value in zip(group, values):
@@ -24,10 +21,4 @@ def advantages(groups, options):
     return result
 
 
-def surrogate(row, t, options):
-    r, a = ratio(row, t, options), row["advantage"][t]
-    return dual_clipped(-smaller(r * a, clip(r, 1 - options["clip_low"], 1 + options["clip_high"]) * a), a, options)
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.clipped)

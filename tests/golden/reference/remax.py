@@ -14,9 +14,4 @@ def beyond(rewards, members):
     return [0.0 if greedy is None else r - greedy for r in rewards]
 
 
-def surrogate(row, t, options):
-    return -row["advantage"][t] * row["log_probs"][t]
-
-
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(plain.reinforced)

@@ -2,18 +2,11 @@
 """SAPO, arXiv 2511.20347."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import equal, exp, mean, ratio, std
+from tests.golden.reference.plain import exp, ratio
 
 
 def advantages(groups, options):
-    return plain.credited(groups, options, normalised)
-
-
-def normalised(rewards, members):
-    """(R - mean) / std; nothing where all are equal."""
-    if equal(rewards):
-        return [0.0] * len(rewards)
-    return [(r - mean(rewards)) / (std(rewards) + 1e-6) for r in rewards]
+    return plain.credited(groups, options, plain.normalised)
 
 
 def surrogate(row, t, options):
@@ -23,5 +16,4 @@ def surrogate(row, t, options):
     return -gate * 4 / tau * a
 
 
-def loss(rows, options):
-    return plain.loss(rows, options, surrogate)
+loss = plain.loss_of(surrogate)

@@ -44,7 +44,7 @@ def test_uniforms_are_uniform_over_seeds_and_positions() -> None:
         assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-40, 40), min_size=2, max_size=20), st.floats(0, 1, exclude_max=True), st.data())
 def test_draw_is_the_inverse_of_the_cumulative_distribution(logits: list[float], u: float, data: st.DataObject) -> None:
     banned = data.draw(st.sets(st.integers(0, len(logits) - 1), max_size=len(logits) - 1))

@@ -30,6 +30,16 @@ def test_groups_are_rectangles_with_room_for_the_largest(rows, samples):
     assert set(groups.token_columns) == {"weight_versions"}
 
 
+def test_members_without_a_verdict_are_not_valid(rows, samples):
+    known = list(samples)
+    samples[known[0]] = replace(samples[known[0]], outcome=Outcome.REWARD_TIMEOUT)
+    samples[known[1]] = replace(samples[known[1]], reward=float("nan"))
+    samples[known[2]] = replace(samples[known[2]], outcome=Outcome.TRUNCATED)
+    groups = learn.Grouping(rows, samples).groups
+    assert groups.valid.tolist() == [[True, False, False], [True, True, False]]
+    assert groups.rewards.tolist() == [[1, 0, 0], [1, 0, 0]]
+
+
 def test_a_figure_about_a_judgement_is_no_reward(rows, samples):
     told = {key: replace(one, parts={**one.parts, "judge/verdicts/agreement": 1.0}) for key, one in samples.items()}
     assert set(learn.Grouping(rows, told).groups.parts) == {"exact"}
@@ -70,9 +80,5 @@ def test_a_row_of_an_unknown_sample_is_refused(rows, samples):
 
 def test_nothing_gives_nothing(rows):
     grouping = learn.Grouping(rows.take([]), {})
-    assert (
-        grouping.columns(Advantages(learn.group_mean_std(grouping.groups.rewards, grouping.groups.valid)))[
-            "advantages"
-        ].values.size
-        == 0
-    )
+    nothing = Advantages(learn.group_mean_std(grouping.groups.rewards, grouping.groups.valid))
+    assert grouping.columns(nothing)["advantages"].values.size == 0

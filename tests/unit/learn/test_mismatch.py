@@ -24,7 +24,7 @@ def measured(apart, mask, fresh, cuts):
     return {name: mean(metric) for name, metric in with_quantiles(merge_metrics(*parts)).items()}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(sizes, st.booleans(), st.booleans()), min_size=1, max_size=300), st.data())
 def test_every_number_is_that_of_all_tokens_whatever_the_split(tokens, data):
     apart = np.array([token[0] for token in tokens], np.float32)
@@ -59,7 +59,3 @@ def test_what_is_not_a_number_is_among_the_largest():
     meter = Mismatch()
     meter.add(torch.tensor([float("nan"), 1.0, 1e30]), torch.ones(3, dtype=torch.bool))
     assert meter.share()[f"{OF}_p99@{BUCKETS - 1}"] == (2.0, 2.0)
-
-
-def test_other_metrics_pass_as_they_are():
-    assert with_quantiles({"policy/entropy": (3.0, 2.0)}) == {"policy/entropy": (3.0, 2.0)}

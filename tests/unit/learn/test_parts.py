@@ -9,30 +9,22 @@ from hypothesis import given, strategies as st
 
 from relax_core import learn
 from relax_core.api import Loss
+from tests.golden.reference import plain, rloo
 
 FLOATS = st.floats(-3, 3)
-
-
-def test_mean_only_leaves_the_spread():
-    rewards, valid = torch.tensor([[1.0, 0, 5, 9], [2, 2, 2, 2]]), torch.tensor([[True, True, True, False], [True] * 4])
-    assert learn.group_mean(rewards, valid).tolist() == [[-1, -2, 3, 0], [0, 0, 0, 0]]
-
-
-def test_a_single_valid_member_gets_nothing():
-    rewards, valid = torch.tensor([[3.0, 0.0]]), torch.tensor([[True, False]])
-    assert learn.group_mean_std(rewards, valid).tolist() == [[0, 0]]
 
 
 GROUPS = st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=4)
 
 
 @given(groups=GROUPS)
-def test_left_out_samples_judge_the_one(groups):
+def test_rewards_are_compared_within_their_group(groups):
     rewards = torch.tensor(groups, dtype=torch.float64)
-    got = learn.leave_one_out(rewards, torch.ones_like(rewards, dtype=torch.bool))
-    for mine, credited in zip(groups, got.tolist(), strict=True):
-        want = [r - (sum(mine) - r) / 2 for r in mine]
-        assert credited == pytest.approx(want if max(mine) > min(mine) else [0] * 3, abs=1e-9)
+    valid = torch.ones_like(rewards, dtype=torch.bool)
+    parts = zip(groups, *(f(rewards, valid).tolist() for f in (learn.group_mean_std, learn.leave_one_out)), strict=True)
+    for own, normalised, left_out in parts:
+        assert normalised == pytest.approx(plain.normalised(own, None), rel=1e-9, abs=1e-9)
+        assert left_out == pytest.approx(rloo.left_out(own, None), abs=1e-9)
 
 
 @given(groups=GROUPS)
@@ -55,7 +47,11 @@ def test_members_that_are_not_valid_are_no_part_of_any_statistic():
     lengths = torch.tensor([[1, 3, 900]])
     assert learn.leave_one_out(rewards, valid).tolist() == [[1, -1, 0]]
     assert learn.length_weighted_baseline(rewards, valid, lengths).tolist() == [[0.75, -0.25, 0]]
+    assert learn.group_mean(rewards, valid).tolist() == [[0.5, -0.5, 0]]
     assert learn.group_mean_relative(rewards, valid)[0].tolist() == pytest.approx([1, -1, 0], abs=1e-5)
+    for lower in (rewards - 0.5, rewards - 1):
+        assert not learn.group_mean_relative(lower, valid).any(), "a mean that is not above zero"
+    assert not learn.group_mean_std(rewards, torch.tensor([[True, False, False]])).any(), "nobody to compare with"
     assert learn.informative(rewards, valid).tolist() == [True]
 
 
@@ -138,26 +134,21 @@ def test_the_weight_of_cispo_is_bounded_and_has_no_gradient_of_its_own():
     torch.testing.assert_close(log_probs.grad, -weights * advantages)
 
 
-def test_ratio_levels(rows):
-    batch, moved = learn.PackedBatch(rows), torch.arange(14.0)
-    zeros = torch.zeros(14)
-    assert learn.log_ratio(batch, moved, zeros).tolist() == moved.tolist()
-    assert learn.log_ratio(batch, moved, zeros, "sequence")[:5].tolist() == [3, 3, 3, 4, 4]
-    assert learn.log_ratio(batch, moved, zeros, "geometric")[:5].tolist() == [1.5, 1.5, 1.5, 4, 4]
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_scores_are_of_the_tempered_distribution(temperature):
     torch.manual_seed(0)
     logits, ids = torch.randn(6, 9, dtype=torch.float64), torch.arange(6)
-    distribution = torch.distributions.Categorical(logits=logits / temperature)
-    for max_logits in (2**25, 20):
+    want, have, sliced = (logits.clone().requires_grad_() for _ in range(3))
+    distribution = torch.distributions.Categorical(logits=want / temperature)
+    wanted = {"log_probs": distribution.log_prob(ids), "entropy": distribution.entropy()}
+    sum(value.square().sum() for value in wanted.values()).backward()
+    for leaf, max_logits in ((have, 2**25), (sliced, 20)):
         scored = learn.score_distribution(
-            logits, lambda x: x, ids, learn.Wanted(entropy=True), vocab_size=9, temperature=temperature,
-            max_logits=max_logits,
+            leaf, lambda x: x, ids, learn.Wanted(entropy=True), vocab_size=9, temperature=temperature, max_logits=max_logits
         )  # fmt: skip
-        assert torch.allclose(scored["log_probs"], distribution.log_prob(ids))
-        assert torch.allclose(scored["entropy"], distribution.entropy())
+        sum(scored[name].square().sum() for name in wanted).backward()
+        assert all(torch.allclose(scored[name], value) for name, value in wanted.items())
+        assert torch.allclose(leaf.grad, want.grad)
 
 
 def test_logits_larger_than_the_bound_never_exist_at_once():
@@ -173,11 +164,6 @@ def test_logits_larger_than_the_bound_never_exist_at_once():
     scored = learn.score_distribution(logits, head, ids, learn.Wanted(), vocab_size=9, max_logits=40)
     scored["log_probs"].sum().backward()
     assert widest <= 40
-
-
-def test_a_group_whose_mean_is_not_above_zero_has_no_relative_advantage():
-    valid = torch.ones(2, 2, dtype=torch.bool)
-    assert not learn.group_mean_relative(torch.tensor([[-1.0, 0.0], [-1.0, 1.0]]), valid).any()
 
 
 def test_logits_in_half_precision_are_scored_in_float32():

@@ -28,15 +28,6 @@ def test_a_reward_is_earned_at_the_last_trained_token():
     assert learn.at_last_token(numbers(5, 7), nobody, LENGTHS).tolist() == [0] * 7
 
 
-def test_gae_by_hand():
-    # row 0: V 0.5 then 0.25, reward 1 at the end; gamma 0.9, lambda 0.5
-    # d = (0.9 x 0.25 - 0.5, 1 - 0.25) = (-0.275, 0.75); A = (-0.275 + 0.45 x 0.75, 0.75) = (0.0625, 0.75)
-    values, rewards = numbers(9, 0.5, 9, 0.25, 9, 0, 0), numbers(9, 0, 9, 1, 9, 0, 0)
-    advantages, returns = learn.gae(rewards, values, MASK, LENGTHS, 0.9, 0.5)
-    assert advantages.tolist() == pytest.approx([0, 0.0625, 0, 0.75, 0, 0, 0])
-    assert returns.tolist() == pytest.approx([0, 0.5625, 0, 1, 0, 0, 0])
-
-
 @given(st.lists(st.floats(-3, 3), min_size=7, max_size=7), st.lists(st.floats(-3, 3), min_size=7, max_size=7),
        st.floats(0.5, 1), st.floats(0, 1))  # fmt: skip
 def test_gae_equals_its_sum(rewards, values, gamma, lam):
@@ -47,12 +38,6 @@ def test_gae_equals_its_sum(rewards, values, gamma, lam):
         for place, t in enumerate(row):
             want = sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[place:]))
             assert float(got[t]) == pytest.approx(want, abs=1e-9)
-
-
-def test_with_lambda_one_the_return_is_the_reward_to_go():
-    rewards, values = numbers(0, 1, 0, 2, 0, 3, 4), numbers(1, 2, 3, 4, 5, 6, 7)
-    _, returns = learn.gae(rewards, values, MASK, LENGTHS)
-    assert returns.tolist() == pytest.approx(learn.reward_to_go(rewards, MASK, LENGTHS).tolist())
 
 
 def test_rows_without_a_trained_token_have_nothing():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
+from relax_plugin_policy_gradient.gigpo import GiGPO, GiGPOOptions
 from relax_plugin_policy_gradient.grpo import GRPO, GRPOOptions
 
 from relax_core import learn
@@ -26,24 +27,18 @@ def credit(returns, states, valid=None, std=False):
     return learn.step_credit(returns, torch.tensor(states), valid, std)
 
 
-def test_turns_are_compared_where_they_began_in_an_equal_state():
-    got = credit([[[1.0, 4.0], [3.0, 6.0]]], [[[5, 8], [5, -8]]])
-    assert got.tolist() == [[[-1, 0], [1, 0]]]
-
-
-def test_a_state_that_a_sample_comes_back_to_is_one_state():
-    got = credit([[[1.0, 2.0], [6.0, NAN]]], [[[5, 5], [5, 0]]])
-    assert got[0, 0].tolist() == [-2, -1]
-    assert got[0, 1, 0] == 3 and bool(got[0, 1, 1].isnan())
-
-
-def test_equal_states_of_other_tasks_are_no_comparison():
-    assert credit([[[1.0]], [[3.0]]], [[[5]], [[5]]]).tolist() == [[[0]], [[0]]]
-
-
-def test_members_without_a_verdict_neither_count_nor_get_credit():
-    got = credit([[[1.0], [3.0], [100.0]]], [[[5], [5], [5]]], [[True, True, False]])
-    assert got.tolist() == [[[-1], [1], [0]]]
+@pytest.mark.parametrize(
+    ("returns", "states", "valid", "want"),
+    [
+        ([[[1.0, 4.0], [3.0, 6.0]]], [[[5, 8], [5, -8]]], None, [[[-1, 0], [1, 0]]]),
+        ([[[1.0, 2.0], [6.0, 9.0]]], [[[5, 5], [5, 0]]], None, [[[-2, -1], [3, 0]]]),  # a sample came back to state 5
+        ([[[1.0]], [[3.0]]], [[[5]], [[5]]], None, [[[0]], [[0]]]),  # states of other tasks are no comparison
+        ([[[1.0], [3.0], [100.0]]], [[[5], [5], [5]]], [[True, True, False]], [[[-1], [1], [0]]]),
+        ([[[1.0, 2.0], [3.0, NAN]]], [[[5, 8], [5, 0]]], None, [[[-1, 0], [1, NAN]]]),
+    ],
+)
+def test_turns_are_compared_where_they_began_in_an_equal_state(returns, states, valid, want):
+    torch.testing.assert_close(credit(returns, states, valid), numbers(want), equal_nan=True, rtol=0, atol=0)
 
 
 def test_equal_returns_are_exactly_nothing():
@@ -114,28 +109,14 @@ def test_turns_that_nobody_asked_for_are_not_there():
         learn.of_turns(torch.zeros(1, 1, 1), groups)
 
 
-@pytest.mark.parametrize("omega", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("omega", [0.0, 2.5])
 def test_gigpo_of_single_turns_is_grpo_with_another_size(omega):
     """All samples of a task begin in one state: A_S is A_E."""
-    from relax_plugin_policy_gradient.gigpo import GiGPO, GiGPOOptions
-    from relax_plugin_policy_gradient.grpo import GRPO
-
     rewards = [1.0, 0.0, 0.25]
     grouping = of_rows([[-1, 0]] * 3, [[0, 7]] * 3, [[0, reward] for reward in rewards], [0, 1, 2], rewards)
     ours = GiGPO(GiGPOOptions(step_weight=omega)).advantages(grouping.groups).values
     grpo = GRPO().advantages(grouping.groups).values
     assert ours.tolist() == pytest.approx([x * (1 + omega) for a in grpo[0].tolist() for x in (0, a)])
-
-
-def test_gigpo_where_no_state_is_repeated_is_grpo():
-    from relax_plugin_policy_gradient.gigpo import GiGPO
-    from relax_plugin_policy_gradient.grpo import GRPO
-
-    turns, rewards = [[-1, 0, -1, 1]] * 2, [1.0, 0.0]
-    grouping = of_rows(turns, [[0, 1, 0, 2], [0, 3, 0, 4]], [[0, 0, 0, 1], [0, 0, 0, 0]], [0, 1], rewards)
-    ours = GiGPO().advantages(grouping.groups).values
-    ((first, second),) = GRPO().advantages(grouping.groups).values.tolist()
-    assert ours.tolist() == pytest.approx([0, first, 0, first, 0, second, 0, second])
 
 
 def test_a_context_is_compared_with_those_of_its_name_in_other_samples():

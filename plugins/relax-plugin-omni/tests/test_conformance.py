@@ -7,31 +7,30 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar
 
-import media
-
 from relax_core.api import Media
 from relax_core.testing.modality_processor import ModalityProcessorSuite
+from tests.unit.media import clips
 
 FOLDER = tempfile.TemporaryDirectory()  # until the tests end
-MODEL = media.model(Path(FOLDER.name))
+MODEL = clips.model(Path(FOLDER.name))
 
 
 class TestImage(ModalityProcessorSuite):
     component = "image"
     model = MODEL
-    data = media.image()
-    media: ClassVar[Media] = Media("image", media.uri(data))
+    data = clips.picture(0)
+    media: ClassVar[Media] = Media("image", clips.uri(data))
 
 
 class TestSound(ModalityProcessorSuite):
     component = "audio"
     model = MODEL
-    data = media.sound(0.74)
-    media: ClassVar[Media] = Media("audio", media.uri(data))
+    data = clips.sound(0, 0.74)
+    media: ClassVar[Media] = Media("audio", clips.uri(data))
 
 
 class TestVideo(ModalityProcessorSuite):
     component = "video"
     model = MODEL
-    data = media.video()
-    media: ClassVar[Media] = Media("video", media.uri(data))
+    data = clips.video(0)
+    media: ClassVar[Media] = Media("video", clips.uri(data))

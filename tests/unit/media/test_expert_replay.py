@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_core.api import EngineSpec, Ragged
+from relax_core.api import Ragged
 from relax_core.api.family import Routing
 from relax_core.config.model_folder import routing
 from relax_core.testing.moe import routed
@@ -21,7 +21,6 @@ from relax_plugin_torch.expert_replay import ExpertReplay  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
-from relax_core.data.chat import ChatFamily  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
 
 NEAR = 0.02
@@ -30,25 +29,14 @@ NEAR = 0.02
 
 @pytest.fixture(scope="module", params=[one for one in tiny.MODEL_TYPES if "moe" in one])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> families.Model:
-    folder = tmp_path_factory.mktemp(request.param) / "model"
-    tiny.save_tokenizer(families.WORDS, folder)
-    made = tiny.build_model(request.param, 3, 64, initializer_range=0.1)
-    for name, parameter in made.named_parameters():
-        if name.endswith("mlp.gate.weight"):
-            torch.nn.init.normal_(parameter, std=0.5)
-    made.save_pretrained(folder)
-    family = ChatFamily()
-    family.open({"path": str(folder)})
-    stored = families.stored(folder, "omni" in request.param)
-    return families.Model(folder, stored, families.SHOWS[request.param], family)
+    return families.built(request.param, tmp_path_factory.mktemp(request.param) / "model", gate_std=0.5)
 
 
 async def test_routes_of_tokens_and_media_are_replayed_where_they_were_told(model: families.Model) -> None:
     own = routing(Path(model.folder))
     assert own == Routing(2, 2, 8)
     engine = TransformersEngine()
-    spec = EngineSpec({"path": str(model.folder), "dtype": "float32"}, 512, media=str(model.folder / "media"))
-    await engine.start(spec)
+    await engine.start(model.engine_spec())
     try:
         asked = [replace(one, routed_experts=True) for one in model.requests()]
         told = await routed(engine, asked, own)

@@ -92,6 +92,9 @@ class Model:
             for number, names in enumerate(self.shows) for sample in range(2)
         ]  # fmt: skip
 
+    def engine_spec(self) -> EngineSpec:
+        return EngineSpec({"path": str(self.folder), "dtype": "float32"}, 512, media=str(self.folder / "media"))
+
     def policy(self) -> Policy:
         model = load_model(str(self.folder), "sdpa", CPU)
         row_media = RowMedia(model, str(self.folder / "media"))
@@ -106,9 +109,14 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return built(request.param, tmp_path_factory.mktemp(request.param) / "model")
 
 
-def built(model_type: str, folder: Path) -> Model:
+def built(model_type: str, folder: Path, gate_std: float = 0.0) -> Model:
+    """Make a model; `gate_std`: spread of its routers' weights, 0 for the library's own."""
     tiny.save_tokenizer(WORDS, folder)
-    tiny.build_model(model_type, 3, 64, initializer_range=0.1).save_pretrained(folder)
+    made = tiny.build_model(model_type, 3, 64, initializer_range=0.1)
+    for name, parameter in made.named_parameters():
+        if gate_std and name.endswith("mlp.gate.weight"):
+            torch.nn.init.normal_(parameter, std=gate_std)
+    made.save_pretrained(folder)
     family = ChatFamily()
     family.open({"path": str(folder)})
     return Model(folder, stored(folder, "omni" in model_type), SHOWS[model_type], family)
@@ -151,9 +159,7 @@ async def sampled(engine: Any, asked: list[GenerateRequest]) -> dict[str, tuple[
 @pytest.fixture
 async def engine(model: Model):
     started = TransformersEngine()
-    await started.start(
-        EngineSpec({"path": str(model.folder), "dtype": "float32"}, 512, media=str(model.folder / "media"))
-    )
+    await started.start(model.engine_spec())
     yield started
     await started.stop()
 
@@ -164,6 +170,16 @@ def rows(asked: list[GenerateRequest], said: dict[str, tuple[list[int], list[flo
     mask = [np.array([0] * len(one.tokens) + [1] * len(said[one.id][0]), np.uint8) for one in asked]
     shown = [key_bytes(one.media) for one in asked]
     return RowBatch(ids, {"tokens": Ragged.of(tokens), "loss_mask": Ragged.of(mask), "media": Ragged.of(shown)})
+
+
+def graded(batch: RowBatch) -> RowBatch:
+    """Odd tokens were a good idea."""
+    tokens = batch.columns["tokens"]
+    values = np.where(tokens.values % 2, 1.0, -1.0).astype(np.float32)
+    versions = np.where(batch.columns["loss_mask"].values == 1, 0, -1).astype(np.int32)
+    return batch.with_columns(
+        {"advantages": Ragged(values, tokens.lengths), "weight_versions": Ragged(versions, tokens.lengths)}
+    )
 
 
 async def test_engine_trainer_and_transformers_give_the_same_log_probs(model, engine):
@@ -190,10 +206,8 @@ def plain(module: Any, model: Model, request: GenerateRequest, tokens: list[int]
     """What transformers makes of one row, positions and all; None where it can't: of videos with and without their sound."""
     store, ids = MediaStore(model.folder / "media"), torch.tensor([[*request.tokens, *tokens]])
     media = [store.get(key) for key in request.media]
-    shown, clips_of = (
-        tensors_of(media),
-        [len({span.kind for span in one.layout}) for one in media if len(one.layout) > 1],
-    )
+    shown = tensors_of(media)
+    clips_of = [len({span.kind for span in one.layout}) for one in media if len(one.layout) > 1]
     if set(clips_of) == {1, 2}:
         return None
     inputs = {name: torch.from_numpy(np.array(value)) for name, value in shown.items() if name in INPUTS}
@@ -211,9 +225,7 @@ async def test_a_request_goes_on_where_another_left_it_and_caches_come_again(mod
     """As after a pause, an update or on another engine: with the same tokens, the same sample."""
     asked = [replace(one, temperature=0.0, max_new_tokens=10) for one in model.requests()[::2]]
     whole = await sampled(engine, asked)
-    rest = [
-        replace(one, tokens=(*one.tokens, *whole[one.id][0][:4]), max_new_tokens=6) for one in asked
-    ]  # fmt: skip
+    rest = [replace(one, tokens=(*one.tokens, *whole[one.id][0][:4]), max_new_tokens=6) for one in asked]
     again = await sampled(engine, rest)
     assert {name: tokens for name, (tokens, _) in again.items()} == {
         name: said[4:] for name, (said, _) in whole.items()
@@ -241,6 +253,45 @@ def test_marks_that_a_policy_wrote_are_text(model):
     positions = policy._row_media.inputs(batch, ids).get("position_ids")
     assert torch.isfinite(policy.score(batch)["log_probs"]).all()
     assert positions is not None and torch.allclose(positions[0, 0, -6:].diff(), torch.ones(5, dtype=positions.dtype))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return built("qwen3_vl", tmp_path_factory.mktemp("seeing") / "model")
+
+
+def test_placeholders_and_features_are_equally_many(seeing: Model) -> None:
+    image, wide = (seeing.media[name] for name in ("image", "wide"))
+    row_media = seeing.policy()._row_media
+    (first, *_) = (one for one in seeing.requests() if one.media == (image.key,))
+
+    def row(*keys: str, said: int = 11, **changes: Any) -> RowBatch:
+        asked = replace(first, id="0-0", media=keys, **changes)
+        return rows([asked], {"0-0": ([said, 2], [0.0, 0.0])})
+
+    row_media.check(row(image.key))
+    cases = {
+        "4 image placeholders for 0 features": row(),
+        "4 image placeholders for 16 features": row(wide.key),
+        "4 image placeholders for 8 features": row(image.key, image.key),
+        "5 image placeholders for 4 features": row(image.key, tokens=(*first.tokens, tiny.IMAGE)),
+        "trains token 6, a placeholder": row(image.key, said=tiny.IMAGE),
+    }
+    for reason, batch in cases.items():
+        with pytest.raises(ValueError, match=rf"row \(0, 0, 0, 0\): {reason}"):
+            row_media.check(batch)
+
+
+async def test_an_engine_refuses_what_does_not_fit_together(seeing: Model) -> None:
+    engine = TransformersEngine()
+    await engine.start(seeing.engine_spec())
+    (first, *_) = (one for one in seeing.requests() if len(one.media) == 1)
+    try:
+        for bad in ({"tokens": (*first.tokens, tiny.IMAGE)}, {"media": ()}, {"media": first.media * 2}):
+            with pytest.raises(ValueError, match="placeholders for"):
+                engine.generate([replace(first, **bad)])
+    finally:
+        await engine.stop()
 
 
 def test_a_whole_omni_is_refused_with_what_to_do(tmp_path):

@@ -7,27 +7,28 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
-from relax_plugin_torch.trainer import TorchTrainer
 from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_contrib.recipes import families as tiny
 from relax_core.api import Chosen, EngineSpec, Manifest, OptimizerSpec, TrainerSpec, Version
-from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward
-from tests.unit.media.test_families import Model, model, rows, sampled  # noqa: F401
-from tests.unit.media.test_learning_to_see import TRANSPORT, graded
+from relax_core.learn.counts import count
+from relax_core.testing.trainer import InMemory, forward
+from tests.trainers import ALGORITHM, accumulate, make_trainer
+from tests.unit.media.test_families import Model, graded, model, rows, sampled  # noqa: F401
+
+TRANSPORT = Chosen("weight-transport", "shared-memory")
+"""One that the engine knows by name; both sides build a transport in memory."""
 
 
-@pytest.mark.parametrize("frozen", [(), ("vision", "audio"), ("language", "projector")])
+@pytest.mark.parametrize("frozen", [("vision", "audio"), ("language", "projector")])
 async def test_what_was_sampled_is_trained_but_for_frozen_parts_and_sampled_from(model: Model, frozen):  # noqa: F811
     path, parts = str(model.folder), model.family.parts({"path": str(model.folder)})
     patterns = tuple(pattern for name in frozen for pattern in parts.get(name, ()))
-    trainer, engine, wire = TorchTrainer(), TransformersEngine(), InMemory()
-    trainer.build = lambda chosen: Reinforce() if chosen.kind == "algorithm" else wire
+    wire = InMemory()
+    trainer, engine = make_trainer(transport=wire), TransformersEngine()
     engine.build = lambda chosen: wire
     table, media = {"path": path, "dtype": "float32", "freeze": patterns}, str(model.folder / "media")
-    facts = trainer.start(
-        TrainerSpec(table, Chosen("algorithm", "mine"), OptimizerSpec(1e-3), media=media, suppress_tokens=tiny.NEVER)
-    )
+    facts = trainer.start(TrainerSpec(table, ALGORITHM, OptimizerSpec(1e-3), media=media, suppress_tokens=tiny.NEVER))
     started = await engine.start(EngineSpec(table, 512, media=media))
     try:
         assert started["fingerprint"] == facts["fingerprint"]
@@ -35,10 +36,8 @@ async def test_what_was_sampled_is_trained_but_for_frozen_parts_and_sampled_from
         batch = graded(rows(asked, await sampled(engine, asked)))
         trainer.begin_step(Version("actor", 0, 0))
         before = trainer.publish(Version("actor", 0, 0), TRANSPORT, "")
-        tokens = {"tokens": float(batch.columns["loss_mask"].values.sum())}
-        trainer.begin_update(tokens)
-        trainer.accumulate(chunk(trainer, batch, 512), last=True)
-        assert trainer.finish_update(tokens).outcome == "applied"
+        accumulate(trainer, batch, budget=512)
+        assert trainer.finish_update(count(batch)).outcome == "applied"
         trainer.begin_step(Version("actor", 0, 1))
         after = trainer.publish(Version("actor", 0, 1), TRANSPORT, "")
         check_moved(before, after, parts, frozen)

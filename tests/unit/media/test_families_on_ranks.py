@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.numpy import load_file
 
 from relax_contrib.recipes import families as tiny
-from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, RowBatch, TrainerSpec, Version
-from relax_core.testing.trainer import InMemory, Reinforce, forward
-from relax_core.testing.trainer_ranks import RankedTrainer
-from tests.unit.media.test_families import Model, built, rows
-from tests.unit.media.test_learning_to_see import graded
+from relax_core.api import ConfigError, OptimizerSpec, RowBatch
+from relax_core.testing.trainer import forward
+from tests.trainers import running, train
+from tests.unit.media.test_families import Model, built, graded, rows
 
 
 @pytest.fixture(scope="module")
@@ -31,28 +29,12 @@ def batch(model: Model) -> RowBatch:
 def trained(model: Model, ranks: int, out: Path) -> tuple[float, dict[str, np.ndarray], np.ndarray]:
     """(norm of the gradient, weights after one step, log-probs under them): row by row, so that ranks differ in what they
     see."""
-    if ranks == 1:
-        trainer, wire = TorchTrainer(TorchTrainer.options_model()()), InMemory()
-        trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else wire
-    else:
-        trainer = RankedTrainer(TorchTrainer, {"sharding": "fsdp"}, ranks)
-    spec = TrainerSpec(
-        {"path": str(model.folder), "dtype": "float32"}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3),
-        media=str(model.folder / "media"), suppress_tokens=tiny.NEVER,
-    )  # fmt: skip
-    trainer.start(spec)
-    try:
-        own = batch(model)
-        tokens = {"tokens": float(own.columns["loss_mask"].values.sum())}
-        trainer.begin_step(Version("actor", 0, 0))
-        trainer.begin_update(tokens)
-        lengths = [int(length) for length in own.columns["tokens"].lengths]
-        trainer.accumulate(Chunk(own, trainer.plan(lengths, 1, 40)), True)
-        norm = trainer.finish_update(tokens).grad_norm
+    own, media = batch(model), {"media": str(model.folder / "media"), "suppress_tokens": tiny.NEVER}
+    options = {"sharding": "fsdp"} if ranks > 1 else {}
+    with running(model.folder, ranks, options=options, optimizer=OptimizerSpec(1e-3), **media) as trainer:
+        norm = train(trainer, 0, own, budget=40).grad_norm
         trainer.export(str(out))
         return norm, load_file(out / "model.safetensors"), forward(trainer, own, 40).values
-    finally:
-        trainer.stop()
 
 
 def test_two_ranks_that_share_weights_out_train_on_media_as_one_does(model, tmp_path):
@@ -65,11 +47,7 @@ def test_two_ranks_that_share_weights_out_train_on_media_as_one_does(model, tmp_
 
 
 def test_matrices_in_parts_are_refused_with_media(model):
-    trainer = TorchTrainer(TorchTrainer.options_model()(tensor_parallel=2))
-    spec = TrainerSpec(
-        {"path": str(model.folder)}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3),
-        media=str(model.folder / "media"), world_size=2, rendezvous="127.0.0.1:1",
-    )  # fmt: skip
-    trainer.build = lambda chosen: Reinforce()
-    with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel: got 2 with media; set it to 1"):
-        trainer.start(spec)
+    how = {"media": str(model.folder / "media"), "world_size": 2, "rendezvous": "127.0.0.1:1"}
+    refused = pytest.raises(ConfigError, match=r"trainer\.tensor_parallel: got 2 with media; set it to 1")
+    with refused, running(model.folder, options={"tensor_parallel": 2}, **how):
+        pass

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media store's budget: what a live group needs is never deleted, what goes is what was used longest ago, and no more of it
-than the budget asks; and a killed writer leaves whole files only."""
+than the budget asks."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 from hypothesis import settings, strategies as st
@@ -79,7 +73,7 @@ class Needs(RuleBasedStateMachine):
 
 
 TestNeeds = Needs.TestCase
-TestNeeds.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestNeeds.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 async def test_media_over_the_budget_go_and_come_back_when_they_are_needed(tmp_path):
@@ -94,12 +88,8 @@ async def test_media_over_the_budget_go_and_come_back_when_they_are_needed(tmp_p
         assert len(log.read_text().split()) == 6
         await made.prepare([said(words[0])], 6)
         assert len(log.read_text().split()) == 7
-        assert (
-            store.get(made.fill_placeholders(rendered([said(words[0])]), [said(words[0])]).media[0])
-            .tensors["x"]
-            .tobytes()
-            == b"word0000"
-        )
+        (key,) = _keys(made, words[:1])
+        assert store.get(key).tensors["x"].tobytes() == b"word0000"
 
 
 def _keys(made, words):
@@ -126,43 +116,6 @@ async def test_headers_tell_the_room_that_media_take(tmp_path):
         assert log.read_text() == "", "something was decoded"
         await made.prepare([said("data:,abc")])
         assert await made.num_features([said("data:,abc")]) == 3
-
-
-WRITER = """
-import sys, numpy as np
-from relax_core.media.store import MediaStore
-from relax_core.api.modality import ProcessedMedia, PlaceholderSpan
-store = MediaStore(sys.argv[1])
-for number in range(10**6):
-    media = ProcessedMedia(f"{number:032x}", {"x": np.full(200_000, number % 251, np.uint8)}, 1, (PlaceholderSpan("image", 1),))
-    store.put(media)
-"""
-
-
-def test_a_killed_writer_leaves_whole_files_and_its_rest_is_cleared_away(tmp_path):
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("*.media"))) < 20 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    writer.kill()
-    writer.wait()
-    (tmp_path / f"{'0' * 32}.{writer.pid}").write_bytes(b"half")
-    store = MediaStore(tmp_path)
-    found = store.found()
-    assert len(found) >= 20 and {path.suffix for path in tmp_path.iterdir()} == {".media"}
-    for key in found:
-        assert (store.get(key).tensors["x"] == int(key, 16) % 251).all()
-
-
-def test_a_reader_holds_few_descriptors_and_little_memory(tmp_path):
-    store = MediaStore(tmp_path)
-    for number in range(300):
-        size = 100 if number % 2 else 70_000
-        store.put(ProcessedMedia(f"{number:032x}", {"x": np.zeros(size, np.uint8)}, 1, (PlaceholderSpan("image", 1),)))
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for key in store.found():
-        store.get(key)
-    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 128
 
 
 async def test_what_is_remembered_of_sources_is_small_and_bounded(tmp_path, monkeypatch):

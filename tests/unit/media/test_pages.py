@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
@@ -29,6 +27,7 @@ from relax_core.sampling.rows import sample_record
 from relax_core.views.report import render
 from relax_core.views.run import RunView
 from relax_core.views.transcript import medium_figure, transcript
+from tests.unit.media import clips
 from tests.unit.views.conftest import clock, write_run  # noqa: F401
 
 KEY = "ab" * 16
@@ -38,20 +37,7 @@ PLACES = (
 )
 
 
-def image(width: int = 40, height: int = 24) -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)).save(out, "PNG")
-    return out.getvalue()
-
-
-def sound() -> bytes:
-    import soundfile
-
-    out = io.BytesIO()
-    soundfile.write(out, np.sin(np.arange(8000) / 9).astype(np.float32), 8000, format="WAV")
-    return out.getvalue()
+IMAGE, SOUND = clips.picture(0, 40, 24), clips.sound(0, 1.0, 8000)
 
 
 @pytest.fixture
@@ -64,16 +50,12 @@ def folder(tmp_path: Path) -> Path:
     tokenizer.save(str(tmp_path / "model/tokenizer.json"))
     vision = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2}
     config = {
-        "model_type": "qwen3_vl",
-        "eos_token_id": 0,
-        "image_token_id": 2,
-        "audio_token_id": 3,
-        "vision_config": vision,
-    }
-    config["audio_config"] = {"num_mel_bins": 32, "n_window": 50}
+        "model_type": "qwen3_vl", "eos_token_id": 0, "image_token_id": 2, "audio_token_id": 3, "vision_config": vision,
+        "audio_config": {"num_mel_bins": 32, "n_window": 50},
+    }  # fmt: skip
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "model/chat_template.jinja").write_text(PLACES)
-    for name, content in (("a.png", image()), ("bad.png", b"?"), ("empty.png", b""), ("a.wav", sound())):
+    for name, content in (("a.png", IMAGE), ("bad.png", b"?"), ("empty.png", b""), ("a.wav", SOUND)):
         (tmp_path / name).write_bytes(content)
     return tmp_path
 
@@ -121,7 +103,7 @@ def test_a_task_is_shown_with_the_facts_of_its_media_and_as_a_page(folder):
     text = (folder / "page.html").read_text()
     sources = re.findall(r'<(img|audio)[^>]* src="data:([a-z/]*);base64,([^"]*)"', text)
     assert [source[:2] for source in sources] == [("img", "image/png"), ("audio", "audio/wav")]
-    assert base64.b64decode(sources[0][2]) == image()
+    assert base64.b64decode(sources[0][2]) == IMAGE
 
 
 def shown(*keys: str) -> tuple[Task, Trajectory]:
@@ -144,21 +126,20 @@ def test_the_report_shows_what_samples_show(tmp_path, write_run, monkeypatch):  
     task, trajectory = shown(KEY, "cd" * 16)
     path = write_run(tmp_path, steps=3)
     previews = path / "stages" / "1-rl" / "media" / "previews"
-    Previews(previews, "image").put(KEY, image())
+    Previews(previews, "image").put(KEY, IMAGE)
     record = sample_record(task, trajectory, ScoredSample(1.0))
     monkeypatch.setattr(RunView, "samples", lambda self, step: [record])
     text = render(RunView(path), RunView(path).metrics(), 0.0)
     assert text.count('<img alt="image data:') == 2 and "no copy of this audio was kept" in text
-    assert "&lt;b&gt;.wav" in text and "<b>" not in text.partition("Last transcripts")[2].replace(
-        "<b>user", ""
-    ).replace("<b>assistant", "").replace("<b>1</b>", "")
+    own = re.sub("<b>(user|assistant|1</b>)", "", text.partition("Last transcripts")[2])
+    assert "&lt;b&gt;.wav" in text and "<b>" not in own
     assert "media-src data:" in text and "<script" not in text
 
 
 def test_a_page_never_shows_bytes_as_another_kind():
-    assert "<img" not in medium_figure("image", sound(), "x") and "<audio" not in medium_figure("audio", b"<html>", "x")
-    assert "&lt;i&gt;" in medium_figure("image", image(), "<i>") and "<i>" not in medium_figure("image", image(), "<i>")
-    assert [browser_type(data) for data in (image(), sound(), b"", b"<svg")] == ["image/png", "audio/wav", "", ""]
+    assert "<img" not in medium_figure("image", SOUND, "x") and "<audio" not in medium_figure("audio", b"<html>", "x")
+    assert "&lt;i&gt;" in medium_figure("image", IMAGE, "<i>") and "<i>" not in medium_figure("image", IMAGE, "<i>")
+    assert [browser_type(data) for data in (IMAGE, SOUND, b"", b"<svg")] == ["image/png", "audio/wav", "", ""]
 
 
 def test_copies_keep_the_first_and_the_newest(tmp_path, monkeypatch):
@@ -182,7 +163,7 @@ def test_a_medium_whose_copy_fails_is_processed_all_the_same(tmp_path):
     host = MediaHost()
     host.component, host.build = None, lambda chosen: Odd()
     host.open(str(tmp_path / "media"), {"path": str(tmp_path)}, 1 << 20, 1 << 20)
-    uri = "data:;base64," + base64.b64encode(image()).decode()
+    uri = "data:;base64," + base64.b64encode(IMAGE).decode()
     key, layout = host.process(Media("image", uri))
     assert (tmp_path / "media" / f"{key}.media").is_file() and layout[0][1] > 0
 

@@ -144,6 +144,12 @@ async def gathered(engine: CountingEngine, *requests: GenerateRequest) -> dict[s
     return found
 
 
+async def until_running(engine: CountingEngine, count: int) -> None:
+    async with asyncio.timeout(120):
+        while (await engine.health()).running < count:
+            await asyncio.sleep(0)
+
+
 def tokens(deltas: Sequence[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.tokens]
 
@@ -167,9 +173,7 @@ async def test_a_call_that_the_library_refuses_leaves_nothing_behind(engine: Cou
 async def test_an_id_that_runs_can_not_come_again(engine: CountingEngine) -> None:
     await engine.pause()
     first = asyncio.create_task(gathered(engine, GenerateRequest("a", (1,), 3)))
-    async with asyncio.timeout(120):
-        while (await engine.health()).running == 0:
-            await asyncio.sleep(0)
+    await until_running(engine, 1)
     with pytest.raises(ValueError, match="already running"):
         await gathered(engine, GenerateRequest("a", (5,), 3))
     await engine.resume()
@@ -198,9 +202,7 @@ async def test_kept_caches_are_as_old_as_what_was_computed_first(tmp_path: Path)
         await engine.pause()
         calls = [GenerateRequest(name, (1,), 2) for name in ("began", "waits")]
         running = asyncio.create_task(gathered(engine, *calls))
-        async with asyncio.timeout(120):
-            while (await engine.health()).running < 2:
-                await asyncio.sleep(0)
+        await until_running(engine, 2)
         engine.counter.begun_ones = {"began"}  # its prompt is half computed, no token is sampled
         await engine.update_weights(published(tmp_path, 4), DISK)
         assert engine.counter.forgotten == [False]
@@ -217,9 +219,7 @@ async def test_routes_are_told_before_the_weights_change_and_at_every_end(
     await engine.pause()
     calls = [GenerateRequest(name, (1,), 3, routed_experts=True) for name in ("ends", "aborted")]
     running = asyncio.create_task(gathered(engine, *calls))
-    async with asyncio.timeout(120):
-        while (await engine.health()).running < 2:
-            await asyncio.sleep(0)
+    await until_running(engine, 2)
     engine.counter.step()
     await engine.update_weights(published(tmp_path, 4), DISK)
     await engine.abort(["aborted"])
@@ -251,11 +251,7 @@ async def test_a_library_that_breaks_is_told_to_all_who_wait(engine: CountingEng
 
 
 async def test_parts_lie_down_once_and_wake(engine: CountingEngine) -> None:
-    assert [await engine.offload(["kv"]), await engine.offload(["kv"]), await engine.offload(["kv", "weights"])] == [
-        7,
-        0,
-        7,
-    ]
+    assert [await engine.offload(parts) for parts in (["kv"], ["kv"], ["kv", "weights"])] == [7, 0, 7]
     with pytest.raises(ValueError, match="offloaded"):
         await engine.score([(1, 2)])
     await engine.onload(["weights", "kv"])
@@ -269,12 +265,6 @@ async def test_a_folder_without_weights_is_refused_before_the_library_is_made(tm
     with pytest.raises(ConfigError, match="model.path"):
         await engine.start(EngineSpec({"path": str(tmp_path)}, CONTEXT))
     assert not hasattr(engine, "counter")
-
-
-def test_an_engine_that_names_no_options_has_none() -> None:
-    class Plain(SteppedEngine): ...  # type: ignore[type-arg]
-
-    assert Plain.options_model() is Options
 
 
 class Keeping(Options):

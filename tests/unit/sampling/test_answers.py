@@ -19,6 +19,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
 from relax_core.sampling.session import Branch, Sample
+from relax_core.testing.environment import EnvironmentSuite
 from tests.unit.engines.pool_fixtures import call, engines, until
 from tests.unit.engines.scripted_engine import GATE
 from tests.unit.sampling.toy_policy import Completion, Letters, Script, answered, answering, completion
@@ -58,20 +59,9 @@ async def test_answers_asked_together_are_what_episodes_make_of_them(limits: Lim
     prompt = family.start(TASK.prompt)
     said = [completion("pong", limits.max_new_tokens), FAILED, MIXED, completion("one on one", limits.max_new_tokens)]
     apart, together = Engines(said), Engines(said)
+    alone = InProcess(SingleTurn(), 0.0)
     episodes = [
-        await run_episode(
-            TASK,
-            prompt,
-            seed,
-            InProcess(SingleTurn(), 0.0),
-            family,
-            apart.generate,
-            limits,
-            None,
-            None,
-            sampling,
-            place,
-        )
+        await run_episode(TASK, prompt, seed, alone, family, apart.generate, limits, None, None, sampling, place)
         for place, (seed, sampling) in enumerate(zip(seeds, SAMPLINGS, strict=True))
     ]
     made: list[None] = []
@@ -83,6 +73,10 @@ async def test_answers_asked_together_are_what_episodes_make_of_them(limits: Lim
     assert len(made) == len(together.calls)
     assert [one.continuation() for one in together.calls] == [one.continuation() for one in apart.calls]
     assert [(one.place, one.stop) for one in together.calls] == [(one.place, one.stop) for one in apart.calls]
+
+
+class TestSingleTurn(EnvironmentSuite):
+    component = "single-turn"
 
 
 class Praised(SingleTurn):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from relax_contrib.guess_number import GuessNumber, GuessNumberOptions
@@ -14,17 +16,20 @@ from relax_core.engines.requests import PendingRequest
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.episode import InProcess, Limits, run_episode
+from relax_core.testing.environment import EnvironmentSuite
 from tests.unit.sampling.toy_policy import Completion, Policy, answering
 
 
+class TestGuessNumber(EnvironmentSuite):
+    component = "guess-number"
+    tasks = (Task("one", "?", "c"), Task("two", "?", "p"))
+    turns = ("h", "d", "nothing", "c")
+
+
 @pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> ChatFamily:
-    folder = tmp_path_factory.mktemp("model")
-    save_tokenizer(folder)
-    (folder / "config.json").write_text("{}")
-    family = ChatFamily()
-    family.open({"path": str(folder)})
-    return family
+def family(chat_family: Any) -> ChatFamily:
+    opened: ChatFamily = chat_family(save_tokenizer)
+    return opened
 
 
 class Halving:

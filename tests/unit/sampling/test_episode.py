@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from relax_core.engines.requests import PendingRequest
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn
 from relax_core.sampling.session import sample_seed, turn_seed
 from tests.unit.roles.virtual_time import run_virtual
-from tests.unit.sampling.toy_policy import Completion, Letters, Script, answered, completion, play, texts
+from tests.unit.sampling.toy_policy import Completion, Letters, Script, answered, completion, driven, play, texts
 
 
 class Echo(Environment):
@@ -188,15 +188,8 @@ async def test_calls_are_parsed_and_what_is_wrong_with_one_is_said_to_the_policy
     assert trajectory.outcome is Outcome.FINISHED
 
 
-class Brancher(Environment):
-    """Three rows: it forks after the first turn, and restarts with a summary."""
-
-    in_process = True
-
-    async def reset(self, task: Task, seed: int) -> Observation | None:
-        raise NotImplementedError
-
-    async def run(self, task: Task, seed: int, session: Any) -> None:
+async def test_a_branching_environment_gives_three_rows_and_trains_each_token_once() -> None:
+    async def branching(session: Any) -> None:
         await session.generate()
         other = session.fork()
         session.observe("left")
@@ -207,10 +200,8 @@ class Brancher(Environment):
         action = await fresh.generate(max_new_tokens=2)
         session.reward(float(len(action.tokens)))
 
-
-async def test_a_branching_environment_gives_three_rows_and_trains_each_token_once() -> None:
     policy = Script("plan", "l", "r", "xyz")
-    trajectory = await play(here(Brancher()), policy)
+    trajectory = await play(driven(branching), policy)
     assert trajectory.outcome is Outcome.FINISHED
     assert texts(trajectory) == [
         "[user:go][a:PLAN$][user:left][a:L$",
@@ -224,11 +215,10 @@ async def test_a_branching_environment_gives_three_rows_and_trains_each_token_on
 
 
 async def test_forks_before_the_first_turn_share_their_prompt() -> None:
-    class Twins(Brancher):
-        async def run(self, task: Task, seed: int, session: Any) -> None:
-            await asyncio.gather(session.generate(), session.fork().generate())
+    async def twins(session: Any) -> None:
+        await asyncio.gather(session.generate(), session.fork().generate())
 
-    trajectory = await play(here(Twins()), Script("a", "b"))
+    trajectory = await play(driven(twins), Script("a", "b"))
     assert texts(trajectory) == ["[user:go][a:A$", "[user:go][a:B$"]
     assert [node.parent for node in trajectory.forest] == [None, 0, 0]
 
@@ -236,45 +226,44 @@ async def test_forks_before_the_first_turn_share_their_prompt() -> None:
 def test_a_driving_environment_has_time_of_its_own() -> None:
     """The deadline stands still while a turn is sampled, and counts when none is."""
 
-    class Slow(Brancher):
-        async def run(self, task: Task, seed: int, session: Any) -> None:
-            await session.generate()
-            await asyncio.sleep(1000)
+    async def slow(session: Any) -> None:
+        await session.generate()
+        await asyncio.sleep(1000)
 
     async def late(call: Any) -> Completion:
         await asyncio.sleep(20.0)
         return completion("ok")
 
-    trajectory = run_virtual(play(here(Slow(), timeout_s=5.0), late))
+    trajectory = run_virtual(play(driven(slow, timeout_s=5.0), late))
     assert trajectory.response == "ok"
     assert trajectory.outcome is Outcome.ENVIRONMENT_TIMEOUT
 
 
-class Dawdler(Brancher):
+async def dawdling(session: Any) -> None:
     """It takes its time before every turn, and never too much at once."""
-
-    async def run(self, task: Task, seed: int, session: Any) -> None:
-        while True:
-            await asyncio.sleep(4.0)
-            await session.generate()
+    while True:
+        await asyncio.sleep(4.0)
+        await session.generate()
 
 
-class DawdlerInSteps(Echo):
+class DawdlingInSteps(Echo):
     async def step(self, action: Action) -> Step:
         await asyncio.sleep(4.0)
         return await super().step(action)
 
 
-@pytest.mark.parametrize("environment", [Dawdler, DawdlerInSteps])
+@pytest.mark.parametrize("in_steps", [False, True])
 @pytest.mark.parametrize(("total_timeout_s", "turns"), [(9.0, 2), (0.0, 8), (100.0, 8)])
-def test_the_time_of_all_calls_is_bounded_without_that_of_the_turns(environment, total_timeout_s, turns) -> None:
+def test_the_time_of_all_calls_is_bounded_without_that_of_the_turns(in_steps, total_timeout_s, turns) -> None:
     async def late(call: Any) -> Completion:
         await asyncio.sleep(5.0)
         return completion("ok")
 
-    trajectory = run_virtual(play(here(environment(), 5.0, total_timeout_s), late))
+    times = (5.0, total_timeout_s)
+    environment = here(DawdlingInSteps(), *times) if in_steps else driven(dawdling, *times)
+    trajectory = run_virtual(play(environment, late))
     # An environment in steps is asked after a step whether it may go on.
-    assert len(trajectory.states) == turns + (turns == 2 and environment is DawdlerInSteps)
+    assert len(trajectory.states) == turns + (turns == 2 and in_steps)
     if turns == 2:
         assert trajectory.outcome is Outcome.ENVIRONMENT_TIMEOUT
         assert "more than the 9 s of the environment's `total_timeout_s`" in trajectory.info["error"]
@@ -283,22 +272,21 @@ def test_the_time_of_all_calls_is_bounded_without_that_of_the_turns(environment,
 
 
 async def test_a_driving_environment_that_does_not_stop_asking_is_cut() -> None:
-    class Greedy(Brancher):
-        async def run(self, task: Task, seed: int, session: Any) -> None:
-            while True:
-                try:
-                    await session.generate()
-                except ValueError:
-                    continue
-                session.observe("more")
+    async def greedy(session: Any) -> None:
+        while True:
+            try:
+                await session.generate()
+            except ValueError:
+                continue
+            session.observe("more")
 
-    trajectory = await play(here(Greedy()), Script("a", "b", "c"), limits=Limits(10, 3))
+    trajectory = await play(driven(greedy), Script("a", "b", "c"), limits=Limits(10, 3))
     assert trajectory.outcome is Outcome.TRUNCATED
     assert len([node for node in trajectory.forest if node.sampled]) == 3
 
 
 def test_seeds_are_63_bit_and_differ_by_every_part() -> None:
-    names = [(r, g, s, a) for r in range(3) for g in range(20) for s in range(8) for a in range(3)]
+    names = list(product(range(3), range(20), range(8), range(3)))
     seeds = {sample_seed(*name) for name in names}
     turns = {turn_seed(seed, turn) for seed in list(seeds)[:100] for turn in range(8)}
     assert len(seeds) == len(names)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,13 +35,9 @@ class Agent(Environment):
 
 
 @pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> ChatFamily:
-    folder = tmp_path_factory.mktemp("model")
-    save_tokenizer(folder)
-    (folder / "config.json").write_text("{}")
-    family = ChatFamily()
-    family.open({"path": str(Path(folder)), "chat_template": TEMPLATE})
-    return family
+def family(chat_family: Any) -> ChatFamily:
+    opened: ChatFamily = chat_family(save_tokenizer, chat_template=TEMPLATE)
+    return opened
 
 
 async def played(family: ChatFamily, *history: Message) -> Trajectory:

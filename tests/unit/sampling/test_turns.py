@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.episode import InProcess, SingleTurn
 from relax_core.sampling.rows import turn_columns
 from relax_core.sampling.session import state_key
-from tests.unit.sampling.toy_policy import Script, play
+from tests.unit.sampling.toy_policy import Script, driven, play
 
 
 class Maze(Environment):
@@ -94,21 +93,20 @@ async def test_a_single_turn_s_state_is_its_task() -> None:
 
 
 async def test_branches_have_turns_of_their_own_and_what_they_are_given_is_their_newest_s() -> None:
-    class Brancher(Maze):
-        async def run(self, task: Task, seed: int, session: Any) -> None:
-            await session.generate()
-            left, right = session, session.fork()
-            left.observe("same")
-            right.observe("same")
-            await asyncio.gather(left.generate(), right.generate())
-            left.reward(0.25)
-            right.reward(0.5)
-            summary = right.restart((Message("user", "sum"),))
-            summary.reward(8.0)
-            await summary.generate()
-            summary.reward(1.0)
+    async def branching(session: Session) -> None:
+        await session.generate()
+        left, right = session, session.fork()
+        left.observe("same")
+        right.observe("same")
+        await asyncio.gather(left.generate(), right.generate())
+        left.reward(0.25)
+        right.reward(0.5)
+        summary = right.restart((Message("user", "sum"),))
+        summary.reward(8.0)
+        await summary.generate()
+        summary.reward(1.0)
 
-    game = await play(InProcess(Brancher(), 5.0), Script("a", "b", "c", "d"))
+    game = await play(driven(branching), Script("a", "b", "c", "d"))
     assert sorted(node.turn for node in game.forest if node.sampled) == [0, 1, 2, 3]
     assert game.states[1] == game.states[2]
     assert game.turn_rewards == (0.0, 0.25, 8.5, 1.0)
@@ -127,18 +125,15 @@ def test_keys_tell_roles_parts_and_media_apart() -> None:
 
 
 async def test_turns_know_their_contexts_and_hand_them_to_forks_and_restarts() -> None:
-    class Pair(Environment):
-        in_process = True
+    async def pair(session: Session) -> None:
+        await session.generate()
+        planner = session.restart((Message("user", "plan"),), context="planner")
+        await planner.generate()
+        await planner.fork().generate()
+        await planner.restart((Message("user", "again"),)).generate()
+        await planner.restart((Message("user", "no name"),), context="").generate()
 
-        async def run(self, task: Task, seed: int, session: Session) -> None:
-            await session.generate()
-            planner = session.restart((Message("user", "plan"),), context="planner")
-            await planner.generate()
-            await planner.fork().generate()
-            await planner.restart((Message("user", "again"),)).generate()
-            await planner.restart((Message("user", "no name"),), context="").generate()
-
-    played = await play(InProcess(Pair(), 5.0), Script(*"abcde"))
+    played = await play(driven(pair), Script(*"abcde"))
     assert played.contexts == ("", "planner", "planner", "planner", "")
     lengths = np.array([sum(len(node.tokens) for node, _ in path) for path in played.paths()])
     columns = turn_columns([(played.paths(), played, ScoredSample(1.0))], lengths)

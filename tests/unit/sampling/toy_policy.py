@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from relax_core.api import Message, ModelFamily, Outcome, Rendered, Task, Tool, Trajectory
+from relax_core.api import Environment, Message, ModelFamily, Rendered, Task, Tool, Trajectory
 from relax_core.data.tool_calls import FORMATS
 from relax_core.engines.requests import Ending, Generate, PendingRequest, Routes
-from relax_core.sampling.episode import EnvironmentHandle, Limits, run_episode
+from relax_core.sampling.episode import EnvironmentHandle, InProcess, Limits, run_episode
 
 END = 0
 
@@ -120,6 +120,22 @@ def completion(text: str, limit: int = 1000, version: int = 5) -> Completion:
     return Completion(tokens, tuple(-0.1 * n for n in range(count)), (version,) * count, (version,) * count, finish)
 
 
+class Driven(Environment):
+    """Drives its sample as a function says."""
+
+    in_process = True
+    drive: Callable[[Any], Awaitable[None]]
+
+    async def run(self, task: Task, seed: int, session: Any) -> None:
+        await self.drive(session)
+
+
+def driven(drive: Callable[[Any], Awaitable[None]], timeout_s: float = 60.0, total_timeout_s: float = 0.0) -> InProcess:
+    environment = Driven()
+    environment.drive = drive
+    return InProcess(environment, timeout_s, total_timeout_s)
+
+
 async def play(
     environment: EnvironmentHandle,
     policy: Policy,
@@ -144,6 +160,3 @@ def texts(trajectory: Trajectory) -> list[str]:
         )
         for row in trajectory.rows()
     ]
-
-
-__all__ = ["END", "Completion", "Letters", "Outcome", "Script", "answered", "answering", "completion", "play", "texts"]

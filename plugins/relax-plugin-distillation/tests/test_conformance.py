@@ -12,11 +12,6 @@ class TestAdvantages(AlgorithmSuite):
     component = "distillation"
 
 
-class TestMixedWithRewards(AlgorithmSuite):
-    component = "distillation"
-    options = {"reward_coef": 0.5, "discount": 0.9}
-
-
 class AsLoss(AlgorithmSuite):
     """Every row has a gradient, whatever it earned."""
 

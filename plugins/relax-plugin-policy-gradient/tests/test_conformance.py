@@ -36,7 +36,6 @@ class TestReinforcePlusPlus(AlgorithmSuite):
 class TestPPO(AlgorithmSuite):
     component = "ppo"
     test_groups_do_not_touch_each_other = None  # its statistics are over the batch
-    test_equal_rewards_give_no_advantage = None  # they are compared with the critic's values
 
 
 class TestM2PO(AlgorithmSuite):
@@ -49,8 +48,3 @@ class TestReMax(AlgorithmSuite):
 
 class TestGiGPO(AlgorithmSuite):
     component = "gigpo"
-
-
-class TestGDPO(AlgorithmSuite):
-    component = "gdpo"
-    test_groups_do_not_touch_each_other = None  # its statistics are over the batch

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other architectures than the default: sliding windows, learned positions, untied heads, bf16."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from relax_plugin_transformers.engine import TransformersEngine
 
-from relax_core.api.weights import Version
-from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_fixture import CONTEXT, PROMPTS, VOCABULARY, EngineFixture, agrees
 
 SIZE = {
@@ -40,18 +37,14 @@ def saved(config: transformers.PretrainedConfig, directory: Path, seed: int, dty
     return str(directory)
 
 
-def started(first: str, second: str, dtype: str = "float32") -> EngineFixture:
-    engine = TransformersEngine()
-    engine.build = lambda chosen: Disk()
-    return EngineFixture(engine, first, second).start(dtype, version=Version("actor", 0, 0))
+StartLab = Callable[..., EngineFixture]
 
 
-@pytest.fixture(params=MODELS)
-def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineFixture]:
-    first, second = (saved(MODELS[request.param](), tmp_path / str(seed), seed) for seed in (1, 2))
-    lab = started(first, second)
-    yield lab
-    lab.stop()
+@pytest.fixture(params=[*((model, "sdpa") for model in MODELS), ("mistral with a window", "eager")], ids=" ".join)
+def lab(request: pytest.FixtureRequest, start_lab: StartLab, tmp_path: Path) -> EngineFixture:
+    model, attention = request.param
+    folders = [saved(MODELS[model](), tmp_path / str(seed), seed) for seed in (1, 2)]
+    return start_lab(*folders, options={"attention": attention})
 
 
 def test_every_architecture_agrees_with_its_plain_forward_and_is_updated(lab: EngineFixture) -> None:
@@ -64,26 +57,18 @@ def test_every_architecture_agrees_with_its_plain_forward_and_is_updated(lab: En
             assert lab.update(manifest).fingerprint == manifest.fingerprint
 
 
-def test_bf16_is_published_bit_for_bit(tmp_path: Path) -> None:
+def test_bf16_is_published_bit_for_bit(start_lab: StartLab, tmp_path: Path) -> None:
     config = MODELS["qwen2 tied"]()
-    first, second = (saved(config, tmp_path / str(seed), seed, torch.bfloat16) for seed in (1, 2))
-    lab = started(first, second, "auto")
-    try:
-        assert lab.facts["dtype"] == "bfloat16"
-        manifest = lab.publish()
-        assert {info.dtype for info in manifest.tensors} == {"BF16"}
-        assert lab.update(manifest).fingerprint == manifest.fingerprint
-        (got,) = lab.generate(lab.request(PROMPTS[0], 8, seed=1))
-        (scored,) = lab.run(lab.engine.score([(*PROMPTS[0], *got.tokens)]))
-        np.testing.assert_allclose(got.log_probs, scored[len(PROMPTS[0]) :], atol=0.1)
-    finally:
-        lab.stop()
+    folders = [saved(config, tmp_path / str(seed), seed, torch.bfloat16) for seed in (1, 2)]
+    lab = start_lab(*folders, dtype="auto")
+    assert lab.facts["dtype"] == "bfloat16"
+    manifest = lab.publish()
+    assert {info.dtype for info in manifest.tensors} == {"BF16"}
+    assert lab.update(manifest).fingerprint == manifest.fingerprint
+    (got,) = lab.generate(lab.request(PROMPTS[0], 8, seed=1))
+    (scored,) = lab.run(lab.engine.score([(*PROMPTS[0], *got.tokens)]))
+    np.testing.assert_allclose(got.log_probs, scored[len(PROMPTS[0]) :], atol=0.1)
 
 
-def test_fingerprint_of_a_started_engine_is_that_of_its_folder(tmp_path: Path) -> None:
-    folder = saved(MODELS["llama"](), tmp_path / "model", 1)
-    lab = started(folder, folder)
-    try:
-        assert lab.facts["fingerprint"] == lab.publish().fingerprint
-    finally:
-        lab.stop()
+def test_fingerprint_of_a_started_engine_is_that_of_its_folder(lab: EngineFixture) -> None:
+    assert lab.facts["fingerprint"] == lab.publish(source=lab.model).fingerprint

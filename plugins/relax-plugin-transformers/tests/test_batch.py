@@ -105,7 +105,7 @@ def singles() -> dict[tuple, Delta]:
     return {}
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(JOIN, EVENTS, JOIN).map(lambda parts: [parts[0], *parts[1], parts[2]]))
 def test_every_row_decodes_as_if_it_were_alone(
     model: CausalModel, singles: dict[tuple, Delta], events: list[tuple]
@@ -124,19 +124,6 @@ def test_every_row_decodes_as_if_it_were_alone(
             assert got.tokens == want.tokens[: len(got.tokens)]
             assert got.finish == "abort" or len(got.tokens) == len(want.tokens)
             np.testing.assert_allclose(got.log_probs, want.log_probs[: len(got.tokens)], atol=1e-4)
-
-
-def test_a_longer_prompt_joins_a_running_batch(model: CausalModel) -> None:
-    with torch.inference_mode():
-        script = Script(model)
-        script.join(2, 3, 40)
-        script.step(1)
-        script.join(3, 40, 9)
-        assert script.batch is not None
-        assert len(script.batch) > 3
-        script.step(60)
-        for of in script.members:
-            assert joined(script.parts[of.request.id]).tokens == alone(model, of).tokens
 
 
 def test_samples_of_one_prompt_run_it_once(model: CausalModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,12 @@ SIZES = {
     "shared heads": Size(128, 384, 5, 4, 1000, 4, 4, 64, 96, kv_heads=1),
 }
 CASES = [
-    ("0.2M", Workload(16, 8, 64, 64), {}),
-    ("0.2M", Workload(2, 8, 100, 140), {}),
-    ("1.5M", Workload(4, 4, 24, 90), {}),
+    ("0.2M", Workload(4, 8, 64, 64), {}),
     ("1.5M", Workload(4, 4, 24, 40), {"dtype": "bfloat16"}),
-    ("6M", Workload(4, 4, 24, 40), {}),
-    ("6M", Workload(2, 4, 64, 70), {}),
+    ("6M", Workload(2, 2, 64, 40), {}),
     ("0.2M", Workload(16, 8, 64, 16), {"max_prefill_tokens": 256}),  # batches that merge
     ("0.2M", Workload(12, 4, 40, 30), {"max_batch_rows": 12}),  # in turns
-    ("1.5M", Workload(16, 1, 256, 4), {}),  # mostly prompts
-    ("1.5M", Workload(16, 1, 256, 4), {"attention": "eager"}),
+    ("1.5M", Workload(16, 1, 256, 4), {"attention": "eager"}),  # mostly prompts
     ("1.5M", Workload(2, 2, 700, 4), {"max_prefill_tokens": 512}),  # a prompt in parts
 ]
 

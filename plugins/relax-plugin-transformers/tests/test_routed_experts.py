@@ -1,36 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which experts tokens visited: told by position, the same as in a plain forward, whatever rows do in their batch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from relax_plugin_transformers.engine import TransformersEngine
-from relax_plugin_transformers.options import TransformersOptions
 
 from relax_core.api.engine import Delta
 from relax_core.api.family import Routing
 from relax_core.engines.requests import Routes
-from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine_fixture import PROMPTS, EngineFixture, agrees, tiny_qwen3
+from relax_core.testing.engine_fixture import PROMPTS, EngineFixture, agrees
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, plain_routes, routed, tiny_moe
 
 ROUTING = Routing(LAYERS, TOP_K, EXPERTS)
 
 
-def started(first: str, second: str, **options: int) -> EngineFixture:
-    engine = TransformersEngine(TransformersOptions(deltas_every=4, **options))
-    engine.build = lambda chosen: Disk()
-    return EngineFixture(engine, first, second).start()
+StartLab = Callable[..., EngineFixture]
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_moe plain", "mixtral", "olmoe"])
-def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineFixture]:
+def lab(request: pytest.FixtureRequest, labs: StartLab, tmp_path_factory: pytest.TempPathFactory) -> EngineFixture:
     folder = tmp_path_factory.mktemp("moe")
-    lab = started(*(tiny_moe(str(folder / str(seed)), seed, request.param) for seed in (1, 2)), max_prefill_tokens=24)
-    yield lab
-    lab.stop()
+    folders = [tiny_moe(str(folder / str(seed)), seed, request.param) for seed in (1, 2)]
+    return labs(*folders, options={"deltas_every": 4, "max_prefill_tokens": 24})
 
 
 def as_array(routes: Routes, count: int) -> np.ndarray:
@@ -68,24 +61,17 @@ def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: Engi
     agrees(lab.other, PROMPTS[0], plain)
 
 
-def test_weights_that_slept_are_loaded_again_into_the_same_experts(tmp_path: Path) -> None:
-    lab = started(*(tiny_moe(str(tmp_path / str(seed)), seed) for seed in (1, 2)))
-    try:
-        assert lab.run(lab.engine.offload(["weights"])) > 0
-        lab.run(lab.engine.onload(["weights"]))
-        manifest = lab.publish()
-        assert lab.update(manifest).resident == manifest.fingerprint
-        (got,) = lab.generate(lab.request(PROMPTS[0], 8, seed=3))
-        agrees(lab.other, PROMPTS[0], got)
-    finally:
-        lab.stop()
+def test_weights_that_slept_are_loaded_again_into_the_same_experts(tmp_path: Path, start_lab: StartLab) -> None:
+    lab = start_lab(*(tiny_moe(str(tmp_path / str(seed)), seed) for seed in (1, 2)))
+    assert lab.run(lab.engine.offload(["weights"])) > 0
+    lab.run(lab.engine.onload(["weights"]))
+    manifest = lab.publish()
+    assert lab.update(manifest).resident == manifest.fingerprint
+    (got,) = lab.generate(lab.request(PROMPTS[0], 8, seed=3))
+    agrees(lab.other, PROMPTS[0], got)
 
 
-def test_a_model_without_routers_says_so(tmp_path: Path) -> None:
-    folder = tiny_qwen3(str(tmp_path / "dense"), 1)
-    lab = started(folder, folder)
-    try:
-        with pytest.raises(ValueError, match="no routers"):
-            lab.generate(lab.request(PROMPTS[0], 2, routed_experts=True))
-    finally:
-        lab.stop()
+def test_a_model_without_routers_says_so(folders: tuple[str, str], start_lab: StartLab) -> None:
+    dense = start_lab(*folders)
+    with pytest.raises(ValueError, match="no routers"):
+        dense.generate(dense.request(PROMPTS[0], 2, routed_experts=True))

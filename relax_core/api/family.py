@@ -84,6 +84,9 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
             raise ConfigError(
                 "data.train", "an assistant's turn with tool calls", f"remove it: {type(self).__name__} can't render it"
             )
+        if message.extra:
+            got = f"an assistant's turn with the field {next(iter(message.extra))!r}"
+            raise ConfigError("data.train", got, f"remove it: {type(self).__name__} can't render it")
         ids = self.encode(message.text)
         return ids if ids[-1:] and ids[-1] in self.stop_tokens else ids + tuple(self.stop_tokens[:1])
 
@@ -100,13 +103,17 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         """Return (text, tool calls, parse error) of one turn of the policy; never raise, for any tokens.
 
         `tools`: the tools that the policy may call. `before`: the tokens before the turn. The returned text leaves out
-        special tokens and the tool calls that could be parsed.
+        special tokens, the stop token at the end, and the tool calls that could be parsed.
         """
-        return self.decode(tokens), (), ""
+        return self.decode(self.without_stop(tokens)), (), ""
 
     def parse_beginning(self, tokens: Sequence[int], tools: Sequence[Tool] = (), before: Sequence[int] = ()) -> str:
         """Return the part of an unfinished turn's text that no later token can change; arguments as in `parse`."""
-        return "" if tools else self.decode(tokens).rstrip(UNFINISHED)
+        return "" if tools else self.decode(self.without_stop(tokens)).rstrip(UNFINISHED)
+
+    def without_stop(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return a turn's tokens without the stop token at their end, which belongs to no text."""
+        return tokens[:-1] if len(tokens) and tokens[-1] in self.stop_tokens else tokens
 
     @property
     @abstractmethod

@@ -65,6 +65,8 @@ class Message:
     content: str | tuple[Part, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     name: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further fields, such as `reasoning_content` or `tool_call_id`, which the chat template gets unchanged."""
 
     @property
     def text(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,11 @@ class ChatFamily(ModelFamily[Options]):
         """Read the model folder. Templates that show the date get the date of this call."""
         files = ChatFiles.read(model)
         self._tokenizer = files.tokenizer
-        self._specials = {
-            number for number, token in files.tokenizer.get_added_tokens_decoder().items() if token.special
-        }
         variables = {**files.special, **(model.get("chat_template_kwargs") or {})}
+        eos = files.tokenizer.token_to_id(files.special.get("eos_token", ""))
+        added = files.tokenizer.get_added_tokens_decoder()
+        self._specials = {number for number, token in added.items() if token.special}
+        self._marks = {*added, *files.end_ids, *(() if eos is None else (eos,))}
         now = datetime.now()
         shown = files.templates.get("tool_use", files.templates.get("default", ""))
         self._format = call_format(str(model.get("tool_calls") or "auto"), shown)
@@ -53,7 +55,6 @@ class ChatFamily(ModelFamily[Options]):
         self.placeholders = files.placeholders
         self._reader = reader(files.config, files.placeholders, self._after_anchor)
         self._end_of_turn = self._find_end_of_turn(files)
-        eos = self._tokenizer.token_to_id(files.special.get("eos_token", ""))
         ends = (self._end_of_turn, *files.end_ids, eos)
         self._stop = tuple(dict.fromkeys(number for number in ends if number is not None))
         marks = self._format.ends if self._format else ()
@@ -61,7 +62,7 @@ class ChatFamily(ModelFamily[Options]):
         self._anchor: tuple[int, str] | None = None
         for number in self._stop:
             token = self._tokenizer.id_to_token(number)
-            if number in self._specials and token and self.encode(token) == (number,):
+            if number in added and token and self.encode(token) == (number,):
                 self._anchor = number, token
                 break
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
@@ -81,10 +82,11 @@ class ChatFamily(ModelFamily[Options]):
         return prompt if isinstance(prompt, str) else self._template(tools).render(prompt, tools)
 
     def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
-        ids = self._after_anchor(self._template().after_turn(before, appended))
+        template = self._template_of((*before, *appended))
+        ids = self._after_anchor(template.after_turn(before, appended))
         if last_token is None or last_token in self._stop:
             # The policy sampled the end-of-turn token itself: drop it here, with the white space before it.
-            at = self._first_special(ids)
+            at = self._first_mark(ids)
             if at is not None and (ids[at] == last_token or ids[at] in self._turn_ends):
                 ids = ids[at + 1 :]
         return Rendered(ids, _media(appended))
@@ -102,9 +104,11 @@ class ChatFamily(ModelFamily[Options]):
 
         If `before` is a string or the template rewrites earlier turns, return the tokens of the plain text instead.
         """
-        said = None if isinstance(before, str) else self._template().turn(before, message)
-        if said is None:
+        if isinstance(before, str):
             return super().turn(before, message)
+        said, is_written = self._template_of((*before, message)).turn(before, message)
+        if not is_written:
+            return super().turn(before, replace(message, content=said))
         ids = self._after_anchor(said)
         end = next((place for place, number in enumerate(ids) if number in self._stop), None)
         return ids + self._stop[:1] if end is None else ids[: end + 1]
@@ -126,10 +130,10 @@ class ChatFamily(ModelFamily[Options]):
 
         The format's marks are left out of the returned text if they are special tokens.
         """
+        said = self.without_stop(tokens)
         if not tools and not self._has_headers:
-            return self.decode(tokens), (), ""
+            return self.decode(said), (), ""
         calls_of = self._call_format()
-        said = self._without_stop(tokens)
         special, read = self._marked(calls_of, said)
         thinking = self._thinking(calls_of, before)
         text, calls, error = calls_of.parse(read, tools, thinking) if tools else (read, (), "")
@@ -141,7 +145,7 @@ class ChatFamily(ModelFamily[Options]):
         if not tools and not self._has_headers:
             return super().parse_beginning(tokens)
         calls_of = self._call_format()
-        special, read = self._marked(calls_of, self._without_stop(tokens))
+        special, read = self._marked(calls_of, self.without_stop(tokens))
         thinking = self._thinking(calls_of, before)
         # Stop at the first incomplete character, wherever it is: a special token may separate its bytes.
         sure = calls_of.beginning(read.partition(UNFINISHED)[0], thinking)
@@ -150,9 +154,6 @@ class ChatFamily(ModelFamily[Options]):
     @property
     def _has_headers(self) -> bool:
         return self._format is not None and self._format.has_headers
-
-    def _without_stop(self, tokens: Sequence[int]) -> Sequence[int]:
-        return tokens[:-1] if tokens and tokens[-1] in self._stop else tokens
 
     def _thinking(self, calls_of: CallFormat, before: Sequence[int]) -> bool:
         """Return True if the prompt ends with the mark that opens a thought."""
@@ -182,6 +183,11 @@ class ChatFamily(ModelFamily[Options]):
             raise ConfigError("model.chat_template", "a conversation for a model without a chat template", fix)
         return template
 
+    def _template_of(self, messages: Sequence[Message]) -> ChatTemplate:
+        """Return the template for a conversation: that for tools, if the conversation has calls or answers of tools."""
+        has_tools = any(message.tool_calls or message.role == "tool" for message in messages)
+        return self._templates["tool_use"] if has_tools and "tool_use" in self._templates else self._template()
+
     def _call_format(self) -> CallFormat:
         if self._format is None:
             got = f"auto for prompts with tools, but {self._source} shows no known format of tool calls"
@@ -190,9 +196,12 @@ class ChatFamily(ModelFamily[Options]):
             )
         return self._format
 
-    def _first_special(self, ids: tuple[int, ...]) -> int | None:
-        """Return the position of the first special token, or None if more than white space precedes it."""
-        at = next((place for place, number in enumerate(ids) if number in self._specials), None)
+    def _first_mark(self, ids: tuple[int, ...]) -> int | None:
+        """Return the position of the first added or stop token, or None if more than white space precedes it.
+
+        A token that ends a turn need not be flagged as special.
+        """
+        at = next((place for place, number in enumerate(ids) if number in self._marks), None)
         return None if at is None or self.decode(ids[:at]).strip() else at
 
     def _after_anchor(self, text: str) -> tuple[int, ...]:
@@ -207,7 +216,7 @@ class ChatFamily(ModelFamily[Options]):
         return ids[1:] if ids[:1] == (number,) else self.encode(text)
 
     def _find_end_of_turn(self, files: ChatFiles) -> int | None:
-        """Return the special token that the template puts after every assistant's turn, or None."""
+        """Return the added or stop token that the template puts after every assistant's turn, or None."""
         if "default" not in self._templates:
             return None
         template, asked = self._templates["default"], (Message("user", "x"),)
@@ -216,7 +225,7 @@ class ChatFamily(ModelFamily[Options]):
         except ConfigError:  # the template refuses so short a chat; `delta` raises if it refuses the real chat too
             return None
         ids = self.encode(closing)
-        at = self._first_special(ids)
+        at = self._first_mark(ids)
         # If the template always opens the next turn, this token may be that turn's start, not the last one's end.
         if at is None or (closing == going_on and ids[at] not in files.end_ids):
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -18,29 +18,31 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, ToolCall
 from relax_core.config.model_folder import placeholders
+from relax_core.data.row_tools import COLUMN, RowTool
+from relax_core.data.template_sandbox import compiled, rendered, to_json
 
 FIELD = "model.chat_template"
 MARK = "RELAXTURN"
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Message fields that hold the thought of an assistant's turn, by the templates of several families."""
+_BEGIN, _NAME, _END = r"([<\[\u25c1]\|?)", r"((?i:(?:seed:)?think(?:ing)?|thought|reasoning))", r"(\|?[>\]\u25b7])"
+OPENED, CLOSED = re.compile(rf"{_BEGIN}{_NAME}{_END}\s*\Z"), re.compile(rf"{_BEGIN}/{_NAME}{_END}\s*\Z")
+"""Patterns of the mark with which a prompt opens or closes the thought of the policy's turn, such as `<think>`."""
+THINKS = re.compile(rf"{_BEGIN}/?{_NAME}{_END}")
+"""Pattern of a mark of thoughts anywhere in a text."""
 MAX_IDS = 1 << 31
 """Upper bound of token ids (exclusive), above every real vocabulary."""
 # Errors that template code raises: jinja's own, and Python's for wrong types inside an expression.
 RENDER_ERRORS = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
 )  # fmt: skip
-MAX_BITS = 1 << 12
-MAX_REPEATED = 1 << 20
-"""Limits of a template's arithmetic: bits of a power, items of a repetition. Model folders may be untrusted."""
 
 
 class ChatTemplate:
@@ -59,19 +61,25 @@ class ChatTemplate:
         `call_id(call, number)` returns an id that the template accepts; `number` is the call's index in the
         conversation. `thinking`: True if the template reads a turn's thought from a message field `thinking`.
         """
-        self.name, self._call_id, self._thinking = name, call_id, thinking
+        self.name, self._text, self._call_id, self._thinking = name, text, call_id, thinking
         self._variables = dict(variables)
-        environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise, "strftime_now": now.strftime}
         try:
-            self._template = environment.from_string(text)
+            self._template = compiled(text, {"raise_exception": _raise, "strftime_now": now.strftime})
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(FIELD, f"{name} line {error.lineno}: {error.message}", "correct the template") from error
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), speak: bool = True) -> str:
-        """Render the conversation; with `speak`, also open the policy's next turn."""
-        return self._render(self._fields(messages), tools, speak)
+        """Render the conversation; with `speak`, also open the policy's next turn.
+
+        Raises ConfigError if the template does not read a field of a message, or the tools that a row describes.
+        """
+        fields = self._fields(messages)
+        text = self._render(fields, tools, speak)
+        self._check_read(fields)
+        if any(isinstance(tool, RowTool) for tool in tools) and text == self._render(fields, (), speak):
+            got = f"{self.name}, which shows no tools, for a row with {COLUMN}"
+            raise ConfigError(FIELD, got, f"name a template that shows tools, or remove the column {COLUMN}")
+        return text
 
     def after_turn(self, before: Sequence[Message], appended: Sequence[Message], speak: bool = True) -> str:
         """Return the text after the policy's turn (the last of `before`); with `speak`, also open its next turn."""
@@ -93,6 +101,7 @@ class ChatTemplate:
         if text.count(mark) != 1:
             got = f"{self.name}, which shows an assistant's turn {text.count(mark)} times"
             raise ConfigError(FIELD, got, "name a template that shows every turn once, or use one turn")
+        self._check_read(later)
         return text.partition(mark)[2]
 
     def _after_call(
@@ -106,6 +115,7 @@ class ChatTemplate:
         called = next((call for call in calls if call.name == answers), calls[0])
         marked = message_fields(Message("assistant", "", (replace(called, arguments={mark: mark}),)), self._call_style)
         text = self._render([*earlier, marked, *later], speak=speak)
+        self._check_read(later)
         _, is_shown, rest = text.rpartition(mark)
         if not is_shown or not rest.startswith('"}'):
             got = (
@@ -114,29 +124,93 @@ class ChatTemplate:
             raise ConfigError(FIELD, got, "name a template that accepts a tool's answer after a turn without calls")
         return rest.removeprefix('"}')
 
-    def turn(self, before: Sequence[Message], message: Message) -> str | None:
-        """Return the text of `message` as the policy's turn after `before`.
+    def turn(self, before: Sequence[Message], message: Message) -> tuple[str, bool]:
+        """Return (text of `message` as the policy's turn after `before`, whether the template wrote the text).
 
-        Return None if adding the message changes the text of `before`. Raises ConfigError if a tool call is missing.
+        The template does not write the text if adding the message changes the text of `before`, or drops words of the
+        message; the text is then that of the message. If the prompt opens a thought, the text does not open the thought
+        again. Raises ConfigError if a tool call or a further field would be missing, or a thought does not fit.
         """
-        opened, closed = self.render(before), self.render((*before, message), speak=False)
+        opened = self._render(self._fields(before))
+        mark = OPENED.search(opened)
+        said = self._written(before, message, opened)
+        if mark and (said is None or said.lstrip().startswith(mark[0].rstrip())):
+            message = self._without_mark(message, mark)
+            said = self._written(before, message, opened)
+        if said is None and (message.tool_calls or message.extra):
+            parts = ", ".join([*(["tool_calls"] if message.tool_calls else []), *message.extra])
+            got = f"{self.name}, which leaves out words of an assistant's turn with {parts}, or changes earlier turns"
+            raise ConfigError(FIELD, got, "remove words or fields, or name a template that writes all parts of a turn")
+        text = message.text if said is None else said
+        self._check_thought(opened, text)
+        return text, said is not None
+
+    def _written(self, before: Sequence[Message], message: Message, opened: str) -> str | None:
+        """Return a turn as the template writes it after `opened`; None if it changes `opened` or drops words."""
+        fields = self._fields((*before, message))
+        closed = self._render(fields, speak=False)
+        self._check_read(fields[-1:])
         if not closed.startswith(opened):
             return None
         said = closed.removeprefix(opened)
         if left_out := [call.name for call in message.tool_calls if call.name not in said]:
             got = f"{self.name}, which leaves out the call of {left_out[0]!r} of an assistant's turn"
             raise ConfigError(FIELD, got, "name a template that writes tool calls")
+        thought = THOUGHT.fullmatch(message.text)
+        words = [*(thought.groups() if thought else (message.text,))]
+        words += [message.extra[name] for name in THOUGHT_FIELDS if isinstance(message.extra.get(name), str)]
+        shown = "".join(said.split())
+        for one in words:
+            if "".join(one.split()) not in shown and json.dumps(one)[1:-1] not in said:
+                return None
         return said
+
+    def _without_mark(self, message: Message, mark: re.Match[str]) -> Message:
+        """Return a turn without the mark of a thought at its beginning, which the prompt has written already."""
+        words, written = message.text.lstrip(), mark[0].rstrip()
+        if not isinstance(message.content, str) or not words.startswith(written):
+            return message
+        words = words.removeprefix(written)
+        return replace(message, content=words.removeprefix(mark[0].removeprefix(written)))
+
+    def _check_thought(self, opened: str, said: str) -> None:
+        """Raise ConfigError if the text of a turn does not fit the thought that the prompt opens or closes."""
+        if mark := OPENED.search(opened):
+            begins, ends = mark[0].rstrip(), f"{mark[1]}/{mark[2]}{mark[3]}"
+            fault = f"an answer without {ends}" if ends not in said else ""
+            state = f"opens a thought with {begins}"
+        elif mark := CLOSED.search(opened):
+            begins = f"{mark[1]}{mark[2]}{mark[3]}"
+            fault, state = "", f"has closed the thought with {mark[0].rstrip()}"
+        else:
+            return
+        if said.lstrip().startswith(begins):
+            fault = f"an answer that begins with {begins}"
+        if fault:
+            fix = (
+                "write the thought as the template expects it, or set model.chat_template_kwargs or model.chat_template"
+            )
+            raise ConfigError("data.train", f"{fault}, though {self.name} {state}", fix)
+
+    def _check_read(self, fields: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ConfigError naming a field of a message that the template did not read in the last rendering."""
+        for message in fields:
+            for name in message.unread if isinstance(message, _Watched) else ():
+                if message["role"] == "assistant" and name in THOUGHT_FIELDS and self._mentions(name):
+                    continue  # the template drops thoughts of earlier turns on purpose
+                got = f"{self.name}, which does not show the field {name!r} of a message of {message['role']!r}"
+                others = [other for other in THOUGHT_FIELDS if name in THOUGHT_FIELDS and self._mentions(other)]
+                rename = f"rename the field to {others[0]!r}" if others else "remove the field"
+                raise ConfigError(FIELD, got, f"{rename}, or name a template that shows it")
+
+    def _mentions(self, name: str) -> bool:
+        return re.search(rf"""[.'"]{name}\b""", self._text) is not None
 
     def _render(self, fields: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = (), speak: bool = True) -> str:
         try:
-            return self._template.render(
-                **self._variables,
-                messages=fields,
-                tools=[tool_schema(tool) for tool in tools] or None,
-                documents=None,
-                add_generation_prompt=speak,
-            )
+            shown = [tool_schema(tool) for tool in tools] or None
+            given = {"messages": fields, "tools": shown, "documents": None, "add_generation_prompt": speak}
+            return rendered(self._template, self._variables | given)
         except RENDER_ERRORS as error:
             roles = ", ".join(message["role"] for message in fields)
             fix = "change the messages or name a template that accepts them"
@@ -145,16 +219,19 @@ class ChatTemplate:
     def _fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as dicts for the template.
 
-        A tool's answer gets the id of the first unanswered call of the same name, or else of the first unanswered call.
+        A tool's answer gets the id of the unanswered call with its `tool_call_id`, or else of the first of the same
+        name, or else of the first.
         """
         found: list[dict[str, Any]] = []
         unanswered: list[ToolCall] = []
+        ids: dict[str, str] = {}  # a call's own id by the id that the template gets
         number = 0
         for message in messages:
             if message.tool_calls:
                 calls = [
                     replace(call, id=self._call_id(call, number + at)) for at, call in enumerate(message.tool_calls)
                 ]
+                ids |= {made.id: call.id for made, call in zip(calls, message.tool_calls, strict=True)}
                 message, unanswered, number = replace(message, tool_calls=tuple(calls)), calls, number + len(calls)
             fields = message_fields(message, self._call_style if message.tool_calls else None)
             thought = THOUGHT.fullmatch(message.text) if self._thinking and message.role == "assistant" else None
@@ -162,10 +239,17 @@ class ChatTemplate:
             if thought and not (message.tool_calls and thought[2].strip()):
                 fields |= {"thinking": thought[1], "content": thought[2].strip()}
             if message.role == "tool":
-                meant = [call for call in unanswered if call.name == message.name] or unanswered[:1]
+                given = message.extra.get("tool_call_id")
+                meant = [call for call in unanswered if given in (ids[call.id], call.id)]
+                if given and not meant and any(ids.values()):
+                    got = f"a tool's answer with tool_call_id {given!r}, which no unanswered call before the answer has"
+                    raise ConfigError("data.train", got, "correct the id, or leave out the ids of calls and answers")
+                meant = meant or [call for call in unanswered if call.name == message.name] or unanswered[:1]
                 fields["tool_call_id"] = meant[0].id if meant else self._call_id(ToolCall(message.name, {}), number)
                 unanswered = [call for call in unanswered if call is not meant[0]]
-            found.append(fields)
+            watched = message.extra.keys() - {"tool_call_id"} if message.role == "tool" else {*message.extra}
+            watched |= {"name"} if message.name and message.role != "tool" else set()
+            found.append(_Watched(fields, watched) if watched else fields)
         return found
 
     @cached_property
@@ -211,44 +295,36 @@ def message_fields(message: Message, style: CallStyle | None = None) -> dict[str
     if message.tool_calls:
         fields["content"] = content or style.no_words
         arguments = [dict(call.arguments) for call in message.tool_calls]
-        written = map(_to_json, arguments) if style.arguments_are_text else arguments
+        written = map(to_json, arguments) if style.arguments_are_text else arguments
         fields["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": one}}
             for call, one in zip(message.tool_calls, written, strict=True)
         ]
-    return fields
+    return fields | dict(message.extra)
 
 
-class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which also refuses powers and repetitions that would take too much time or memory."""
+class _Watched(dict[str, Any]):
+    """The fields of a message, with a record of the watched fields that a template has not read."""
 
-    intercepted_binops = frozenset({"**", "*"})
+    def __init__(self, fields: Mapping[str, Any], watched: Set[str]) -> None:
+        super().__init__(fields)
+        self.unread = set(watched)
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if right * left.bit_length() > MAX_BITS:
-                raise jinja2.TemplateError(f"a power of more than {MAX_BITS} bits")
-        elif operator == "*":
-            for text, times in ((left, right), (right, left)):
-                if isinstance(times, int) and isinstance(text, Sequence) and len(text) * times > MAX_REPEATED:
-                    raise jinja2.TemplateError(f"a repetition of more than {MAX_REPEATED} items")
-        return super().call_binop(context, operator, left, right)
+    def __getitem__(self, key: str) -> Any:
+        self.unread.discard(key)
+        return super().__getitem__(key)
 
+    def get(self, key: str, default: Any = None) -> Any:
+        self.unread.discard(key)
+        return super().get(key, default)
 
-class _Generation(Extension):
-    """The tag `{% generation %}`, which marks the assistant's words for some trainers. Only its body is rendered."""
+    def items(self) -> Any:
+        self.unread.clear()
+        return super().items()
 
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    def values(self) -> Any:
+        self.unread.clear()
+        return super().values()
 
 
 def _raise(message: str) -> NoReturn:
@@ -266,6 +342,8 @@ def tool_schema(tool: Tool) -> dict[str, Any]:
     If `parameters["type"]` is the string `object`, the mapping is a whole JSON schema. Any other mapping holds types by
     parameter name, even if a parameter is named `type` or `properties`: a parameter's type is never a string.
     """
+    if isinstance(tool, RowTool):
+        return dict(tool.schema)
     parameters = dict(tool.parameters)
     if parameters.get("type") == "object":
         parameters = {"properties": {}, **parameters}

@@ -7,6 +7,7 @@ trains on the token sequences that generation will see.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.component import Chosen
+from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
@@ -68,10 +70,12 @@ def example(
     completion: Text | None,
     train_on: TrainOn = "completion",
     hold: Hold | None = None,
+    tools: Sequence[Tool] = (),
 ) -> Example:
     """Tokenize a prompt and its completion; without a completion, train the assistant turns of the prompt.
 
-    If `hold` is None, each medium has one token. Raises ConfigError (field `data.train`) if no text is to be trained.
+    If `hold` is None, each medium has one token. `tools`: the tools that the prompt shows.
+    Raises ConfigError (field `data.train`) if no text is to be trained.
     """
     if isinstance(prompt, str):
         if not isinstance(completion, str):
@@ -82,7 +86,7 @@ def example(
         runs = [_Run(family.start(prompt)), _Run(said, trained=True)]
     else:
         given = 0 if completion is None else len(prompt)
-        runs = _conversation(family, said_in(prompt, completion), given)
+        runs = _conversation(family, said_in(prompt, completion), given, tools)
     tokens: list[int] = []
     mask: list[int] = []
     media: list[str] = []
@@ -110,14 +114,16 @@ def _messages(completion: Text | None) -> tuple[Message, ...]:
     return (Message(SPEAKER, completion),) if isinstance(completion, str) else completion or ()
 
 
-def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) -> list[_Run]:
+def _conversation(
+    family: ModelFamily, messages: Sequence[Message], given: int, tools: Sequence[Tool] = ()
+) -> list[_Run]:
     """Render a conversation up to its last assistant turn. Assistant turns at index `given` or later are trained."""
     turns = [at for at, message in enumerate(messages) if at >= given and message.role == SPEAKER]
     if not turns:
         raise ConfigError(
             "data.train", "a conversation without a turn of the assistant", "add such a turn, or a completion"
         )
-    runs = [_Run(family.start(messages[: turns[0]]), messages[: turns[0]])]
+    runs = [_Run(family.start(messages[: turns[0]], tools), messages[: turns[0]])]
     for at, following in zip(turns, [*turns[1:], None], strict=True):
         said = family.turn(messages[:at], messages[at])
         runs.append(_Run(Rendered(said), trained=True))
@@ -205,16 +211,18 @@ class Dataset(RowSet):
 
     def _examples(self, row: int, hold: Hold | None = None) -> Iterator[Example]:
         task = self._task(row)
+        tools = self._row_tools(task, row)
         for text in self._texts(task, row):
             with self._named(row):
-                found = example(self.family, task.prompt, text, self._train_on, hold)
+                found = example(self.family, task.prompt, text, self._train_on, hold, tools)
             yield found
 
     def _usable(self, row: int) -> bool:
         task = self._task(row)
         texts = self._texts(task, row)
         self._check_media(self._messages(task, row), row)
-        if self._limit is None or all(self._text_fits(task.prompt, text, row) for text in texts):
+        tools = self._row_tools(task, row)
+        if self._limit is None or all(self._text_fits(task.prompt, text, row, tools) for text in texts):
             return True
         found = list(self._examples(row))
         longest = max(len(one.tokens) for one in found)
@@ -224,8 +232,10 @@ class Dataset(RowSet):
             return all(self._cut(one).num_trained for one in found)
         return longest <= self._limit
 
-    def _text_fits(self, prompt: Text, text: Text | None, row: int) -> bool:
+    def _text_fits(self, prompt: Text, text: Text | None, row: int, tools: Sequence[Tool]) -> bool:
         """Return True if a row's number of characters proves that its tokens are within the limit."""
+        if tools:
+            return False
         parts = (prompt, text)
         messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part or ())]
         form = tuple("text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in parts)
@@ -235,8 +245,10 @@ class Dataset(RowSet):
                 (part and "x") if part is None or isinstance(part, str) else tuple(Message(m.role, "x") for m in part)
                 for part in parts
             )
-            with self._named(row):
+            try:
                 return len(example(self.family, words or "", completion).tokens)
+            except ConfigError:  # render the real row, whose error names the row
+                return sys.maxsize
 
         return self._surely_fits(messages, form, probe)
 

@@ -8,6 +8,7 @@ sentence about one column. No media are read: if possible, a task refers to the 
 from __future__ import annotations
 
 import base64
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,12 @@ CONVERSATION = "messages"
 """Column used as the prompt if the prompt's column is missing: a conversation with the assistant's turns."""
 URLS = {f"{kind}_url": kind for kind in MEDIA_KINDS}
 """Kinds of media by the `type` of a message part in some APIs, such as `image_url`."""
+
+
+MESSAGE_FIELDS = frozenset(("role", "content", "tool_calls", "name"))
+"""Fields of a message that `Message` holds by name; the template gets all others unchanged."""
+CALL_FIELDS = frozenset(("id", "type"))
+MEDIUM_FIELDS = frozenset(("type", "path", "url", "bytes", "base64", "view"))
 
 
 class RowError(ValueError):
@@ -138,13 +145,32 @@ def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> M
     if not isinstance(called, list):
         raise RowError(f"tool_calls of {where} is {_kind(called)}, not a list")
     calls = tuple(_call(call, where) for call in called)
-    content = value.get("content")
+    content, name = value.get("content"), str(value.get("name") or "")
+    extra = {key: without_nulls(one) for key, one in value.items() if key not in MESSAGE_FIELDS and not _empty(one)}
     if isinstance(content, str) or (content is None and calls):
-        return Message(value["role"], content or "", calls, str(value.get("name") or ""))
+        return Message(value["role"], content or "", calls, name, extra)
     if not isinstance(content, list):
         raise RowError(f"content of {where} is {_kind(content)}, not text or a list of parts")
     parts = tuple(_part(part, where, (*at, "content", number), origin) for number, part in enumerate(content))
-    return Message(value["role"], parts, calls)
+    return Message(value["role"], parts, calls, name, extra)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return plain data without the keys whose value is None: in a table, an object has the keys of all its rows."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _empty(value: object) -> bool:
+    return value is None or value in ("", [], {})
+
+
+def _refuse_others(value: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    """Raise RowError naming a field that has a value and that no template would get."""
+    left = next((key for key, one in value.items() if key not in known and not _empty(one)), None)
+    if left is not None:
+        raise RowError(f"{where} has the field {left!r}, which no prompt shows; remove it")
 
 
 def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOrigin) -> Part:
@@ -160,7 +186,9 @@ def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOri
     if kind == "text":
         if not isinstance(value.get("text"), str):
             raise RowError(f"a part of {where} has no 'text' with its words")
+        _refuse_others(value, frozenset(("type", "text")), f"a part of {where}")
         return Part(value["text"])
+    _refuse_others(value, MEDIUM_FIELDS | {written, kind}, f"a part of {where}")
     view = _view_of(value.get("view"), f"a part of {where}")
     for key in (written, kind, "path", "url", "bytes", "base64"):
         if value.get(key) is not None:
@@ -172,15 +200,26 @@ def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOri
 
 def _call(value: object, where: str) -> ToolCall:
     call = value if isinstance(value, dict) else {}
-    function = call.get("function", call)
+    function = call.get("function") or call
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError(f"a tool call of {where} has no name")
-    arguments = function.get("arguments", {})
+    named = f"tool call {function['name']} of {where}"
+    arguments = without_nulls(function.get("arguments"))
+    if isinstance(arguments, str):  # as APIs write them; their nulls were meant
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"arguments of {named} are not JSON: {error}") from error
     if holds_bytes(arguments):
-        raise RowError(f"arguments of tool call {function['name']} of {where} hold bytes")
-    if not isinstance(arguments, dict):
-        raise RowError(f"arguments of tool call {function['name']} of {where} are {_kind(arguments)}, not an object")
-    return ToolCall(function["name"], arguments, str(call.get("id", "")))
+        raise RowError(f"arguments of {named} hold bytes")
+    if not isinstance(arguments, dict | None):
+        raise RowError(f"arguments of {named} are {_kind(arguments)}, not an object")
+    if call.get("type") not in (None, "function"):
+        raise RowError(f"{named} has the type {call['type']!r}; the only type is 'function'")
+    shown = frozenset(("name", "arguments"))
+    _refuse_others(call, CALL_FIELDS | (shown if function is call else {"function"}), named)
+    _refuse_others(function, shown | (CALL_FIELDS if function is call else frozenset()), named)
+    return ToolCall(function["name"], arguments or {}, str(call.get("id") or ""))
 
 
 def _kind(value: object) -> str:

@@ -28,15 +28,19 @@ from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.config.tables import TeacherTable
+from relax_core.data.chat_template import THINKS
 from relax_core.data.placeholders import media_of, misplaced
 from relax_core.data.plain_data import plain
+from relax_core.data.row_tools import COLUMN as TOOLS, row_tools
 from relax_core.data.task_files import TaskFiles, source_access
+from relax_core.data.task_row import RowError
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import check_source, missing_file, shown
 from relax_core.rpc.messages import encode
 
 HOLD_OUT = "held-out"
 """Name of the evaluation set that is held out of the training tasks."""
+NOT_SHOWN = f'to keep the column as data for rewards, rename it: columns = {{described = "{TOOLS}"}}'
 OTHERWISE = "otherwise"
 """Value of a reward's `only` for the tasks that no reward with a filter selects."""
 TOO_LONG = ("skip", "truncate", "error")
@@ -168,6 +172,18 @@ class RowSet(ABC):
             return task
         return replace(task, prompt=(Message("system", self._system_prompt), *task.prompt))
 
+    def _row_tools(self, task: Task, row: int) -> tuple[Tool, ...]:
+        """Return the tools of a row's column `tools`. Raises ConfigError for tools that no prompt can show."""
+        where = self._source.where(row)
+        try:
+            tools = row_tools(task.column(TOOLS))
+        except RowError as error:
+            raise ConfigError("data.train", f"{where}: {error}", "correct the row") from error
+        if tools and isinstance(task.prompt, str):
+            got = f"{where}, whose {TOOLS} a prompt of plain text can't show"
+            raise ConfigError("data.train", got, f"write the prompt as messages; {NOT_SHOWN}")
+        return tools
+
     def _check_media(self, messages: Sequence[Message], row: int) -> None:
         """Raise ConfigError unless the run can read a row's media: kinds, sources, and the existence of local files."""
         for media in media_of(messages):
@@ -191,7 +207,15 @@ class RowSet(ABC):
         Only ASCII text can be proved to fit: each of its tokens has one character or more. `probe` counts the tokens
         that the template adds to messages of this form; it is called once per form.
         """
-        if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
+        if any(
+            m.tool_calls
+            or m.extra
+            or m.name
+            or not isinstance(m.content, str)
+            or not m.content.isascii()
+            or THINKS.search(m.content)
+            for m in messages
+        ):  # only rendering finds a field that the template drops, or a thought that does not fit the template
             return False
         if form not in self._overheads:
             self._overheads[form] = probe()
@@ -240,8 +264,7 @@ class TaskSet(RowSet):
         self.filters, self.unmatched = tuple(filters), list(filters)
         """All filters, and those that have selected no task yet."""
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
-        reads = self._needs or self._rules or filters or system_prompt or self._media
-        if check and (reads or (max_prompt_tokens and too_long != "truncate")):
+        if check:
             self._check()
 
     def prompt(self, index: int) -> Rendered:
@@ -284,10 +307,12 @@ class TaskSet(RowSet):
         if not isinstance(task.prompt, str):
             self._check_media(task.prompt, row)
         task = self._with_system_prompt(task, row)
+        tools = self._shown_tools(task, row)
+        if isinstance(task.prompt, tuple) and any(message.extra or message.name for message in task.prompt):
+            self._start(task, row, tools)
         if self._limit is None:
             return True
         messages = (Message("", task.prompt),) if isinstance(task.prompt, str) else task.prompt
-        tools = self._tools_of.get(task.environment, self._tools)
         roles = tuple(message.role for message in messages)
 
         def probe() -> int:
@@ -308,14 +333,26 @@ class TaskSet(RowSet):
 
     def _render(self, task: Task, row: int, limit: int | None) -> Rendered:
         """Render the prompt of a task, cut to `limit` tokens. Raises ConfigError if a longer prompt must not be cut."""
-        with self._named(row):
-            rendered = self.family.start(task.prompt, self._tools_of.get(task.environment, self._tools))
-            check_placeholders(self.family, rendered, () if isinstance(task.prompt, str) else task.prompt)
+        rendered = self._start(task, row, self._shown_tools(task, row))
         if limit is None or len(rendered.tokens) <= limit:
             return rendered
         if self._too_long == "truncate":
             return replace(rendered, tokens=rendered.tokens[-limit:])
         raise self._too_long_error(row, len(rendered.tokens))
+
+    def _start(self, task: Task, row: int, tools: Sequence[Tool]) -> Rendered:
+        with self._named(row):
+            rendered = self.family.start(task.prompt, tools)
+            check_placeholders(self.family, rendered, () if isinstance(task.prompt, str) else task.prompt)
+        return rendered
+
+    def _shown_tools(self, task: Task, row: int) -> Sequence[Tool]:
+        """Return the tools of the task's environment, or else of its row. Raises ConfigError if both have tools."""
+        tools, described = self._tools_of.get(task.environment, self._tools), self._row_tools(task, row)
+        if tools and described:
+            got = f"{self._source.where(row)}, whose {TOOLS} would be dropped: its environment shows its own tools"
+            raise ConfigError("data.train", got, NOT_SHOWN)
+        return tools or described
 
 
 def has_value(value: object) -> bool:

@@ -75,19 +75,18 @@ class CallFormat:
         parameters: Parameters = {tool.name: tool_schema(tool)["function"]["parameters"] for tool in tools}
         calls: list[ToolCall] = []
         spans: list[tuple[int, int]] = []
-        error, thought_end = "", 0
+        error, failed_at = "", 0
         at = _behind(text, ends, 0) if thinking else 0
-        while (found := self._pieces.search(text, at)) or thought_end:
-            if found is None:  # the unreadable text was a thought: read on after it
-                calls, spans, error, at, thought_end = [], [], "", thought_end, 0
-                continue
+        may_close = not thinking  # the prompt may have opened a thought in a way that `thinking` does not show
+        while found := self._pieces.search(text, at):
             start, at = found.span()
             if found[0] == begins:
                 at = _behind(text, ends, at)
-            elif found[0] == ends and error:  # only the last end counts, so that no text is read more than twice
-                thought_end = at
-            elif found[0] == ends:  # all text before was a thought that the prompt opened
-                calls, spans = [], []
+                may_close = may_close and bool(error)
+            elif found[0] == ends:
+                if may_close and not (error and _is_quoted(text[failed_at:start], self.name == "pythonic")):
+                    calls, spans, error = [], [], ""  # all text before was a thought
+                    may_close = False
             elif not error:
                 bare = found[0] not in self.opens
                 if bare:
@@ -96,7 +95,7 @@ class CallFormat:
                     written, end = self.read(text, start, at, parameters)
                     calls += [self._call(call, len(calls) + place) for place, call in enumerate(written)]
                 except CallError as problem:
-                    error = str(problem)
+                    error, failed_at = str(problem), start
                     at += bare
                     continue
                 if written:
@@ -164,6 +163,18 @@ class CallFormat:
 def _behind(text: str, mark: str, at: int) -> int:
     end = text.find(mark, at)
     return len(text) if end < 0 else end + len(mark)
+
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+
+def _is_quoted(call: str, is_python: bool) -> bool:
+    """Return True if the text of an unreadable call ends inside a string or a value."""
+    rest = _STRING.sub("", call)
+    if is_python and rest.count("'") % 2:
+        return True
+    opened = max(rest.rfind("<parameter="), rest.rfind("<arg_value>"))
+    return '"' in rest or opened > max(rest.rfind("</parameter>"), rest.rfind("</arg_value>"))
 
 
 def _without_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:

@@ -82,7 +82,9 @@ class PoolModelClient:
         end = stop_end(pending.tokens, stop, self._family.decode)
         finish: Literal["stop", "length"] = "length" if end is None and pending.finish == "length" else "stop"
         tokens = tuple(pending.tokens[:end])
-        return Generated(self._family.decode(tokens), tokens, tuple(pending.log_probs[:end]), finish)
+        return Generated(
+            self._family.decode(self._family.without_stop(tokens)), tokens, tuple(pending.log_probs[:end]), finish
+        )
 
     async def score(
         self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,

@@ -22,6 +22,7 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
+from relax_core.data.row_tools import COLUMN as TOOLS, row_tools
 from relax_core.engines.requests import SAMPLING, Generate, PendingRequest, SamplingParams
 from relax_core.registry.error_text import innermost, message_of
 from relax_core.registry.shapes import WrongShape, checked, returned_by
@@ -52,6 +53,7 @@ async def run_episode(
     sample = Sample(
         family, generate, limits, environment.format_observation, environment.tools, media, media_owner, sampling, place
     )
+    sample.row_tools = row_tools(task.column(TOOLS))
     session, now = Branch(sample, task.prompt, prompt, seed), asyncio.get_running_loop().time
     began = sample.began = now()
     sample.total_s = environment.total_timeout_s or math.inf

@@ -115,6 +115,8 @@ class Sample:
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[Rendered, int] = field(default_factory=dict)
     """Index in `forest` of each root, by its rendered prompt."""
+    row_tools: tuple[Tool, ...] = ()
+    """Tools that the task's row describes. Only the prompt shows them; an environment with tools has none of these."""
     broken: Exception | None = None
     """Error for which neither the sample nor its environment is to blame, even if it passed through their code."""
     waits: int = 0
@@ -467,7 +469,8 @@ class Branch:
         sample, family, rendered = self.sample, self.sample.family, self._rendered
         if rendered is None or (more and not self._raw):
             prompt = self._prompt if self._raw else tuple(self.messages)
-            rendered = sample.fill_placeholders(family.start(prompt, self._tools), () if self._raw else self.messages)
+            tools = self._tools or (() if rendered is None else sample.row_tools)  # None: not the task's own prompt
+            rendered = sample.fill_placeholders(family.start(prompt, tools), () if self._raw else self.messages)
         tokens = rendered.tokens + (family.encode(raw_text) if raw_text else ())
         root = Rendered(tokens, rendered.media)
         if root in sample.roots:
@@ -526,7 +529,8 @@ def _texts(message: Message) -> tuple[str, ...]:
     parts = [("", content)] if isinstance(content, str) else [
         (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
     ]  # fmt: skip
-    return (message.role, message.name, str(len(parts)), *chain.from_iterable(parts))
+    extra = [text for key, value in message.extra.items() for text in (key, str(value))]
+    return (message.role, message.name, str(len(parts)), *chain.from_iterable(parts), *extra)
 
 
 def _digest(*texts: str | bytes) -> int:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools that a row of a task file describes in its column `tools`, for the chat template to show.
+
+Only the prompt shows these tools. Calls of such tools stay in the policy's text, because no environment answers them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_core.api.environment import Tool
+from relax_core.data.task_row import RowError, without_nulls
+
+COLUMN = "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class RowTool(Tool):
+    """A tool of a row. Unlike the tools of an environment, its description reaches the template as it was written."""
+
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    """`{"type": "function", "function": {"name": ..., ...}}` with all fields of the row."""
+
+
+def row_tools(value: object) -> tuple[RowTool, ...]:
+    """Return the tools in a value of the column `tools`. Raises RowError for a description without a name.
+
+    The value is a list of objects, or such a list as JSON text. Any other value is an ordinary column without tools.
+    """
+    told = _decoded(value)
+    if not isinstance(told, list):
+        return ()
+    found = [_decoded(one) if isinstance(one, str) else one for one in told]
+    if not any(isinstance(one, dict) for one in found):
+        return ()
+    return tuple(_tool(one, number) for number, one in enumerate(found))
+
+
+def _decoded(value: object) -> Any:
+    """Return JSON text as its value, and an object or a list without the None values that tables add."""
+    if not isinstance(value, str):
+        return without_nulls(value)
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tool(told: object, number: int) -> RowTool:
+    if not isinstance(told, dict):
+        raise RowError(f"{COLUMN}[{number}] is not an object")
+    function = told.get("function", told)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise RowError(f"{COLUMN}[{number}] has no name")
+    if function is told:
+        function = {key: one for key, one in told.items() if key != "type"}
+        told = {"type": told.get("type", "function"), "function": function}
+    return RowTool(function["name"], schema=told)

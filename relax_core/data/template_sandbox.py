@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sandbox for chat templates: Jinja's, with bounds on the length, the work and the time of every rendering.
+
+Model folders may be untrusted, and a rendering can't be interrupted from outside. So each step that can loop or make a
+long value is counted before it runs: operators, calls, filters, macros, iterations of loops, and written text. A step
+makes no value beyond the limit of one rendering, so that the time is checked often enough.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from types import BuiltinMethodType
+from typing import Any, cast
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, _PassArg
+
+MAX_BITS = 1 << 12
+"""Bits of a power or a product."""
+MAX_REPEATED = 1 << 20
+"""Characters and items of one value or of the rendered text, besides `PER_INPUT` of each character of the input."""
+PER_INPUT = 16
+WORK = 16
+"""Steps of a rendering, and characters of all its values together, as a multiple of the limit of one value."""
+MAX_WIDTH = 1 << 16
+"""Largest number that a filter accepts as an argument, and longest text that a slow filter accepts."""
+MAX_CALLS = 100
+"""Nested calls of macros."""
+MAX_S = 5.0
+"""Seconds of processor time of one rendering."""
+STEP = 4
+"""Characters that one step counts for."""
+CHECKED = 8
+"""Steps between two looks at the clock."""
+_SHALLOW = frozenset((
+    "length", "count", "first", "last", "list", "items", "default", "d", "map", "select", "reject", "selectattr",
+    "rejectattr", "reverse", "batch", "slice", "attr", "int", "float", "abs", "round", "random",
+))  # fmt: skip
+"""Filters that do not read the items of their values."""
+_ANY_NUMBER = frozenset((
+    "default", "d", "map", "select", "reject", "selectattr", "rejectattr", "int", "float", "truncate",
+))  # fmt: skip
+"""Filters whose numbers can't make a value long."""
+_TEXTS = (str, bytes)
+_HOLDERS = (list, tuple, dict)
+_SLOW = frozenset(("urlize", "wordwrap", "pprint"))
+_PADS = frozenset(("center", "ljust", "rjust", "zfill"))
+_GROWING = _PADS | {"expandtabs", "replace", "join", "translate", "format", "format_map"}
+"""Methods of texts whose results may be longer than the text."""
+_COMPUTED = {"%": re.compile(r"%[^%a-zA-Z]*\*"), "{": re.compile(r"\{[^{}]*\{")}
+"""Patterns of a width that a format takes from its values."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one rendering may still do."""
+
+    limit: int
+    """Characters and items of one value."""
+    left: int
+    ends: float
+    """Processor time of this thread at which the rendering fails, in seconds."""
+    steps: int = 0
+    calls: int = 0
+    used: list[Any] = field(default_factory=list)
+
+    def spend(self, amount: int) -> None:
+        """Count a step that makes or reads `amount` characters and items. Raises TemplateError beyond a limit."""
+        self.steps += 1
+        self.left -= amount + STEP
+        if amount > self.limit or self.left < 0 or not self.steps % CHECKED:
+            if amount > self.limit:
+                raise TemplateError(f"a value of more than {self.limit} characters or items")
+            if self.left < 0 or time.thread_time() > self.ends:
+                raise TemplateError("a rendering with more work than a chat template needs")
+
+
+_WORK: ContextVar[_Work] = ContextVar("work")
+
+
+@contextmanager
+def _bounded(size: int) -> Iterator[_Work]:
+    limit = MAX_REPEATED + PER_INPUT * size
+    work = _Work(limit, WORK * limit, time.thread_time() + MAX_S)
+    token = _WORK.set(work)
+    try:
+        yield work
+    finally:
+        _WORK.reset(token)
+
+
+def compiled(text: str, functions: Mapping[str, Callable[..., Any]]) -> Template:
+    """Compile a template with functions by name. Raises TemplateSyntaxError."""
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.globals |= functions
+    with _bounded(len(text)):
+        return environment.from_string(text)
+
+
+def rendered(template: Template, variables: Mapping[str, Any]) -> str:
+    """Render a template of `compiled`. Raises TemplateError if it exceeds a limit, and any error of its expressions."""
+    pieces: list[str] = []
+    with _bounded(_size(variables, 1 << 40)) as work:
+        length = 0
+        for piece in template.generate(variables):
+            length += len(piece)
+            if length > work.limit:
+                raise TemplateError(f"a text of more than {work.limit} characters")
+            pieces.append(piece)
+    return "".join(pieces)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with counted operators, calls, filters, loops and outputs."""
+
+    intercepted_binops = frozenset({"**", "*", "+", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=_written, **options)
+        self.filters["tojson"] = to_json
+        self.filters = {name: _counted(name, each) for name, each in self.filters.items()}
+        for name in ("lipsum", "cycler"):  # no chat template needs them
+            del self.globals[name]
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Parse a template; put counters into its loops, macros, literals and concatenations."""
+        tree = super()._parse(source, name, filename)
+        counted: tuple[Any, ...] = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
+        for body in list(tree.find_all(counted)):
+            length = sum(len(data.data) for data in body.find_all(nodes.TemplateData))
+            if isinstance(body, nodes.For) and body.test is not None:
+                body.test = nodes.And(_helper("tick", nodes.Const(0)), body.test)
+            body.body.insert(0, nodes.ExprStmt(_helper("tick", nodes.Const(length))))
+        _replace_values(tree)
+        tree.set_environment(self)
+        tree.set_lineno(1)  # of the nodes that have none
+        return tree
+
+    def tick(self, length: int) -> bool:
+        _WORK.get().spend(length)
+        return True
+
+    def made(self, value: Any) -> Any:
+        return _made(value)
+
+    def joined(self, *parts: Any) -> str:
+        texts = [part if type(part) is str else str(_written(part)) for part in parts]
+        _WORK.get().spend(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        work = _WORK.get()
+        if type(left) is str and type(right) is str and operator == "+":
+            work.spend(len(left) + len(right))
+            return left + right
+        if operator == "+":
+            if isinstance(left, str | bytes | list | tuple) and isinstance(right, str | bytes | list | tuple):
+                work.spend(len(left) + len(right))
+        elif operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and right * left.bit_length() > MAX_BITS:
+                raise TemplateError(f"a power of more than {MAX_BITS} bits")
+        elif operator == "%":
+            if isinstance(left, str | bytes):
+                text = left if isinstance(left, str) else left.decode("latin-1")
+                work.spend(_formatted(text, "%", right))
+        elif isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() + right.bit_length() > MAX_BITS:
+                raise TemplateError(f"a product of more than {MAX_BITS} bits")
+        else:
+            for text, times in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(text, Sequence):
+                    if len(text) * times > MAX_REPEATED:
+                        raise TemplateError(f"a repetition of more than {MAX_REPEATED} items")
+                    work.spend(_size(text, work.limit) * max(0, times))
+        return _made(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  (as Jinja names them)
+        work = _WORK.get()
+        method = __obj if type(__obj) is BuiltinMethodType else getattr(__obj, "__wrapped__", __obj)
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, _TEXTS):
+            if name == "join" and args:
+                args = (list(args[0]), *args[1:])
+            work.spend(_text_length(owner, name, args, kwargs))
+            return _made(super().call(__context, __obj, *args, **kwargs))
+        if isinstance(owner, int | float):
+            _check_numbers((*args, *kwargs.values()))
+        for value in (*args, *kwargs.values()):
+            _made(value)
+        work.spend(0)
+        work.calls += 1
+        try:
+            if work.calls > MAX_CALLS:
+                raise TemplateError(f"more than {MAX_CALLS} nested calls")
+            return _made(super().call(__context, __obj, *args, **kwargs))
+        finally:
+            work.calls -= 1
+
+
+def _helper(name: str, *args: nodes.Node) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), cast(list[nodes.Expr], list(args)), [], None, None)
+
+
+def _replace_values(node: nodes.Node) -> None:
+    """Count each concatenation, list, tuple and dict below a node, and the arguments that a macro collects."""
+    for name, value in node.iter_fields():
+        if isinstance(value, list):
+            value[:] = [_replaced(one) if isinstance(one, nodes.Node) else one for one in value]
+        elif isinstance(value, nodes.Node):
+            setattr(node, name, _replaced(value))
+
+
+def _replaced(node: nodes.Node) -> nodes.Node:
+    _replace_values(node)
+    if isinstance(node, nodes.Concat):
+        return _helper("joined", *node.nodes)
+    is_literal = isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load")
+    if is_literal and not all(isinstance(one, nodes.Const) for one in node.iter_child_nodes()):
+        return _helper("made", node)
+    if isinstance(node, nodes.Name) and node.ctx == "load" and node.name in ("varargs", "kwargs"):
+        return _helper("made", node)
+    return node
+
+
+def _made(value: Any) -> Any:
+    """Count a list, tuple or dict with all that it holds, since a nested value can hold the same item many times."""
+    if isinstance(value, _HOLDERS):
+        work = _WORK.get()
+        work.spend(_size(value, work.limit))
+    return value
+
+
+def _written(value: Any) -> Any:
+    """Count a value that is written as text."""
+    work = _WORK.get()
+    work.spend(len(value) if type(value) is str else _size(value, work.limit))
+    return value
+
+
+def _size(value: Any, most: int) -> int:
+    """Return the number of characters and items in nested data, or any number above `most` if there are more."""
+    total, rest = 0, [value]
+    while rest and total <= most:
+        one = rest.pop()
+        if isinstance(one, _TEXTS):
+            total += len(one)
+        elif isinstance(one, dict):
+            total += 1 + len(one)
+            rest.extend(dict.keys(one))
+            rest.extend(dict.values(one))  # not its own `values`, which records what a template reads
+        elif isinstance(one, list | tuple | set | frozenset):
+            total += 1 + len(one)
+            rest.extend(one)
+        elif isinstance(one, Namespace):
+            total += 1
+            rest.append(one._Namespace__attrs)  # its text shows them
+        else:
+            total += 1
+    return total
+
+
+def _check_numbers(values: Sequence[Any]) -> None:
+    for value in values:
+        if isinstance(value, int) and abs(value) > MAX_WIDTH:
+            raise TemplateError(f"a width or count of more than {MAX_WIDTH}")
+
+
+def _formatted(text: str, mark: str, values: Any) -> int:
+    """Return a bound on the length of a formatted text. Raises TemplateError for a width that the values give."""
+    if _COMPUTED[mark].search(text):
+        raise TemplateError("a format with a width that is computed")
+    widths = sum(int(digits) if len(digits) < 10 else MAX_REPEATED**2 for digits in re.findall(r"\d+", text))
+    work = _WORK.get()
+    return len(text) + widths + text.count(mark) * _size(values, work.limit)
+
+
+def _text_length(text: str | bytes, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Return a bound on the length of a method's result."""
+    if name not in _GROWING:
+        return len(text)
+    values = (*args, *kwargs.values())
+    if name in ("format", "format_map"):
+        return _formatted(str(text), "{", values)
+    width = max([0, *(value for value in values if isinstance(value, int))])
+    if name in _PADS:
+        return len(text) + width
+    if name == "expandtabs":
+        return len(text) * (1 + (width if values else 8))
+    if name == "replace" and len(args) > 1:
+        return _replaced_length(text, args[0], args[1])
+    if name == "join":
+        return _size(values, _WORK.get().limit) + len(text) * (len(args[0]) if args else 0)
+    if name == "translate":
+        return len(text) * _size(values, _WORK.get().limit)
+    return len(text)
+
+
+def _replaced_length(text: Any, old: Any, new: Any) -> int:
+    if not (isinstance(text, str | bytes) and isinstance(old, type(text)) and isinstance(new, str | bytes)):
+        return _size(text, _WORK.get().limit)
+    return len(text) + (text.count(old) if old else len(text) + 1) * len(new)
+
+
+def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that counts its values and bounds the length of its result before it runs."""
+    skipped = 0 if _PassArg.from_obj(function) is None else 1
+
+    @wraps(function)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        work = _WORK.get()
+        value: Any = args[skipped] if len(args) > skipped else None
+        more = (*args[skipped + 1 :], *kwargs.values())
+        if name == "join":
+            value = list(value)
+            args = (*args[:skipped], value, *args[skipped + 1 :])
+        if name not in _ANY_NUMBER:
+            _check_numbers(more)
+        if not more and type(value) is str:
+            work.spend(len(value))
+            if name not in _SLOW and name != "join":
+                return _made(function(*args, **kwargs))
+        amount = 0 if name in _SHALLOW else _size(value, work.limit)
+        if name in _SLOW and amount > MAX_WIDTH:
+            raise TemplateError(f"more than {MAX_WIDTH} characters for the filter {name}")
+        longest = max((len(one) for one in more if isinstance(one, str)), default=1)
+        width = max([longest, 4, *(one for one in more if isinstance(one, int))])
+        if name == "join" or name == "wordwrap":
+            amount += longest * len(value)
+        elif name == "indent":
+            amount += width * (str(value).count("\n") + 1)
+        elif name in ("center", "batch", "slice"):
+            amount += width
+        elif name == "replace" and len(more) > 1:
+            amount = _replaced_length(str(value), str(more[0]), str(more[1]))
+        elif name == "format":
+            amount = _formatted(str(value), "%", more)
+        work.spend(amount)
+        return _made(function(*args, **kwargs))
+
+    return limited
+
+
+class _Generation(Extension):
+    """The tag `{% generation %}`, which marks the assistant's words for some trainers. Only its body is rendered."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Return data as JSON text, as the filter `tojson` of transformers does."""
+    options = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
+    if not indent and separators is None:
+        return json.dumps(value, **options)
+    pieces = []
+    for piece in json.JSONEncoder(**options).iterencode(value):
+        _WORK.get().spend(len(piece))
+        pieces.append(piece)
+    return "".join(pieces)

@@ -8,6 +8,7 @@ IO.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -183,11 +184,21 @@ Generate: TypeAlias = Callable[[Sequence[PendingRequest]], Awaitable[None]]
 def stop_end(tokens: Sequence[int], stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> int | None:
     """Return the number of tokens up to the end of the first stop text; None if there is no stop text.
 
-    Engines see token ids only, so they may sample past a stop text.
+    Engines see token ids only, so they may sample past a stop text, as a rule by a few tokens. So the search goes back
+    from the end in growing steps, and its time is in proportion to the completion's length.
     """
-    if not stop or not any(text in decode(tuple(tokens)) for text in stop):
+
+    def has_stop(count: int) -> bool:
+        decoded = decode(tuple(tokens[:count]))
+        return any(text in decoded for text in stop)
+
+    end, step = len(tokens), 1
+    if not stop or not has_stop(end):
         return None
-    return next(n for n in range(1, len(tokens) + 1) if any(text in decode(tuple(tokens[:n])) for text in stop))
+    while end > step and has_stop(end - step):
+        end, step = end - step, 2 * step
+    counts = range(max(0, end - step) + 1, end + 1)
+    return counts[bisect_left(counts, True, key=has_stop)]
 
 
 def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Watch | None:

@@ -27,6 +27,7 @@ NAMES = (
     "sandbox",
     "gateway",
     "agents",
+    "stop_texts",
 )
 
 

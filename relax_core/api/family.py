@@ -46,6 +46,9 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     placeholders: Mapping[str, int] = {}
     """Kind of medium -> id of its placeholder token; set by `open`. A rendered prompt has one placeholder for each
     medium. Once the medium is processed, `expand` repeats the token. Placeholders are never sampled."""
+    foreign_tokens: Mapping[int, str] = {}
+    """Tokens of the tokenizer that the model's vocabulary lacks, id -> text; set by `open`. A row with such a token is
+    refused. Stop tokens are never among them."""
 
     @abstractmethod
     def open(self, model: Mapping[str, Any]) -> None:

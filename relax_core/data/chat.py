@@ -21,7 +21,7 @@ from relax_core.api.family import UNFINISHED, ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.options import Options
 from relax_core.api.task import Message, ToolCall
-from relax_core.config.model_folder import model_type
+from relax_core.config.model_folder import model_type, vocabulary_size
 from relax_core.data.chat_template import ChatFiles, ChatTemplate
 from relax_core.data.placeholders import PARTS, media_of, reader
 from relax_core.data.tool_calls import FIELD, FORMATS, CallFormat, call_format
@@ -55,8 +55,12 @@ class ChatFamily(ModelFamily[Options]):
         self.placeholders = files.placeholders
         self._reader = reader(files.config, files.placeholders, self._after_anchor)
         self._end_of_turn = self._find_end_of_turn(files)
+        vocabulary = files.tokenizer.get_vocab(with_added_tokens=True)
+        self._vocab_size = max(vocabulary.values(), default=-1) + 1
+        size = vocabulary_size(Path(str(model["path"]))) or self._vocab_size
+        self.foreign_tokens = {number: text for text, number in vocabulary.items() if number >= size}
         ends = (self._end_of_turn, *files.end_ids, eos)
-        self._stop = tuple(dict.fromkeys(number for number in ends if number is not None))
+        self._stop = tuple(dict.fromkeys(number for number in ends if number is not None and number < size))
         marks = self._format.ends if self._format else ()
         self._turn_ends = {self._end_of_turn, *map(self._tokenizer.token_to_id, marks)}
         self._anchor: tuple[int, str] | None = None
@@ -65,8 +69,6 @@ class ChatFamily(ModelFamily[Options]):
             if number in added and token and self.encode(token) == (number,):
                 self._anchor = number, token
                 break
-        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        self._vocab_size = max(ids, default=-1) + 1
 
     def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
         if tools:

@@ -215,6 +215,7 @@ class Dataset(RowSet):
         for text in self._texts(task, row):
             with self._named(row):
                 found = example(self.family, task.prompt, text, self._train_on, hold, tools)
+            self._check_ids(found.tokens, row)
             yield found
 
     def _usable(self, row: int) -> bool:

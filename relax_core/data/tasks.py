@@ -45,6 +45,7 @@ OTHERWISE = "otherwise"
 """Value of a reward's `only` for the tasks that no reward with a filter selects."""
 TOO_LONG = ("skip", "truncate", "error")
 CACHED_PROMPTS = 4096  # enough for the groups in flight, whose samples share a prompt; an epoch need not fit
+MANY_TOKENS = 64
 PROBE_SLACK = 8  # tokens by which tokenization may differ where template and words meet
 
 
@@ -93,6 +94,8 @@ class RowSet(ABC):
         self._source, self._system_prompt, self._limit, self._too_long = source, system_prompt, limit, too_long
         self._media, self._access = frozenset(media), access
         self._overheads: dict[Hashable, int] = {}
+        foreign = [*family.foreign_tokens.values()]
+        self._foreign = foreign if len(foreign) < MANY_TOKENS else [""]  # "": render every row
         self._kept = array("q", range(len(source)))
         self.num_skipped = 0
 
@@ -214,6 +217,7 @@ class RowSet(ABC):
             or not isinstance(m.content, str)
             or not m.content.isascii()
             or THINKS.search(m.content)
+            or any(text in m.content for text in self._foreign)
             for m in messages
         ):  # only rendering finds a field that the template drops, or a thought that does not fit the template
             return False
@@ -224,6 +228,14 @@ class RowSet(ABC):
     def _too_long_error(self, row: int, length: int) -> ConfigError:
         got = f"{self._limit}, but {self.a_row}{self._source.where(row)} has {length} tokens"
         return ConfigError(self.limit_key, got, 'raise it, or set data.too_long = "skip" or "truncate"')
+
+    def _check_ids(self, tokens: Sequence[int], row: int) -> None:
+        """Raise ConfigError for a token that the model's vocabulary lacks."""
+        foreign = self.family.foreign_tokens
+        wrong = next((token for token in tokens if token in foreign), None) if foreign else None
+        if wrong is not None:
+            got = f"{self._source.where(row)}, whose token {wrong} ({foreign[wrong]!r}) the model does not have"
+            raise ConfigError("data.train", got, "remove the text, or set model.tokenizer to the model's own tokenizer")
 
     @contextmanager
     def _named(self, row: int) -> Iterator[None]:
@@ -344,6 +356,7 @@ class TaskSet(RowSet):
         with self._named(row):
             rendered = self.family.start(task.prompt, tools)
             check_placeholders(self.family, rendered, () if isinstance(task.prompt, str) else task.prompt)
+        self._check_ids(rendered.tokens, row)
         return rendered
 
     def _shown_tools(self, task: Task, row: int) -> Sequence[Tool]:

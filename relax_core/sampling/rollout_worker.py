@@ -344,10 +344,11 @@ class RolloutWorker:
 def check_vocabulary(family: ModelFamily, facts: Any) -> None:
     """Raise ConfigError if the engine's vocabulary is smaller than the tokenizer's.
 
-    A larger vocabulary is padding. An engine that does not report its vocabulary is not checked.
+    A larger vocabulary is padding. An engine that does not report its vocabulary is not checked. Foreign tokens may be
+    missing: rows with such tokens are refused.
     """
     have = int(facts.get("vocab_size", 0))
-    if have and family.vocab_size > have:
+    if have and min(family.foreign_tokens, default=family.vocab_size) > have:
         fix = "the model lacks ids that prompts may contain: set tokenizer and model path to the same model"
         raise ConfigError(
             "model.tokenizer", f"a tokenizer of {family.vocab_size} tokens for an engine whose model has {have}", fix

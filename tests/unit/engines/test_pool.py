@@ -124,7 +124,7 @@ async def test_an_engine_that_dies_while_it_loads_ends_the_start_with_its_name_a
 
 
 def test_a_tokenizer_of_more_tokens_than_the_engine_knows_is_refused() -> None:
-    family: Any = SimpleNamespace(vocab_size=64)
+    family: Any = SimpleNamespace(vocab_size=64, foreign_tokens={})
     check_vocabulary(family, {"vocab_size": 64})
     check_vocabulary(family, {"vocab_size": 80})
     with pytest.raises(ConfigError, match=r"model.tokenizer: got a tokenizer of 64 .* model has 63; .*the same model"):

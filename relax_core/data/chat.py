@@ -113,6 +113,8 @@ class ChatFamily(ModelFamily[Options]):
             return super().turn(before, replace(message, content=said))
         ids = self._after_anchor(said)
         end = next((place for place, number in enumerate(ids) if number in self._stop), None)
+        if end is None and ids[-1:] and ids[-1] in self._turn_ends:
+            return ids  # a mark of the format that ends a turn, though generation_config.json does not name it
         return ids + self._stop[:1] if end is None else ids[: end + 1]
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
 from relax_core.learn.huggingface import parts_of
 from relax_plugin_torch.adapters import Adapters
 from relax_plugin_torch.sharding import gathered, local
+from relax_plugin_torch.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -131,9 +131,9 @@ def published_array(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, str
 
 
 def export_folder(
-    model: PreTrainedModel, state: Mapping[str, Tensor], source: str, directory: Path, dtype: torch.dtype
+    model: PreTrainedModel, state: Mapping[str, Tensor], files: TokenizerFiles, directory: Path, dtype: torch.dtype
 ) -> None:
-    """Write a folder that transformers' auto classes load, with the tokenizer files of the folder `source`.
+    """Write a folder that transformers' auto classes load, with the tokenizer and chat template of the run.
 
     `state`: whole weights under the model's own names; floating-point weights are written in `dtype`.
     """
@@ -144,17 +144,10 @@ def export_folder(
         model.save_pretrained(directory, state_dict=state)
     finally:
         model.config.dtype = before
-    for name in TOKENIZER_FILES:
-        if (Path(source) / name).is_file():
-            shutil.copyfile(Path(source) / name, directory / name)
+    files.write(directory)
 
 
 FIELD = "model.path"
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
-    "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
-    "processor_config.json",
-)  # fmt: skip
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 

@@ -67,6 +67,7 @@ from relax_plugin_torch.setup import (
 )
 from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, whole
 from relax_plugin_torch.tensor_parallel import TensorParallelGroup, check_tensor_parallel
+from relax_plugin_torch.tokenizer_files import TokenizerFiles
 from relax_plugin_torch.update import LossScale, Progress, Update
 
 
@@ -114,6 +115,7 @@ class Rank:
         seed_all(spec.seed)
 
     def _load(self, options: TorchOptions) -> None:
+        self._files = TokenizerFiles.of(self._spec.model)
         path, autocast = str(self._spec.model["path"]), rounded(self._dtype)
         attention = choose_attention(options.attention, self._device, self._dtype, self._spec.deterministic)
         if self._scalars:
@@ -382,7 +384,7 @@ class Rank:
         if self.ranks.first:
             with new_directory(directory) as path:
                 state = own if adapters is None else adapters.folded(own)
-                export_folder(self._model, state, source, path, self._dtype)
+                export_folder(self._model, state, self._files, path, self._dtype)
                 if adapters is not None and adapters.table.export_adapter:
                     adapters.write(own, source, path / FOLDER)
 

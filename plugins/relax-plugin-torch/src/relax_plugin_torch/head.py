@@ -8,8 +8,9 @@ body. The head always computes in float32.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from torch.nn.functional import linear
 
 from relax_core import learn
 from relax_core.api import Algorithm, ConfigError, Output, TrainerSpec
+from relax_core.learn.attention import load_attending
 from relax_plugin_torch.layout import Layout, whole_rows
-from relax_plugin_torch.model import FIELD, check_complete, check_folder, first_line
+from relax_plugin_torch.model import ATTENTION, FIELD, check_complete, check_folder, first_line
 from relax_plugin_torch.policy import Policy
 
 if TYPE_CHECKING:
@@ -37,21 +39,28 @@ def scalars(spec: TrainerSpec, build: Callable[..., Algorithm]) -> frozenset[str
     return SCALARS & {output.name for output in build(spec.algorithm).outputs()}
 
 
-def load_scalar_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
+def load_scalar_model(path: str, attention: str, device: torch.device, *, auto: bool = False) -> PreTrainedModel:
     """Load the folder of a causal language model, or of a sequence classifier with one label, with a scalar head.
 
-    Raises ConfigError naming the fault of the folder.
+    `auto`: as in `load_model`. Raises ConfigError naming the fault of the folder.
     """
     folder = check_folder(path)
     from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    try:
-        model, report = AutoModelForSequenceClassification.from_pretrained(
+
+    def load(attention: str) -> Any:
+        return AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
             num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True,  # check_complete refuses them
         )  # fmt: skip
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        model, report = load_attending(load, config, attention, ATTENTION, auto=auto)
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises errors of many types for a faulty folder
         raise ConfigError(
             FIELD, path, f"transformers can't load it with a scalar head ({first_line(error)}); choose another model"

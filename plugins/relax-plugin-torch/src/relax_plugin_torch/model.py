@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relax_core.api import ConfigError, RowBatch, TensorInfo
 from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
+from relax_core.learn.attention import check_attends, load_attending
 from relax_core.learn.huggingface import parts_of
 from relax_plugin_torch.adapters import Adapters
 from relax_plugin_torch.sharding import gathered, local
@@ -28,23 +29,30 @@ SAFETENSORS = {
 }  # fmt: skip
 
 
-def load_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
+def load_model(path: str, attention: str, device: torch.device, *, auto: bool = False) -> PreTrainedModel:
     """Load a model in float32 and in eval mode: without dropout, its log-probs equal those of the engines.
 
-    Raises ConfigError naming the fault of the folder.
+    `auto`: another attention may be chosen if the architecture lacks `attention`. Raises ConfigError naming the fault.
     """
     folder = check_folder(path)
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    try:
-        model, report = loader(folder).from_pretrained(
+
+    def load(attention: str) -> Any:
+        return loader(folder).from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
             output_loading_info=True, ignore_mismatched_sizes=True,  # check_complete refuses them
         )  # fmt: skip
+
+    try:
+        model, report = load_attending(load, _json(folder, "config.json"), attention, ATTENTION, auto=auto)
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises errors of many types for a faulty folder
         raise ConfigError(FIELD, path, f"transformers can't load it ({first_line(error)}); check the folder") from error
     check_complete(path, report)
+    check_attends(path, model)
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
@@ -147,7 +155,7 @@ def export_folder(
     files.write(directory)
 
 
-FIELD = "model.path"
+FIELD, ATTENTION = "model.path", "trainer.attention"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 

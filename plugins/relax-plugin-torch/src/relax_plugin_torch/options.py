@@ -20,7 +20,8 @@ class TorchOptions(Options):
     """Device of the model. `auto` is a GPU (a different one for each rank) if torch sees any, else the CPU."""
     attention: Attention = "auto"
     """Attention implementation, by its name in transformers. `auto` is flash-attn, which needs no padding, on a GPU with
-    the package, a 16-bit `model.dtype` and `deterministic = false`; else `sdpa`."""
+    the package, a 16-bit `model.dtype` and `deterministic = false`; else `sdpa`, or `eager` if the architecture has no
+    other, as Gemma 2 and gpt-oss."""
     compile: bool = False
     """Compile the model's blocks with torch.compile. This pays in long runs of small models or short rows. It delays
     the first step by a minute or more, on a CPU by several minutes, and needs a C++ compiler there."""

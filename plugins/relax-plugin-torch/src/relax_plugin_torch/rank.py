@@ -120,13 +120,13 @@ class Rank:
         attention = choose_attention(options.attention, self._device, self._dtype, self._spec.deterministic)
         if self._scalars:
             check_text_only(self._spec)
-            self._model = load_scalar_model(path, attention, self._device)
+            self._model = load_scalar_model(path, attention, self._device, auto=options.attention == "auto")
             self._row_media = RowMedia(self._model, self._spec.media)
             self._policy: Policy = ScalarPolicy(
                 self._model, self._scalars, autocast=autocast, share_prefixes=options.share_prefixes
             )
             return
-        self._model = load_model(path, attention, self._device)
+        self._model = load_model(path, attention, self._device, auto=options.attention == "auto")
         self._row_media = RowMedia(self._model, self._spec.media)
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,

@@ -59,22 +59,30 @@ def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.
     import torch
     import transformers
 
+    from relax_core.learn.attention import check_attends, load_attending
+
     config = read_config(model)
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     device = _device(options.device)
     path = str(model["path"])
     transformers.utils.logging.disable_progress_bar()
-    try:
-        towers = any(config.get(name) for name in _TOWERS)
-        kind = transformers.AutoModelForMultimodalLM if towers else transformers.AutoModelForCausalLM
-        module, loaded = kind.from_pretrained(
-            path,
-            dtype=model.get("dtype") or "auto",
-            attn_implementation=options.attention,
-            local_files_only=True,
+    towers = any(config.get(name) for name in _TOWERS)
+    kind = transformers.AutoModelForMultimodalLM if towers else transformers.AutoModelForCausalLM
+
+    def load(attention: str) -> Any:
+        return kind.from_pretrained(
+            path, dtype=model.get("dtype") or "auto", attn_implementation=attention, local_files_only=True,
             output_loading_info=True,
+        )  # fmt: skip
+
+    auto = options.attention == "auto"
+    try:
+        module, loaded = load_attending(
+            load, config, "sdpa" if auto else options.attention, "engine.attention", auto=auto
         )
+    except ConfigError:
+        raise
     except Exception as error:  # transformers and safetensors raise a dozen types for a broken folder
         raise ConfigError(
             "model.path", f"{path} ({type(error).__name__}: {error})", "name a folder that transformers can load"
@@ -82,6 +90,13 @@ def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.
     lacking = sorted(loaded["missing_keys"]) + sorted(map(str, loaded["mismatched_keys"]))
     if lacking:
         raise ConfigError("model.path", f"{path} without {', '.join(lacking[:4])}", "save or copy its weights again")
+    check_attends(path, module)
+    if (
+        getattr(type(module), "_is_stateful", False)
+        and config.get("text_config", config)["model_type"] not in _WITH_STATES
+    ):
+        fix = "this engine keeps the states of Qwen3.5 alone; choose another engine"
+        raise ConfigError("model.path", f"{path} of type {config['model_type']!r}, whose layers keep states", fix)
     return module.to(device).eval()
 
 

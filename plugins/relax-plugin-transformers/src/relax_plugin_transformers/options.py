@@ -15,8 +15,9 @@ class TransformersOptions(Options):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; `auto` is a GPU if torch sees one, else the CPU."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation, by its name in transformers."""
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    """Attention implementation, by its name in transformers. `auto` is `sdpa`, or `eager` if the architecture has no
+    other, as Gemma 2 and gpt-oss."""
     max_batch_rows: int = Field(default=256, ge=1)
     """Maximum number of requests that decode together."""
     max_batch_tokens: int = Field(default=65536, ge=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from relax_core.rewards.golds import GoldReport
 
 SHOWN_BAD_ROWS = 50
+FIRST_ROWS = 2
+"""Rows whose rendered prompt `check` shows."""
+SHOWN_CHARS = 600
 SEPARATOR = "│"
 
 File = Annotated[
@@ -41,11 +44,14 @@ def check(
 ) -> None:
     """List every unusable row with the reason, and count the usable rows.
 
-    The exit code is 2 if a row is unusable.
+    With a model, also show the rendered prompt and the trained text of the first rows. The exit code is 2 if a row is unusable.
     """
     from relax_core.cli.data_survey import data_files, survey
 
-    reports = [_report(survey(found, media)) for found in data_files(file, model, reward)]
+    reports = []
+    for found in data_files(file, model, reward):
+        result = survey(found, media)
+        reports.append({**_report(result), "first": _first(found, sorted(result.rows)[:FIRST_ROWS])})
     if as_json:
         say(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
     else:
@@ -150,6 +156,10 @@ def _print_report(report: dict[str, Any]) -> None:
         )
     if report["tokens"]:
         say("tokens   " + ", ".join(f"{name} {count}" for name, count in report["tokens"].items()))
+    for shown in report["first"]:
+        say(f"{shown['where']}\n  prompt   {_cut(shown['prompt'])}")
+        for text in shown["trained"]:
+            say(f"  trained  {_cut(text)}")
 
 
 def _shown(found: DataFile, index: int) -> dict[str, Any]:
@@ -180,6 +190,30 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
         "media": media,
         "ends_with": [family.decode((number,), skip_special=False) for number in family.stop_tokens],
     }
+
+
+def _first(found: DataFile, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the rendered prompt of rows and the text that is trained; none without a model."""
+    from relax_core.data.dataset import Dataset
+
+    tasks, family = found.tasks, found.family
+    if tasks is None or family is None:
+        return []
+    shown = []
+    for row in rows:
+        written = tasks.examples(row) if isinstance(tasks, Dataset) else ()
+        tokens = tasks.prompt(row).tokens
+        given = next((at for at, mask in enumerate(written[0].mask) if mask), 0) if written else len(tokens)
+        prompt = family.decode(tokens[:given], skip_special=False)
+        trained = ["".join(_trained(family, one)) for one in written]
+        shown.append({"where": tasks.where(row), "prompt": prompt, "trained": trained})
+    return shown
+
+
+def _cut(text: str) -> str:
+    """Return a text in one line, without its middle if it is long."""
+    line = text.replace("\n", "⏎")
+    return line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS // 2]} ... {line[-SHOWN_CHARS // 2 :]}"
 
 
 def _trained(family: Any, written: Any) -> Iterator[str]:

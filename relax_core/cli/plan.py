@@ -279,7 +279,8 @@ def try_(
     else:
         records = asyncio.run(try_tasks(*split(arguments), tasks))
         of_answers = _verifiable(records)
-    texts = [_record_text(record, tree) for record in records]
+    first = {record.get("group_id"): record for record in reversed(records)}  # of each task, whose prompt is shown
+    texts = [_record_text(record, tree, record is first[record.get("group_id")]) for record in records]
     say(json.dumps(records) if as_json else "\n\n".join([*texts, *of_answers]))
 
 
@@ -296,10 +297,13 @@ def _verifiable(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"less in {names}: check that the answer is right and that the reward accepts it as written"
 
 
-def _record_text(record: dict[str, Any], tree: bool = False) -> str:
+def _record_text(record: dict[str, Any], tree: bool = False, first: bool = False) -> str:
     reward = "no reward" if record["reward"] is None else f"reward {record['reward']:g}"
     named = [(name, record.get(name)) for name in ("prompt", "response", "answer", "error")]
     lines = [f"  {name}: {value}" for name, value in named if value is not None]
+    if first and record.get("rendered"):
+        lines.append(f"  rendered prompt: {_shortened(record['rendered'])}")
+        lines += [f"  trained: {_shortened(text)}" for text in record["trained"]]
     lines += [_gold_line(name, gold) for name, gold in record.get("golds", {}).items()]
     told = [*_tree_lines(record["nodes"]), *_agent_lines(record["info"].get("agent", {}))] if tree else []
     return "\n".join([f"task {record['task_id']}  {reward}  {record['outcome']}", *lines, *told])

@@ -75,6 +75,7 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
                         "answer_reward": earned.get(one["group_id"]),
                         "golds": shown_golds(golds[one["group_id"]]),
                         "nodes": nodes(sample, worker.family),
+                        **shown_tokens(sample, worker.family),
                         "info": dict(sample.info),
                     }
                     for one, sample in zip(told, played, strict=True)
@@ -85,12 +86,25 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
 
 def nodes(trajectory: Trajectory, family: ModelFamily) -> list[dict[str, Any]]:
     """Return a sample's nodes as JSON data: parent node, text, number of tokens and of trained tokens."""
-    trained = {id(node) for path in trajectory.paths() for node, is_trained in path if is_trained}
+    trained = _trained(trajectory)
     return [
         {"parent": node.parent, "sampled": node.sampled, "text": family.decode(node.tokens), "tokens": len(node.tokens),
          "trained": len(node.tokens) if id(node) in trained else 0, "discarded": node.discarded}
         for node in trajectory.forest
     ]  # fmt: skip
+
+
+def shown_tokens(trajectory: Trajectory, family: ModelFamily) -> dict[str, Any]:
+    """Return a sample's first prompt as it was rendered, and the text of each trained turn, with special tokens."""
+    trained, forest = _trained(trajectory), trajectory.forest
+    return {
+        "rendered": family.decode(forest[0].tokens, skip_special=False) if forest else "",
+        "trained": [family.decode(node.tokens, skip_special=False) for node in forest if id(node) in trained],
+    }
+
+
+def _trained(trajectory: Trajectory) -> set[int]:
+    return {id(node) for path in trajectory.paths() for node, is_trained in path if is_trained}
 
 
 def with_agent(overrides: Sequence[str], program: Sequence[str]) -> list[str]:

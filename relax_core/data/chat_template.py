@@ -195,7 +195,7 @@ class ChatTemplate:
     def _check_read(self, fields: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError naming a field of a message that the template did not read in the last rendering."""
         for message in fields:
-            for name in message.unread if isinstance(message, _Watched) else ():
+            for name in message.unread if isinstance(message, _ReadFields) else ():
                 if message["role"] == "assistant" and name in THOUGHT_FIELDS and self._mentions(name):
                     continue  # the template drops thoughts of earlier turns on purpose
                 got = f"{self.name}, which does not show the field {name!r} of a message of {message['role']!r}"
@@ -249,7 +249,7 @@ class ChatTemplate:
                 unanswered = [call for call in unanswered if call is not meant[0]]
             watched = message.extra.keys() - {"tool_call_id"} if message.role == "tool" else {*message.extra}
             watched |= {"name"} if message.name and message.role != "tool" else set()
-            found.append(_Watched(fields, watched) if watched else fields)
+            found.append(_ReadFields(fields, watched) if watched else fields)
         return found
 
     @cached_property
@@ -303,7 +303,7 @@ def message_fields(message: Message, style: CallStyle | None = None) -> dict[str
     return fields | dict(message.extra)
 
 
-class _Watched(dict[str, Any]):
+class _ReadFields(dict[str, Any]):
     """The fields of a message, with a record of the watched fields that a template has not read."""
 
     def __init__(self, fields: Mapping[str, Any], watched: Set[str]) -> None:

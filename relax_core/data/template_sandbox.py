@@ -63,7 +63,7 @@ _COMPUTED = {"%": re.compile(r"%[^%a-zA-Z]*\*"), "{": re.compile(r"\{[^{}]*\{")}
 
 @dataclass(slots=True)
 class _Work:
-    """What one rendering may still do."""
+    """The work that one rendering may still do."""
 
     limit: int
     """Characters and items of one value."""
@@ -306,7 +306,8 @@ def _text_length(text: str | bytes, name: str, args: tuple[Any, ...], kwargs: Ma
 
 
 def _replaced_length(text: Any, old: Any, new: Any) -> int:
-    if not (isinstance(text, str | bytes) and isinstance(old, type(text)) and isinstance(new, str | bytes)):
+    fits = isinstance(text, _TEXTS) and isinstance(old, type(text)) and isinstance(new, _TEXTS)
+    if not fits:
         return _size(text, _WORK.get().limit)
     return len(text) + (text.count(old) if old else len(text) + 1) * len(new)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer and chat template of an export: those that the run trained with, whatever folder they came from."""
+"""The tokenizer and chat template of an export: those that the run trained with."""
 
 from __future__ import annotations
 

@@ -17,11 +17,6 @@ from relax_core.bus import gate
 READY, CLAIMED, CARRIED = -1, -2, -3
 
 
-def may_continue(engine: int, floor: int) -> bool:
-    """Tell whether a request of a group may go on at an engine: never below what the group began with."""
-    return engine >= floor
-
-
 class Group(NamedTuple):
     where: int
     """The engine that generates it, READY, CLAIMED, or CARRIED: begun, and on no engine now."""
@@ -196,7 +191,7 @@ def carry_moves(world: World) -> Iterator[tuple[str, World]]:
             yield f"{group} is let go", replace(world, groups=added(rest, let_go))
         elif group.where == CARRIED:
             for engine, version in enumerate(world.engines):
-                if version is not None and may_continue(version, group.floor):
+                if version is not None and version >= group.floor:
                     on = group._replace(where=engine)
                     yield f"{group} goes on at engine {engine}", replace(world, groups=added(rest, on))
 

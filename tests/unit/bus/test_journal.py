@@ -72,16 +72,13 @@ def test_a_process_of_an_earlier_start_writes_nothing_once_a_later_one_has_the_l
     assert (third.roles, third.next_group) == ((("actor", 3),), 0)
 
 
-def test_an_empty_journal_remembers_nothing(tmp_path):
-    assert LedgerJournal(str(tmp_path)).remember(START) == RememberedRecord()
-
-
 def test_what_was_committed_is_there_for_the_next_process(tmp_path):
     journal = LedgerJournal(str(tmp_path))
     write(journal, [IssuedRecord(0, 0, 0, 2), RegisteredRecord("rollout", 3)])
     write(journal, [TrainedRecord(0, 1), ended(0, 0, "", 1), ended(0, 1, "failed"), StepRecord(1, 0)])
-    again = LedgerJournal(str(tmp_path)).remember(Version("actor", 0, 1))
-    assert again == RememberedRecord(1, (), 2, 1, 0, (("failed", 1),), (("rollout", 3),))
+    for _ in range(2):  # nor does remembering change what is remembered
+        again = LedgerJournal(str(tmp_path)).remember(Version("actor", 0, 1))
+        assert again == RememberedRecord(1, (), 2, 1, 0, (("failed", 1),), (("rollout", 3),))
 
 
 def test_groups_in_flight_and_put_off_are_issued_again(tmp_path):
@@ -95,12 +92,6 @@ def test_groups_in_flight_and_put_off_are_issued_again(tmp_path):
     assert again.issued == 8 and again.next_group == 4
 
 
-def test_remembering_twice_gives_the_same(tmp_path):
-    journal = LedgerJournal(str(tmp_path))
-    write(journal, [*many(3), TrainedRecord(0, 1), ended(0, 0, "", 1), ended(0, 1, "", 1), StepRecord(1, 0)])
-    assert journal.remember(START) == journal.remember(START)
-
-
 def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
     journal = LedgerJournal(str(tmp_path))
     fill_up(journal)
@@ -112,23 +103,9 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
     assert journal.remember(START).next_group == 5000
 
 
-def test_a_directory_that_is_no_place_for_a_ledger_names_it(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InfrastructureError, match="ledger"):
-        LedgerJournal(str(tmp_path / "file"))
-
-
 def test_a_file_that_is_no_ledger_names_it(tmp_path):
     (tmp_path / "ledger.db").write_text("not a database, and long enough that sqlite looks at its header " * 20)
     with pytest.raises(InfrastructureError, match=r"ledger\.db: can't open"):
-        LedgerJournal(str(tmp_path))
-
-
-def test_a_ledger_of_another_schema_is_refused(tmp_path):
-    journal = LedgerJournal(str(tmp_path))
-    journal._db.execute("UPDATE meta SET value = 99 WHERE key = 'schema'")
-    journal.close()
-    with pytest.raises(InfrastructureError, match="schema 99"):
         LedgerJournal(str(tmp_path))
 
 
@@ -139,36 +116,17 @@ def test_a_copy_is_whole_and_readable_alone(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["ledger.db"]
     write(journal, [IssuedRecord(50, 0, 0, 2)])
     assert LedgerJournal(str(tmp_path / "checkpoint")).remember(START).next_group == 50
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureError, match="file"):
+        journal.copy(str(tmp_path / "file"))
 
 
-def test_a_copy_that_can_not_be_written_names_its_target(tmp_path):
-    (tmp_path / "checkpoint").write_text("")
-    journal = LedgerJournal(str(tmp_path))
-    with pytest.raises(InfrastructureError, match="checkpoint"):
-        journal.copy(str(tmp_path / "checkpoint"))
-
-
-def test_others_may_read_while_it_is_written(tmp_path):
-    journal = LedgerJournal(str(tmp_path))
-    write(journal, many(3))
-    reader = sqlite3.connect(f"file:{journal.path}?mode=ro", uri=True)
-    assert reader.execute("SELECT count(*) FROM groups").fetchone() == (3,)
-    write(journal, [IssuedRecord(3, 0, 0, 2)])
-    assert reader.execute("SELECT count(*) FROM groups").fetchone() == (4,)
-
-
-async def test_an_issue_is_durable_before_anybody_learns_of_it(tmp_path):
+async def test_issues_and_steps_are_durable_when_their_calls_return(tmp_path):
     bus = await open_bus(InProcessBus(), SETTINGS, str(tmp_path), START)
     issues = await bus.admit("rollout", START, 3, 1.0)
     reader = sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)
     assert reader.execute("SELECT number FROM groups").fetchall() == [(issue.group,) for issue in issues]
-    await bus.close()
-
-
-async def test_a_commit_of_a_step_is_durable_when_it_returns(tmp_path):
-    bus = await open_bus(InProcessBus(), SETTINGS, str(tmp_path), START)
     assert await bus.trained([], 0) == Version("actor", 0, 1)
-    reader = sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)
     assert reader.execute("SELECT step, incarnation FROM steps").fetchall() == [(1, 0)]
     await bus.close()
 
@@ -203,9 +161,8 @@ def test_of_a_producers_state_the_journal_keeps_what_the_last_two_checkpoints_ne
 
 def test_a_long_runs_ledger_is_no_larger_than_a_short_ones_and_counts_the_same(tmp_path) -> None:
     journal, sizes = LedgerJournal(str(tmp_path)), {}
-    for step in range(
-        1, 401
-    ):  # of every four groups one is filtered; the second sample of each ninth step had no gradient
+    # Of every four groups one is filtered; the second sample of each ninth step had no gradient.
+    for step in range(1, 401):
         groups = range(4 * step - 4, 4 * step)
         journal.add([IssuedRecord(group, 0, 0, 2) for group in groups])
         journal.add([ended(groups[0], sample, "filtered") for sample in (0, 1)])

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import hypothesis.strategies as st
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Claim, Sealed
@@ -25,7 +25,8 @@ seals = st.builds(
 )  # fmt: skip
 
 
-@given(st.lists(seals, max_size=6))
+@settings(max_examples=30)
+@given(st.lists(seals, max_size=4))
 def test_seals_and_the_samples_of_a_claim_arrive_as_they_were(made: list[Sealed]) -> None:
     claim = Claim(1, "actor", (), Samples.of(made), (3,))
     sent = messages.decode(messages.encode((tuple(made), claim, tuple(seal.attempt for seal in made))))

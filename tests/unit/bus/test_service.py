@@ -5,49 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import heapq
 
 import pytest
 
 from relax_core.api.batch import RowId
-from relax_core.api.bus import BusSettings, ClaimRequest, Sealed
+from relax_core.api.bus import BusSettings, ClaimRequest
 from relax_core.api.errors import ConfigError, StaleFence
-from relax_core.api.trajectory import Outcome
-from relax_core.api.weights import Version
 from relax_core.bus.journal import LedgerJournal
 from relax_core.bus.queue import TransferQueue
 from relax_core.bus.service import BusService
 from relax_core.bus.store import MemoryStore
-from relax_core.testing.bus_fixture import FIRST, SETTINGS, START, BusFixture, columns, token
-
-
-class VirtualClock:
-    """Time passes only when every task waits: the next sleeper's hour has come."""
-
-    def __init__(self) -> None:
-        self.time, self._sleepers, self._count = 0.0, [], 0
-
-    def now(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        future = asyncio.get_running_loop().create_future()
-        self._count += 1
-        heapq.heappush(self._sleepers, (self.time + seconds, self._count, future))
-        await future
-
-    def advance(self, seconds: float) -> None:
-        until = self.time + seconds
-        while self._sleepers and self._sleepers[0][0] <= until:
-            self.time, _, future = heapq.heappop(self._sleepers)
-            if not future.done():
-                future.set_result(None)
-        self.time = until
+from relax_core.testing.bus_fixture import FIRST, SETTINGS, START, BusFixture, columns
+from tests.clocks import SleepersClock, settle
 
 
 @pytest.fixture
 def clock():
-    return VirtualClock()
+    return SleepersClock()
 
 
 @pytest.fixture
@@ -55,12 +29,6 @@ async def bus(tmp_path, clock):
     service = BusService(TransferQueue(SETTINGS, START), MemoryStore(), LedgerJournal(str(tmp_path)), clock)
     yield service
     await service.close()
-
-
-async def settle() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_wait_ends_at_its_deadline_and_not_before(bus, clock):
@@ -71,23 +39,6 @@ async def test_a_wait_ends_at_its_deadline_and_not_before(bus, clock):
     assert not waiting.done()
     clock.advance(1.0)
     assert await waiting is None
-
-
-async def test_a_waiting_claim_gets_the_rows_of_an_expired_lease(bus, clock):
-    await BusFixture(bus).produce(1)
-    held = await bus.claim(ClaimRequest("one", FIRST, 1), 0.0)
-    waiting = asyncio.create_task(bus.claim(ClaimRequest("one", FIRST, 1), 10 * SETTINGS.lease_s))
-    await settle()
-    clock.advance(SETTINGS.lease_s)
-    assert (await waiting).rows == held.rows
-
-
-async def test_using_a_lease_renews_it(bus, clock):
-    await BusFixture(bus).produce(1)
-    claim = await bus.claim(ClaimRequest("one", FIRST, 1), 0.0)
-    for _ in range(5):
-        clock.advance(0.6 * SETTINGS.lease_s)
-        await bus.verify(claim)
 
 
 async def test_admission_pauses_and_goes_on(bus, clock):
@@ -115,21 +66,6 @@ async def test_many_consumers_share_the_groups_without_overlap(bus):
     assert sorted(claim.groups for claim in await asyncio.gather(*claims)) == [(0,), (1,), (2,), (3,)]
 
 
-async def test_many_producers_never_exceed_the_credit(tmp_path, clock):
-    settings = BusSettings(2, 8, 0, max_rows=6)
-    bus = BusService(TransferQueue(settings, START), MemoryStore(), LedgerJournal(str(tmp_path)), clock)
-    lab = BusFixture(bus)
-    await bus.trained([], 0)
-    issues = await bus.admit("rollout", Version("actor", 0, 1), 8, 0.0)
-    bus.queue.settings = BusSettings(2, 1, 0, max_rows=6)
-    puts = [asyncio.create_task(lab.put(issue.attempts, wait_s=1.0)) for issue in issues]
-    await settle()
-    assert bus.queue.credits.rows <= 6
-    clock.advance(2.0)
-    assert sum(await asyncio.gather(*puts)) == 3
-    await bus.close()
-
-
 async def test_payloads_are_freed_when_a_checkpoint_covers_them(bus, tmp_path):
     lab = BusFixture(bus)
     for step in range(3):
@@ -153,24 +89,6 @@ async def test_a_cancelled_put_gives_its_credit_back(tmp_path, clock):
     await asyncio.gather(put, return_exceptions=True)
     assert (bus.queue.credits.rows, bus.queue.credits.bytes) == (0, 0)
     await bus.close()
-
-
-async def test_a_host_whose_clients_hold_the_store_needs_only_places(bus):
-    lab = BusFixture(bus)
-    (issue,) = await lab.admit(1)
-    from relax_core.bus.store import assemble
-
-    clients_store = MemoryStore()
-    ids = tuple(RowId(*attempt, 0) for attempt in issue.attempts)
-    sealed = [Sealed(attempt, 1, Outcome.FINISHED) for attempt in issue.attempts]
-    payload = columns(ids, 3)
-    key = await bus.begin_put([seal.attempt for seal in sealed], len(ids), 100, 0.0)
-    await clients_store.put(key, payload)
-    await bus.end_put(key, ids, tuple(payload), 100, sealed)
-    claim = await lab.claim("one")
-    places = await bus.locate(claim, ("tokens",))
-    blocks = await clients_store.get([key], ("tokens",))
-    assert [row[0] for row in assemble(places, blocks)["tokens"].rows()] == [token(row) for row in ids]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides over devices: leases of colocated roles, and a scaling policy."""
+"""Device leases of colocated roles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from relax_core.api import DeadlineExceeded, DeviceLeases, InfrastructureError, Load, Options, ScalingPolicy
+from relax_core.api import DeadlineExceeded, DeviceLeases, InfrastructureError
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import SystemClock
 from relax_core.devices.client import DeviceLeaseClient
@@ -89,27 +89,6 @@ async def test_a_lease_that_does_not_come_is_an_error_at_its_deadline() -> None:
                     raise AssertionError("two had the devices")
         async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 60.0):
             """Refused once is not refused for ever."""
-
-
-async def test_waits_for_devices_name_roles_and_members() -> None:
-    debtors = list[str]()
-
-    @contextmanager
-    def seen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
-        debtors.append(owed_by)
-        yield
-
-    service = DeviceService(SystemClock())
-    client = DeviceLeaseClient(service, "actor#1", DEVICES, seen)
-    await client.join("actor", DEVICES, Body("weights", "optimizer", "gradients"))
-    try:
-        async with client.acquire(DEVICES, "train", {"actor": ("weights",)}, 60.0) as lease:
-            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 60.0)
-            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 60.0)
-    finally:
-        await client.close()
-    assert debtors[:2] == ["actor (has yet to offload)", "actor (has yet to onload)"]
-    assert set(debtors[2:]) <= {"device scheduler"}
 
 
 async def test_a_wait_for_devices_names_who_is_in_the_way_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,42 +190,3 @@ async def test_who_shares_nothing_has_a_lease_at_once_and_asks_nobody() -> None:
 async def _once(leases: DeviceLeases) -> None:
     async with leases.acquire(DEVICES, "train", {"trainer": ("weights",)}, 60.0):
         """Had."""
-
-
-class BandOptions(Options):
-    low: float = 0.1
-    high: float = 0.4
-    patience: int = 2
-
-
-class Band(ScalingPolicy[BandOptions]):
-    """One more engine while training waits for rows, one fewer while rollout is held; never for a single window."""
-
-    def engines(self, history: tuple[Load, ...]) -> int:
-        now, recent = history[-1], history[-self.options.patience :]
-        if len(recent) < self.options.patience:
-            return now.engines
-        if now.free_devices and all(load.waiting_for_rows > self.options.high for load in recent):
-            return now.engines + 1
-        if now.engines > 1 and all(load.waiting_for_credit > self.options.high for load in recent):
-            return now.engines - 1
-        return now.engines
-
-
-def load(rows: float, credit: float, free: int = 1, engines: int = 2) -> Load:
-    return Load(engines, 1.0, rows, credit, free, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("history", "wanted"),
-    [
-        ((load(0.9, 0.0),), 2),
-        ((load(0.9, 0.0), load(0.9, 0.0)), 3),
-        ((load(0.9, 0.0, free=0), load(0.9, 0.0, free=0)), 2),
-        ((load(0.0, 0.9), load(0.0, 0.9)), 1),
-        ((load(0.0, 0.9, engines=1), load(0.0, 0.9, engines=1)), 1),
-        ((load(0.9, 0.0), load(0.0, 0.9)), 2),
-    ],
-)
-def test_a_policy_is_a_function_of_what_was_measured(history: tuple[Load, ...], wanted: int) -> None:
-    assert Band().engines(history) == wanted

@@ -22,7 +22,6 @@ from relax_core.api import (
     Chosen,
     Chunk,
     ChunkPlan,
-    Column,
     Loss,
     LossBatch,
     Manifest,
@@ -38,7 +37,6 @@ from relax_core.api import (
     UpdateOutcome,
     UpdateResult,
     Version,
-    routed_experts,
 )
 from relax_core.api.weights import Payload
 from relax_core.learn.counts import Denominators, count, reduce
@@ -239,19 +237,3 @@ def test_one_plan_serves_stages_and_shards_and_the_update_is_that_of_one_piece()
     assert {result.outcome for result in results} == {UpdateOutcome.APPLIED}
     torch.testing.assert_close(trainers[0].weight, embedding)
     torch.testing.assert_close(torch.cat([trainers[2].weight, trainers[3].weight]), head)
-
-
-def test_a_plan_for_eight_ranks_gives_each_replica_its_own_rows() -> None:
-    plan = Pipeline().plan([3, 5, 2, 4], 8)
-    assert len({plan.micro_batches[rank] for rank in range(4)}) == 1
-    assert sorted(row for rank in (0, 4) for batch in plan.micro_batches[rank] for row in batch) == [0, 1, 2, 3]
-
-
-def test_routed_experts_are_one_column_of_which_a_stage_takes_its_layers() -> None:
-    column: Column = routed_experts(layers=4, top_k=2)
-    choices = np.arange(7 * 4 * 2, dtype=np.uint8).reshape(7, *column.shape)
-    ragged = Ragged(choices, np.array([4, 3]))
-    stage = Ragged(ragged.values[:, 2:4], ragged.lengths)
-    assert np.shares_memory(stage.values, choices)
-    assert [row.shape for row in stage.rows()] == [(4, 2, 2), (3, 2, 2)]
-    assert stage.take([1]).values[0].tolist() == choices[4, 2:4].tolist()

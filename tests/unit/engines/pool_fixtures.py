@@ -38,30 +38,25 @@ class Gate:
         self.path.touch()
 
 
+def slot_of(name: str, kind: str, workers: LocalWorkers, silence_s: float = 60.0) -> EngineSlot:
+    """Make the slot of a scripted engine, which starts in a child."""
+    env = {"PYTHONPATH": os.getcwd(), **({GATE: os.environ[GATE]} if GATE in os.environ else {})}
+    target = f"tests.unit.engines.scripted_engine:{kind}"
+    worker = WorkerSpec(name, ENGINE, env=env, target=target, preload=FORKED)
+    capabilities = KINDS.get(kind, KINDS["ScriptedEngine"])
+    return EngineSlot(name, ENGINE, EngineSpec({}, 64), worker, workers, capabilities, silence_s=silence_s)
+
+
 @asynccontextmanager
 async def engines(
     count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0,
     limits: RequestLimits = NO_LIMITS, offload_parts: Sequence[OffloadPart] = (),
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:  # fmt: skip
     workers, receipts, told = LocalWorkers(), [], []
-    spec = EngineSpec({}, 64)
-    env = {"PYTHONPATH": os.getcwd(), **({GATE: os.environ[GATE]} if GATE in os.environ else {})}
-    target = f"tests.unit.engines.scripted_engine:{kind}"
-    slots = [
-        EngineSlot(
-            f"engine-{n}",
-            ENGINE,
-            spec,
-            WorkerSpec(f"engine-{n}", ENGINE, env=env, target=target, preload=FORKED),
-            workers,
-            KINDS.get(kind, KINDS["ScriptedEngine"]),
-            silence_s=silence_s,
-        )  # fmt: skip
-        for n in range(count)
-    ]
+    slots = [slot_of(f"engine-{number}", kind, workers, silence_s) for number in range(count)]
 
     class DirectUpdates:
-        """Gives engines what the pool was told of, and believes them."""
+        """Give engines what the pool was told of, and believe them."""
 
         async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
             receipts.append(await slot.update(manifest, transport))

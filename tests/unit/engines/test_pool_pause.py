@@ -13,10 +13,8 @@ from tests.processes import stop
 from tests.unit.engines.pool_fixtures import NONE, Gate, ask, call, engines, left, manifest, under_way, until
 from tests.unit.engines.scripted_engine import HELD_BACK, LONG
 
-KINDS = ["ScriptedEngine", "AbortingEngine"]
 
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ScriptedEngine", "AbortingEngine"])
 async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str, gate: Gate) -> None:
     async with engines(2, kind=kind) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(6)]))
@@ -49,10 +47,9 @@ async def test_an_engine_that_can_not_let_go_is_paused_when_its_requests_have_en
         assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_deterministic_pool_is_paused_when_its_requests_have_ended(kind: str, gate: Gate) -> None:
+async def test_a_deterministic_pool_is_paused_when_its_requests_have_ended(gate: Gate) -> None:
     """Held in the middle they would go on without their caches, and computed anew these are not the same bits."""
-    async with engines(1, kind=kind, deterministic=True) as (pool, _, _told):
+    async with engines(1, deterministic=True) as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await until(lambda: left(pool) == HELD_BACK)
         pausing = asyncio.create_task(pool.supervisor.pause())
@@ -67,32 +64,27 @@ async def test_a_deterministic_pool_is_paused_when_its_requests_have_ended(kind:
         assert (await late)[0].tokens == (1001, 1002)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str, gate: Gate) -> None:
-    async with engines(1, kind=kind) as (pool, _, told):
+async def test_an_engine_that_dies_while_paused_comes_back_paused(gate: Gate) -> None:
+    async with engines(1) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
         await pool.supervisor.pause()
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
         gate.open()
-        if kind == "AbortingEngine":  # it runs nothing, so nobody notices before it is asked again
-            await pool.supervisor.resume()
-        else:
-            await until(lambda: "recovered" in told)
-            assert pool.facts()["engine-0"]["paused"]
-            assert not asked.done()
-            await pool.supervisor.resume()
+        await until(lambda: "recovered" in told)
+        assert pool.facts()["engine-0"]["paused"]
+        assert not asked.done()
+        await pool.supervisor.resume()
         assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
 
 
 @pytest.mark.parametrize(
     ("kind", "asked"),
     [
-        (KINDS[0], "generate"),
-        (KINDS[0], "pause"),
-        (KINDS[0], "update"),
-        (KINDS[1], "pause"),
-        ("DrainingEngine", "pause"),
+        ("ScriptedEngine", "generate"),
+        ("ScriptedEngine", "pause"),
+        ("ScriptedEngine", "update"),
+        ("AbortingEngine", "pause"),
     ],
 )
 async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_asked(
@@ -112,9 +104,8 @@ async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_ask
         await until(lambda: "recovered" in told)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_weights_that_land_while_paused_sample_only_what_comes_after(kind: str, gate: Gate) -> None:
-    async with engines(1, kind=kind) as (pool, receipts, _told):
+async def test_weights_that_land_while_paused_sample_only_what_comes_after(gate: Gate) -> None:
+    async with engines(1) as (pool, receipts, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
         await pool.supervisor.pause()

@@ -48,20 +48,6 @@ async def test_an_engine_that_can_only_drain_takes_weights_after_what_it_runs_an
         assert told == []
 
 
-async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one(gate: Gate) -> None:
-    async with engines(2, kind="AbortingEngine") as (pool, _, told):
-        await pool.supervisor.update(manifest(2), NONE)
-        asked = asyncio.create_task(ask(pool, [call(0, LONG, floor=2)]))
-        await under_way(pool, 1)
-        busy = next(name for name, facts in pool.facts().items() if facts["running"])
-        os.kill(pool.facts()[busy]["pid"], signal.SIGKILL)
-        gate.open()
-        (completion,) = await asked
-        assert completion.tokens == tuple(range(1, LONG + 1))
-        assert set(completion.versions) == {2}
-        await until(lambda: "recovered" in told)
-
-
 async def test_whoever_watches_a_turn_ends_it_and_its_engine_goes_on_with_others() -> None:
     async with engines(1) as (pool, _, told):
         seen: list[int] = []

@@ -188,11 +188,8 @@ class Engines(RuleBasedStateMachine):
         engine = self.router.engines[name]
         awaited = [asked for asked, _ in self.runs[name].values() if asked.id in self.asked]
         if awaited:
-            self.do(
-                self.router.on_deltas(
-                    name, engine.failures, [LIES[lie](honest(awaited[0], 1, self.version[name].step))], self.now
-                )
-            )
+            told = LIES[lie](honest(awaited[0], 1, self.version[name].step))
+            self.do(self.router.on_deltas(name, engine.failures, [told], self.now))
             assert name in self.out or self.down
 
     @rule(name=st.sampled_from(NAMES))
@@ -368,29 +365,23 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
         assert chosen is home or home not in able or home.pending_tokens > least + prompt
 
 
-@pytest.mark.parametrize("gone", ["dead", "new weights"])
-def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
-    router = Router(map(EngineState, ("a", "b")))
-    for name in ("a", "b"):
-        router.on_proved(name, 0, at(0), 0.0)
-    router.submit([asks(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
+def serving(*names: str, step: int = 0, limits: RequestLimits = LIMITS) -> Router:
+    """Make a router of engines that serve the weights of a step."""
+    router = Router(map(EngineState, names), limits)
+    for name in names:
+        router.on_proved(name, 0, at(step), 0.0)
+    return router
+
+
+def dispatched(router: Router, *asked: PendingRequest) -> Dispatch:
+    """Submit requests that one engine takes together."""
+    router.submit(list(asked), 0.0)
     (given,) = router.dispatch(0.0)
-    assert given.engine == "a"
-    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 9, 0, "length")], 0.0)
-    if gone == "dead":
-        router.on_failure("a", 0, "killed")
-        router.on_proved("a", 1, at(0), 0.0)
-    else:
-        router.on_proved("a", 0, at(1), 0.0)
-    router.engines["a"].pending_tokens = 20
-    router.submit([asks(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
-    assert [given.engine for given in router.dispatch(0.0)] == ["b"]
+    return given
 
 
 def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short() -> None:
-    router = Router(map(EngineState, ("a", "b")))
-    for name in ("a", "b"):
-        router.on_proved(name, 0, at(0), 0.0)
+    router = serving("a", "b", limits=RequestLimits())
     for start, prompt in (("short", 1), ("long", 50)):
         router.submit([asks(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0)
         given = {give.engine: [one.id for one in give.batch] for give in router.dispatch(0.0)}
@@ -413,10 +404,8 @@ def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_token
 
 
 def test_weights_that_are_loading_are_no_silence() -> None:
-    router = Router(map(EngineState, ("a",)), LIMITS)
-    router.on_proved("a", 0, at(3), 0.0)
-    router.submit([asks(request("1", 0, 5))], 0.0)
-    (given,) = router.dispatch(0.0)
+    router = serving("a", step=3)
+    given = dispatched(router, asks(request("1", 0, 5)))
     router.on_loading("a", at(5))
     assert router.tick(40.0) == []
     assert router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 5)], 41.0) == []
@@ -427,10 +416,8 @@ def ended(given: Dispatch, step: int) -> list[Delta]:
 
 
 def test_a_rollback_s_older_step_is_no_lie_and_one_that_it_gave_up_is() -> None:
-    router = Router(map(EngineState, ("a",)), LIMITS)
-    router.on_proved("a", 0, at(5), 0.0)
-    router.submit([asks(request("1", 0, 5))], 0.0)
-    (given,) = router.dispatch(0.0)
+    router = serving("a", step=5)
+    given = dispatched(router, asks(request("1", 0, 5)))
     router.preempt("a")
     router.on_deltas("a", 0, ended(given, 5), 0.0)
     router.on_loading("a", at(3, 1))
@@ -442,11 +429,8 @@ def test_a_rollback_s_older_step_is_no_lie_and_one_that_it_gave_up_is() -> None:
 
 
 def test_an_engine_of_an_abandoned_incarnation_is_given_nothing_however_far_its_step_is() -> None:
-    router = Router(map(EngineState, ("slow", "quick")), LIMITS)
-    for name in ("slow", "quick"):
-        router.on_proved(name, 0, at(15), 0.0)
-    router.submit([asks(request("1", 0, 50), session="s", group="g")], 0.0)
-    (given,) = router.dispatch(0.0)
+    router = serving("slow", "quick", step=15)
+    given = dispatched(router, asks(request("1", 0, 50), session="s", group="g"))
     assert given.engine == "slow"
     assert router.newest() == at(15)
     router.on_published(at(10, 1))
@@ -464,10 +448,8 @@ def test_an_engine_of_an_abandoned_incarnation_is_given_nothing_however_far_its_
 
 
 def test_a_request_that_goes_on_over_a_rollback_tells_which_tokens_are_of_which_weights() -> None:
-    router = Router(map(EngineState, ("a",)), LIMITS)
-    router.on_proved("a", 0, at(4), 0.0)
-    router.submit([asks(request("1", 0, 6))], 0.0)
-    (given,) = router.dispatch(0.0)
+    router = serving("a", step=4)
+    given = dispatched(router, asks(request("1", 0, 6)))
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 4)], 0.0)
     router.on_published(at(4, 1))
     router.preempt("a")
@@ -485,24 +467,10 @@ def test_a_request_that_goes_on_over_a_rollback_tells_which_tokens_are_of_which_
 
 
 def test_weights_of_another_incarnation_never_land_under_a_request() -> None:
-    router = Router(map(EngineState, ("a",)), LIMITS)
-    router.on_proved("a", 0, at(4), 0.0)
-    router.submit([asks(request("1", 0, 6))], 0.0)
-    router.dispatch(0.0)
+    router = serving("a", step=4)
+    dispatched(router, asks(request("1", 0, 6)))
     with pytest.raises(RuntimeError, match=r"loads actor@1\.4 over actor@0\.4 while it runs \['1'\]"):
         router.on_loading("a", at(4, 1))
-
-
-def test_tokens_that_came_are_no_work_any_more() -> None:
-    router = Router(map(EngineState, ("a",)), LIMITS)
-    router.on_proved("a", 0, at(0), 0.0)
-    router.submit([asks(request("1", 0, 5))], 0.0)
-    (given,) = router.dispatch(0.0)
-    assert router.engines["a"].pending_tokens == 5
-    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 0)], 1.0)
-    assert router.engines["a"].pending_tokens == 3
-    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 3, 0, "length")], 2.0)
-    assert router.engines["a"].pending_tokens == 0
 
 
 def test_a_request_waits_for_an_engine_that_is_no_older_than_its_tokens() -> None:
@@ -515,8 +483,7 @@ def test_a_request_waits_for_an_engine_that_is_no_older_than_its_tokens() -> Non
 
 
 def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count() -> None:
-    router = Router(map(EngineState, ("a",)), LIMITS)
-    router.on_proved("a", 0, at(0), 0.0)
+    router = serving("a")
     router.submit([asks(request("1", 0, 5))], 0.0)
     for number in range(2 * MAX_ABORTS):
         (given,) = router.dispatch(0.0)
@@ -552,10 +519,7 @@ def session_turn(name: str, prompt: int, count: int, session: str) -> PendingReq
 def counting(names: Sequence[str], kv: int, per_engine: int = 9, backlog: int = 9, reserve: float = 1.0) -> Router:
     """A router of engines that serve, with caches of so many tokens."""
     limits = RequestLimits(per_engine=per_engine, backlog=backlog, kv_tokens=kv, kv_reserve=reserve)
-    router = Router(map(EngineState, names), limits)
-    for name in names:
-        router.on_proved(name, 0, at(0), 0.0)
-    return router
+    return serving(*names, limits=limits)
 
 
 def end(router: Router, given: Dispatch) -> None:
@@ -566,8 +530,7 @@ def end(router: Router, given: Dispatch) -> None:
 
 def test_a_request_that_is_larger_than_the_cache_runs_alone_and_none_passes_it_there() -> None:
     router = counting(("a",), 20)
-    router.submit([session_turn("first", 5, 5, "s")], 0.0)
-    (first,) = router.dispatch(0.0)
+    first = dispatched(router, session_turn("first", 5, 5, "s"))
     router.submit([session_turn("large", 20, 9, "t"), session_turn("small", 1, 1, "u")], 0.0)
     assert router.dispatch(0.0) == [], "the small one would starve the large one"
     end(router, first)
@@ -595,12 +558,10 @@ def test_one_engine_is_drained_for_a_large_request_while_others_take_what_comes_
 def test_a_session_keeps_its_engine_over_turns_until_others_need_the_room_longest_idle_first() -> None:
     router = counting(("a",), 30)
     for name in ("old", "new"):
-        router.submit([session_turn(name, 8, 2, name)], 0.0)
-        end(router, *router.dispatch(0.0))
+        end(router, dispatched(router, session_turn(name, 8, 2, name)))
     ledger = router.engines["a"].kv
     assert dict(ledger.idle) == {"old": 10, "new": 10}
-    router.submit([session_turn("other", 12, 3, "other")], 0.0)
-    (other,) = router.dispatch(0.0)
+    other = dispatched(router, session_turn("other", 12, 3, "other"))
     assert dict(ledger.idle) == {"new": 10}
     assert not ledger.holds("old")
     router.submit([session_turn("new again", 10, 4, "new")], 0.0)
@@ -614,12 +575,10 @@ def test_a_session_keeps_its_engine_over_turns_until_others_need_the_room_longes
 
 def test_new_samples_go_where_no_idle_session_must_be_evicted_and_its_next_turn_back_to_its_own_engine() -> None:
     router = counting(("a", "b"), 30)
-    router.submit([session_turn("1", 20, 2, "s")], 0.0)
-    (given,) = router.dispatch(0.0)
+    given = dispatched(router, session_turn("1", 20, 2, "s"))
     assert given.engine == "a"
     end(router, given)
-    router.submit([session_turn("2", 12, 3, "t")], 0.0)
-    (other,) = router.dispatch(0.0)
+    other = dispatched(router, session_turn("2", 12, 3, "t"))
     assert other.engine == "b"
     router.engines["a"].pending_tokens += 9  # busier, yet by less than the prefix is worth
     router.submit([session_turn("3", 24, 2, "s")], 0.0)
@@ -628,8 +587,7 @@ def test_new_samples_go_where_no_idle_session_must_be_evicted_and_its_next_turn_
 
 def test_a_session_is_not_idle_while_another_of_its_requests_runs() -> None:
     router = counting(("a",), 60)
-    router.submit([session_turn("short", 10, 2, "s"), session_turn("long", 10, 9, "s")], 0.0)
-    (given,) = router.dispatch(0.0)
+    given = dispatched(router, session_turn("short", 10, 2, "s"), session_turn("long", 10, 9, "s"))
     ledger = router.engines["a"].kv
     end(router, Dispatch("a", 0, given.batch[:1]))
     assert (dict(ledger.idle), ledger.idle_tokens) == ({}, 0)
@@ -638,23 +596,27 @@ def test_a_session_is_not_idle_while_another_of_its_requests_runs() -> None:
     assert dict(ledger.idle) == {"s": 19}
 
 
-@pytest.mark.parametrize("event", ["death", "new weights"])
-def test_caches_that_are_gone_are_no_longer_counted(event: str) -> None:
-    router = counting(("a",), 30)
-    router.submit([session_turn("1", 20, 2, "s")], 0.0)
-    end(router, *router.dispatch(0.0))
-    assert router.engines["a"].kv.idle_tokens == 22
-    if event == "death":
+@pytest.mark.parametrize("gone", ["dead", "new weights"])
+def test_a_cache_that_is_gone_is_not_counted_and_draws_no_request(gone: str) -> None:
+    router = counting(("a", "b"), 200)
+    given = dispatched(router, session_turn("1", 50, 9, "s"))
+    assert given.engine == "a"
+    end(router, given)
+    assert router.engines["a"].kv.idle_tokens == 59
+    if gone == "dead":
         router.on_failure("a", 0, "killed")
+        router.on_proved("a", 1, at(0), 0.0)
     else:
         router.on_proved("a", 0, at(1), 0.0)
     assert router.engines["a"].kv.idle_tokens == 0
+    router.engines["a"].pending_tokens = 20
+    router.submit([session_turn("2", 60, 9, "s")], 0.0)
+    assert [given.engine for given in router.dispatch(0.0)] == ["b"]
 
 
 def test_what_may_still_be_sampled_counts_by_its_share() -> None:
     router = counting(("a",), 30, reserve=0.25)
-    router.submit([session_turn(str(number), 2, 16, str(number)) for number in range(9)], 0.0)
-    (given,) = router.dispatch(0.0)
+    given = dispatched(router, *(session_turn(str(number), 2, 16, str(number)) for number in range(9)))
     assert len(given.batch) == 5
 
 

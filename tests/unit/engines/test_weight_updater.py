@@ -11,17 +11,14 @@ from dataclasses import replace
 
 import pytest
 
-from relax_core.api import Capabilities, Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
+from relax_core.api import Manifest, Receipt, SystemClock, Version
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.weights import Canary, TensorInfo, combined_fingerprint
 from relax_core.engines.pool import EnginePool
-from relax_core.engines.slot import EngineSlot
 from relax_core.engines.supervisor import WeightUpdater, difference
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.weights.registry import WeightRegistry
-from tests.unit.engines.pool_fixtures import FORKED, NONE, ask, call, until
-
-ENGINE = Chosen("engine", "scripted")
+from tests.unit.engines.pool_fixtures import NONE, ask, call, slot_of, until
 
 
 def at(step: int) -> Version:
@@ -40,16 +37,12 @@ async def pool_of(
 ) -> AsyncIterator[tuple[EnginePool, WeightRegistry, list[str]]]:
     workers, service, told = LocalWorkers(), WeightRegistry(SystemClock()), list[str]()
 
-    def slot(number: int, kind: str) -> EngineSlot:
-        name, target = f"engine-{number}", f"tests.unit.engines.scripted_engine:{kind}"
-        worker = WorkerSpec(name, ENGINE, env={"PYTHONPATH": os.getcwd()}, target=target, preload=FORKED)
-        return EngineSlot(name, ENGINE, EngineSpec({}, 64), worker, workers, Capabilities(in_flight_updates=True))
-
     async def report(what: str, detail: str, seconds: float) -> None:
         told.append(f"{what} {detail}")
 
     updates = WeightUpdater(service, SystemClock(), proof, 0.1, timeout_s)
-    pool = EnginePool([slot(n, kind) for n, kind in enumerate(kinds)], SystemClock(), updates, report)
+    slots = [slot_of(f"engine-{number}", kind, workers) for number, kind in enumerate(kinds)]
+    pool = EnginePool(slots, SystemClock(), updates, report)
     await pool.start()
     try:
         yield pool, service, told
@@ -104,12 +97,8 @@ async def test_what_an_engine_proved_before_it_was_replaced_says_nothing_of_the_
     async with pool_of("ScriptedEngine") as (pool, service, _):
         await service.announce(manifest(1), NONE)
         await pool.supervisor.update(manifest(1), NONE)
-        receipt, slot, taken, asked = (
-            service.receipt,
-            pool._slots["engine-0"],
-            list[Version](),
-            list[asyncio.Task[object]](),
-        )
+        receipt, slot = service.receipt, pool._slots["engine-0"]
+        taken, asked = list[Version](), list[asyncio.Task[object]]()
 
         async def after_a_death(late: Receipt) -> bool:
             taken.append(late.version)

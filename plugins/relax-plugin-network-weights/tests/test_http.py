@@ -124,20 +124,34 @@ def test_a_spool_that_is_no_directory_is_told(tmp_path: Path) -> None:
         list(Http(HttpOptions(spool=str(tmp_path / "nowhere"))).receive(manifest))
 
 
-def test_a_silent_server_is_given_up_and_one_that_ends_half_way_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (b"", InfrastructureError, "got 0 bytes .* the sender is gone or silent"),
+        (
+            b"HTTP/1.1 206 x\r\nContent-Length: 99\r\nContent-Range: bytes 0-98/99\r\n\r\nabc",
+            InfrastructureError,
+            "got 0 bytes .* the sender is gone or silent",
+        ),
+        (
+            b"HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/999999999999\r\n\r\nx",
+            ValueError,
+            "999999999999",
+        ),
+    ],
+    ids=["silent", "half", "too much"],
+)
+def test_a_server_that_is_silent_ends_half_way_or_promises_too_much_is_given_up(
+    tmp_path: Path, answer: bytes, error: type[Exception], said: str
+) -> None:
     manifest = Http(SMALL).send(ONE, "full", "", some_tensors(), str(tmp_path))
-    answers = {
-        "silent": b"",
-        "half": b"HTTP/1.1 206 x\r\nContent-Length: 99\r\nContent-Range: bytes 0-98/99\r\n\r\nabc",
-    }
-    for answer in answers.values():
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            thread = threading.Thread(target=_answer, args=(server, answer))
-            thread.start()
-            here = replace(manifest, location=f"http://127.0.0.1:{server.getsockname()[1]}")
-            with pytest.raises(InfrastructureError, match=r"got 0 bytes .* the sender is gone or silent"):
-                list(Http(HttpOptions(silence_s=0.5)).receive(here))
-            thread.join()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_answer, args=(server, answer))
+        thread.start()
+        here = replace(manifest, location=f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(error, match=said):
+            list(Http(HttpOptions(silence_s=0.5)).receive(here))
+        thread.join()
 
 
 def _answer(server: socket.socket, answer: bytes) -> None:
@@ -147,30 +161,3 @@ def _answer(server: socket.socket, answer: bytes) -> None:
         connection.sendall(answer)
         if not answer:
             connection.recv(1)  # returns when the receiver gives up
-
-
-def test_a_server_that_promises_too_much_is_not_believed(tmp_path: Path) -> None:
-    manifest = Http(SMALL).send(ONE, "full", "", some_tensors(), str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        answer = b"HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/999999999999\r\n\r\nx"
-        thread = threading.Thread(target=_answer, args=(server, answer))
-        thread.start()
-        with pytest.raises(ValueError, match="999999999999"):
-            list(Http(SMALL).receive(replace(manifest, location=f"http://127.0.0.1:{server.getsockname()[1]}")))
-        thread.join()
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped"])
-def test_damage_on_the_way_is_caught(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    placed = Http._placed
-
-    def damaged(sender: Http, path: Path) -> Path:
-        raw = bytearray(path.read_bytes())
-        path.write_bytes(raw[:-1] if damage == "truncated" else raw[:-1] + bytes([raw[-1] ^ 1]))
-        return placed(sender, path)
-
-    monkeypatch.setattr(Http, "_placed", damaged)
-    sender = Http(SMALL)
-    manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
-    with pytest.raises(ValueError):
-        list(Http(SMALL).receive(manifest))

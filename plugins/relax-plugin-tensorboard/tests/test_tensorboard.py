@@ -39,13 +39,6 @@ class TestTensorBoard(SinkSuite):
         return {tag: dict(points) for tag, points in found.items()}
 
 
-def test_steps_are_readable_while_the_run_goes(tmp_path):
-    sink = started(tmp_path)
-    sink.metrics(1, metrics(1))
-    assert scalars(tmp_path / "tensorboard")["reward/mean"] == [(1, 0.125)]
-    sink.close()
-
-
 def test_transcripts_are_texts(tmp_path):
     sink = started(tmp_path)
     sink.samples(1, SAMPLES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -26,7 +25,8 @@ def plan(**groups: tuple[int, frozenset[str]]) -> Plan:
     return Plan("", (), (), {name: WorkerGroup(name, size, devices=on) for name, (size, on) in groups.items()}, ())
 
 
-SHARED = plan(actor=(2, TWO), rollout=(2, TWO), reference=(1, frozenset({"gpu:0"})))
+OTHERS = frozenset({"gpu:2", "gpu:3"})
+SHARED = plan(actor=(2, TWO), rollout=(2, TWO), reference=(1, frozenset({"gpu:0"})), judge=(1, OTHERS))
 
 
 def specs(made: Plan, role: str) -> list[WorkerSpec]:
@@ -39,54 +39,37 @@ def specs(made: Plan, role: str) -> list[WorkerSpec]:
     ]  # fmt: skip
 
 
-@pytest.fixture
-async def shown(joined: None) -> AsyncIterator[Any]:
-    """What every worker of a plan sees."""
+async def test_who_shares_a_gpu_sees_the_same_one_and_a_process_of_two_has_both_for_itself(joined: None) -> None:
     from ray.util.placement_group import remove_placement_group
 
     from relax_core.runners.ray.workers import GpuPlacement, RayWorkers
 
-    started: list[Any] = []
-    placements: list[Any] = []
-
-    async def start(made: Plan) -> Mapping[str, str]:
-        placements.append(GpuPlacement.request(made))
-        resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
-        workers = RayWorkers(
-            Launch(f"placement-{os.getpid()}", "", {}, made, (), resolved), "rollout", 1, placements[0]
-        )
-        for role in made.groups:
-            started.extend(await workers.start(specs(made, role), CALL_S))
-        seen = await asyncio.gather(
-            *(one.call("variable", "CUDA_VISIBLE_DEVICES", timeout_s=CALL_S) for one in started)
-        )
+    placement = GpuPlacement.request(SHARED)
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    launch = Launch(f"placement-{os.getpid()}", "", {}, SHARED, (), resolved)
+    workers, started = RayWorkers(launch, "rollout", 1, placement), list[Any]()
+    try:
+        for role in SHARED.groups:
+            started.extend(await workers.start(specs(SHARED, role), CALL_S))
+        calls = (one.call("variable", "CUDA_VISIBLE_DEVICES", timeout_s=CALL_S) for one in started)
+        seen = dict(zip([one.name for one in started], await asyncio.gather(*calls), strict=True))
         assert len({one.host for one in started}) == 1
         assert await started[0].free_port(started[0].host) > 0
-        return {one.name: words for one, words in zip(started, seen, strict=True)}
-
-    yield start
-    for worker in started:
-        await worker.kill()
-    for placement in placements:
+    finally:
+        for worker in started:
+            await worker.kill()
         remove_placement_group(placement.group)
-
-
-async def test_who_shares_a_gpu_sees_the_same_one(shown: Any) -> None:
-    seen = await shown(SHARED)
+    judge = set(seen.pop("judge-0").split(","))
+    assert len(judge) == 2
     assert seen["actor-0"] == seen["rollout-0"] == seen["reference-0"] != seen["actor-1"] == seen["rollout-1"]
     assert all(len(devices.split(",")) == 1 and devices for devices in seen.values())
-
-
-async def test_an_engine_of_two_gpus_has_both_for_itself(shown: Any) -> None:
-    seen = await shown(plan(actor=(1, frozenset({"gpu:0"})), rollout=(1, frozenset({"gpu:1", "gpu:2"}))))
-    assert len(seen["rollout-0"].split(",")) == 2
-    assert set(seen["rollout-0"].split(",")).isdisjoint(seen["actor-0"].split(","))
+    assert judge.isdisjoint(seen.values())
 
 
 def test_what_ray_can_not_share_is_refused_before_anything_starts() -> None:
     from relax_core.runners.ray.workers import gpu_sets, ray_share
 
-    assert gpu_sets(SHARED) == (("gpu:0",), ("gpu:1",))
+    assert gpu_sets(SHARED) == (("gpu:0",), ("gpu:1",), ("gpu:2", "gpu:3"))
     assert 3 * ray_share(SHARED.num_gpus(("gpu:0",))) <= 1
     assert gpu_sets(plan(actor=(1, frozenset({"cpu:0"})))) == ()
     with pytest.raises(ConfigError, match="gpu:0, gpu:1 of one process, shared with more processes"):

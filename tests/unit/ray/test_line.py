@@ -128,10 +128,6 @@ async def test_calls_from_elsewhere_go_by_ray() -> None:
     assert [call[0] for call in elsewhere.by_ray] == ["say", "refuse", "unsendable"]
 
 
-async def test_an_address_that_nobody_answers_is_none() -> None:
-    assert await connect("relax-0123456789abcdef token", "hub") is None
-
-
 async def test_who_waits_learns_of_the_end_at_once_and_the_next_call_asks_ray(actor: Actor, reach: RpcClient) -> None:
     waiting = asyncio.ensure_future(_ask(reach, "wait"))
     await actor.begun.wait()

@@ -111,11 +111,6 @@ async def test_another_interpreter_is_a_child_that_dies_with_its_actor(begin: St
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_worker_with_other_plugins_refuses_to_start(begin: Start) -> None:
-    with pytest.raises(InfrastructureError, match="install the same plugins"):
-        await begin(spec("w"), plugins=(("relax-core", "9.9.9", ""),))
-
-
 async def test_no_placement_group_stays_of_workers_that_did_not_start(begin: Start) -> None:
     """They had no room in time, were refused, or whoever started them was cancelled."""
     from ray.util import placement_group_table

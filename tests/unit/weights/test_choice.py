@@ -71,14 +71,10 @@ def test_engines_that_keep_their_weights_take_deltas(catalogue: Catalogue, engin
             "engine disk-engine loads only full versions",
         ),
         (["weights.payload=delta", "engine=vllm"], "set engine.keep_weights = true"),
-        (["weights.payload=delta", "engine=sglang"], "set engine.keep_weights = true"),
         (["weights=collective", "trainer=storing-trainer"], "trainer storing-trainer cannot send live weights"),
         (["weights=disk", "weights.bucket_mb=8"], "weights.bucket_mb"),
-        (["weights=http", "weights.bucket_mb=0"], "weights.bucket_mb"),
-        (["weights=collective", "weights.backend=mpi"], "weights.backend"),
         (["weights=collective", "weights.port=70000"], "weights.port"),
         (["weights=collective", "weights.host=0.0.0.0"], "weights.host"),
-        (["weights=http", "weights.host=::"], "weights.host"),
     ],
 )
 def test_what_does_not_fit_is_refused(catalogue: Catalogue, overrides: list[str], message: str) -> None:

@@ -17,7 +17,6 @@ from hypothesis import given, settings, strategies as st
 from relax_core.api.weights import Manifest, Version, combined_fingerprint
 from relax_core.tensor_files import delta
 from relax_core.tensor_files.transport import Disk
-from relax_core.weights.registry import prove_successor
 
 DTYPES = ("u1", "u2", "u4", "u8", "i8", "f2", "f4", "f8", "b1")
 
@@ -32,7 +31,7 @@ def bf16(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(DTYPES), st.integers(0, 700), st.floats(0, 1), st.integers(0, 2**32), st.integers(1, 300))
 def test_any_bits_come_back(dtype: str, size: int, share: float, seed: int, block: int) -> None:
     random = np.random.default_rng(seed)
@@ -49,7 +48,7 @@ def test_any_bits_come_back(dtype: str, size: int, share: float, seed: int, bloc
     assert (len(encoded) == 0) == (before.tobytes() == after.tobytes())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.data())
 def test_damage_raises_nothing_but_value_error(seed: int, data: st.DataObject) -> None:
     """Where the bytes still make sense, the fingerprint of the result tells (below, through files)."""
@@ -135,27 +134,6 @@ def test_a_chain_of_deltas_leads_to_the_same_bytes(tmp_path: Path) -> None:
     assert {"gather", "hash", "write"} == set(last.seconds)
 
 
-def test_the_first_file_is_not_touched_by_the_deltas_after_it(tmp_path: Path) -> None:
-    sender = Disk()
-    first = send(sender, 1, model(1), tmp_path)
-    send(sender, 2, model(2), tmp_path, 1)
-    assert load(first, {})["a"].tobytes() == model(1)["a"].tobytes()
-
-
-def test_a_wrong_base_is_caught_at_both_ends(tmp_path: Path) -> None:
-    sender = Disk()
-    with pytest.raises(ValueError, match="nothing was sent"):
-        send(sender, 2, model(2), tmp_path, 1)
-    send(sender, 1, model(1), tmp_path)
-    second = send(sender, 2, model(2), tmp_path, 1)
-    with pytest.raises(ValueError, match=r"actor@0\.2 \(full\) was sent last"):
-        send(sender, 3, model(3), tmp_path, 1)
-    with pytest.raises(ValueError, match="have"):
-        load(second, model(9))
-    with pytest.raises(ValueError, match="no base to apply it to"):
-        list(Disk().receive(second))
-
-
 def test_a_delta_that_failed_half_way_can_only_be_followed_by_a_full_version(tmp_path: Path) -> None:
     sender = Disk()
     send(sender, 1, model(1), tmp_path)
@@ -172,16 +150,6 @@ def test_a_tensor_left_out_of_a_delta_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\['b', 'scale'\]"):
         send(sender, 2, {"a": model(2)["a"]}, tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["actor@0.1.safetensors"]
-
-
-def test_an_empty_delta_after_an_update_is_a_fault(tmp_path: Path) -> None:
-    sender = Disk()
-    first = send(sender, 1, model(1), tmp_path)
-    empty = send(sender, 2, model(1), tmp_path, 1)
-    assert empty.sent == () and list(Disk().receive(empty, model(1).__getitem__)) == []
-    with pytest.raises(Exception, match="all 3 tensors equal"):
-        prove_successor(first, empty, applied=True)
-    prove_successor(first, empty, applied=False)
 
 
 def test_a_flipped_bit_of_a_delta_is_caught(tmp_path: Path) -> None:
@@ -212,8 +180,8 @@ def anonymous():
 
 
 size, random, disk = 1 << 20, np.random.default_rng(0), Disk()
-arrays = {f"layer.{number}": random.integers(0, 1 << 16, size, np.uint16) for number in range(32)}
-for step in range(4):
+arrays = {f"layer.{number}": random.integers(0, 1 << 16, size, np.uint16) for number in range(16)}
+for step in range(3):
     for array in arrays.values():
         array[random.integers(0, size, size // 50)] += 1  # on every page
     tensors = ((name, array, "BF16") for name, array in arrays.items())
@@ -228,6 +196,6 @@ def test_a_sender_of_deltas_through_a_disk_holds_no_second_model_in_memory(tmp_p
     """In a process of its own: what other tests hold and free is not counted."""
     done = subprocess.run([sys.executable, "-c", SENDER, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    model = 32 * (1 << 20) * 2
+    model = 16 * (1 << 20) * 2
     assert int(done.stdout) < model / 4
-    assert len(list(tmp_path.iterdir())) == 4, "what it keeps has no name"
+    assert len(list(tmp_path.iterdir())) == 3, "what it keeps has no name"

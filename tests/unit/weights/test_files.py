@@ -29,18 +29,11 @@ class TestSharedMemory(WeightTransportSuite):
     component = "shared-memory"
 
 
-def test_truncated_file_is_caught(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 4, 8, 20, -1])
+def test_a_truncated_file_is_caught(tmp_path: Path, size: int) -> None:
     manifest = Disk().send(ONE, "full", "", some_tensors(), str(tmp_path))
-    os.truncate(manifest.location, os.path.getsize(manifest.location) - 1)
-    with pytest.raises(ValueError, match="truncated"):
-        list(Disk().receive(manifest))
-
-
-@pytest.mark.parametrize("size", [0, 4, 8, 20])
-def test_stump_of_a_file_is_caught(tmp_path: Path, size: int) -> None:
-    manifest = Disk().send(ONE, "full", "", some_tensors(), str(tmp_path))
-    os.truncate(manifest.location, size)
-    with pytest.raises(ValueError):
+    os.truncate(manifest.location, size if size >= 0 else os.path.getsize(manifest.location) + size)
+    with pytest.raises(ValueError, match="truncated|header"):
         list(Disk().receive(manifest))
 
 
@@ -110,13 +103,6 @@ def test_full_disk_names_the_directory(tmp_path: Path, monkeypatch: pytest.Monke
 def test_shared_memory_outside_of_dev_shm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="/dev/shm"):
         SharedMemory().send(ONE, "full", "", some_tensors(), str(tmp_path))
-
-
-def test_views_outlive_a_release(tmp_path: Path) -> None:
-    manifest = Disk().send(ONE, "full", "", some_tensors(), str(tmp_path))
-    held = [array for _, array in Disk().receive(manifest)]
-    Disk().release(manifest)
-    assert held[0].tobytes() == some_tensors()[0][1].tobytes()
 
 
 def test_a_message_about_a_file_is_no_longer_than_a_person_reads(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_each_pair_agrees_as_far_as_its_formats_allow(pair, own, engines):
         previous = str(version)
 
 
-@pytest.mark.parametrize(("own", "engines"), itertools.product(FORMATS, FORMATS))
+@pytest.mark.parametrize(("own", "engines"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")])
 def test_adapters_alone_lie_on_the_base_that_each_side_has(pair, own, engines):
     trainer, lab = pair(own, engines, lora=LORA)
     stepped(trainer, 0)
@@ -108,9 +108,8 @@ def test_frozen_weights_reach_engines_of_another_format_rounded_once(pair, folde
     assert {p.dtype for p in frozen} == {torch.bfloat16 if engines == "bfloat16" else torch.float32}
 
 
-@pytest.mark.parametrize("engines", FORMATS)
-def test_the_export_has_the_trainers_format_and_checkpoints_are_exact(pair, engines, tmp_path):
-    trainer, _ = pair("float32", engines)
+def test_the_export_has_the_trainers_format_and_checkpoints_are_exact(pair, tmp_path):
+    trainer, _ = pair("float32", "bfloat16")
     stepped(trainer, 0)
     trainer.save(str(tmp_path / "checkpoint"))
     trainer.export(str(tmp_path / "export"))

@@ -57,17 +57,6 @@ def test_two_files_are_enough_for_any_number_of_versions(location: str) -> None:
     assert len(os.listdir(location)) == 2
 
 
-def test_what_is_still_read_is_not_written_over(location: str) -> None:
-    sender, receiver = SharedMemory(), SharedMemory()
-    one = _send(sender, 1, location)
-    held = _values(receiver, one)[0][10:20].view(np.uint32).view(np.float32)
-    sender.release(one)
-    two = _send(sender, 2, location)
-    assert (held == 1).all()
-    assert _read(receiver, two)
-    assert len(os.listdir(location)) == 1
-
-
 def test_pages_are_free_once_the_last_view_is_gone(location: str) -> None:
     sender, receiver = SharedMemory(), SharedMemory()
     one = _send(sender, 1, location)
@@ -96,15 +85,6 @@ def test_a_released_version_is_refused_whatever_its_pages_hold(location: str) ->
     _send(sender, 2, location)
     with pytest.raises(InfrastructureError, match="released"):
         list(receiver.receive(one))
-
-
-@pytest.mark.parametrize("values", [1, 100, 100_000])
-def test_a_version_of_another_size_fits(location: str, values: int) -> None:
-    sender, receiver = SharedMemory(), SharedMemory()
-    for step, size in enumerate((VALUES, VALUES, values, VALUES, values), start=1):
-        manifest = _send(sender, step, location, size)
-        assert _read(receiver, manifest, size)
-        sender.release(manifest)
 
 
 def test_what_breaks_off_half_way_leaves_nothing(location: str) -> None:
@@ -147,13 +127,13 @@ def test_no_view_ever_changes(steps: list[str]) -> None:
         for what in steps:
             if what == "send":
                 step += 1
-                sent.append(_send(sender, step, location, 64 + step % 3))
+                sent.append(_send(sender, step, location, (64, 3, 9000)[step % 3]))
             elif what == "release" and sent:
                 sender.release(sent.pop(0))
             elif what == "drop" and held:
                 held.pop(0)
             elif what in ("read", "hold") and sent:
-                array = _values(receiver, sent[-1])[0]
+                array = _values(receiver, sent[-1])[0][1:].view(np.uint32).view(np.float32)
                 if what == "hold":
                     held.append((sent[-1].version.step, array))
             assert all((array == version).all() for version, array in held)

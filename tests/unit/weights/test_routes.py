@@ -126,7 +126,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.booleans(), events)
 def test_a_receiver_that_follows_its_routes_gets_the_newest_bytes_or_asks_for_them(
     live: bool, happening: list[tuple[str, object]]

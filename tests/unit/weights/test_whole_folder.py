@@ -49,14 +49,6 @@ def test_a_writer_that_is_killed_between_its_renames_leaves_a_whole_folder(tmp_p
     assert text(final) == found and [path.name for path in tmp_path.iterdir()] == ["export"]
 
 
-def test_a_former_folder_without_a_new_one_comes_back(tmp_path):
-    final = tmp_path / "export"
-    write(final, "former")
-    final.rename(tmp_path / ".export.77.old")
-    finish_replacement(final)
-    assert text(final) == "former" and [path.name for path in tmp_path.iterdir()] == ["export"]
-
-
 def test_the_next_writer_finishes_what_another_one_had_begun(tmp_path):
     final = tmp_path / "export"
     write(final, "former")

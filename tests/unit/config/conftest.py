@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +116,31 @@ def with_faults() -> Catalogue:
     return catalogue
 
 
+@pytest.fixture(scope="session")
+def installed() -> Catalogue:
+    """The components of all installed plugins."""
+    return Catalogue.load()
+
+
+def model_folder(
+    folder: Path, vocab_size: int | None = None, tokens: Sequence[str] | None = (), **tokenizer: Any
+) -> Path:
+    """Make the folder of a model with a context of 64 tokens; no tokenizer where `tokens` is None."""
+    folder.mkdir()
+    size = {} if vocab_size is None else {"vocab_size": vocab_size}
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64, **size}))
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    if tokens is not None:
+        vocabulary = {token: place for place, token in enumerate(tokens)}
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, **tokenizer}))
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with everything that a configuration needs."""
     monkeypatch.chdir(tmp_path)
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
-    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    (model / "tokenizer.json").write_text("{}")
+    model_folder(tmp_path / "model")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     (tmp_path / "my.toml").write_text(MINIMAL)
     return tmp_path

@@ -53,26 +53,16 @@ def config_of(catalogue: Catalogue, data: dict[str, Any]) -> RunConfig:
     return parse_config({"data": {"train": "/t.jsonl"}, **data}, catalogue)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=configurations)
-def test_what_is_dumped_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
+def test_what_is_dumped_or_written_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
     config = config_of(catalogue, data)
     dumped = config.dump()
     again = parse_config(dumped, catalogue)
     assert again == config and again.dump() == dumped
     assert parse_config(json.loads(json.dumps(dumped)), catalogue) == config
-
-
-@settings(max_examples=50, deadline=None)
-@given(data=configurations)
-def test_the_written_file_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
-    config = config_of(catalogue, data)
-    assert (
-        parse_config(
-            tomllib.loads(to_toml(config.dump(), lambda key: f"from {key!r}"[:20].replace("\n", ""))), catalogue
-        )
-        == config
-    )
+    written = to_toml(dumped, lambda key: f"from {key!r}"[:20].replace("\n", ""))
+    assert parse_config(tomllib.loads(written), catalogue) == config
 
 
 @settings(max_examples=50, deadline=None)
@@ -166,14 +156,6 @@ def test_an_option_named_like_a_key_of_the_core_is_the_plugins_fault(with_faults
 def test_a_broken_plugin_does_not_hide_mistakes_of_the_configuration(with_faults: Catalogue) -> None:
     with pytest.raises(ConfigError, match="sed"):
         config_of(with_faults, {"model": {"path": "/m"}, "rewards": ["greedy"], "sed": 1})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("steps", "8"), ("steps", True), ("model", 3), ("engine", 3), ("rewards", 3)]
-)
-def test_a_value_of_another_type_is_refused(catalogue: Catalogue, key: str, value: object) -> None:
-    with pytest.raises(ConfigError):
-        config_of(catalogue, {"model": {"path": "/m"}, key: value})
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,12 @@ BASE = {
 WARM, RL = {"algorithm": "sft", "steps": 2, "data": {"train": "w.jsonl"}}, {"name": "rl", "algorithm": "grpo"}
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return Catalogue.load()
+def composed(installed: Catalogue, *stages: dict[str, Any], overrides: tuple[str, ...] = ()) -> Composed:
+    return compose([{**BASE, "stages": list(stages)}], overrides, installed, on_disk=False)
 
 
-def composed(catalogue: Catalogue, *stages: dict[str, Any], overrides: tuple[str, ...] = ()) -> Composed:
-    return compose([{**BASE, "stages": list(stages)}], overrides, catalogue, on_disk=False)
-
-
-def test_a_stage_overrides_the_document_for_itself_alone(catalogue: Catalogue) -> None:
-    made = composed(catalogue, WARM, RL)
+def test_a_stage_overrides_the_document_for_itself_alone(installed: Catalogue) -> None:
+    made = composed(installed, WARM, RL)
     warm, rl = made.stages
     assert [stage.name for stage in made.stages] == ["sft", "rl"]
     assert (warm.config.steps, rl.config.steps) == (2, 9)
@@ -40,12 +35,12 @@ def test_a_stage_overrides_the_document_for_itself_alone(catalogue: Catalogue) -
     assert warm.config.optimizer == rl.config.optimizer and made.config is warm.config
 
 
-def test_without_stages_nothing_is_different(catalogue: Catalogue) -> None:
-    assert composed(catalogue).stages == ()
+def test_without_stages_nothing_is_different(installed: Catalogue) -> None:
+    assert composed(installed).stages == ()
 
 
-def test_the_command_line_reaches_a_stage_by_its_number(catalogue: Catalogue) -> None:
-    made = composed(catalogue, WARM, RL, overrides=("stages.1.optimizer.lr=1e-5", "stages.0.algorithm=dpo"))
+def test_the_command_line_reaches_a_stage_by_its_number(installed: Catalogue) -> None:
+    made = composed(installed, WARM, RL, overrides=("stages.1.optimizer.lr=1e-5", "stages.0.algorithm=dpo"))
     assert [stage.config.optimizer.lr for stage in made.stages] == [1e-3, 1e-5]
     assert made.stages[0].config.algorithm.name == "dpo"
 
@@ -59,13 +54,13 @@ def test_the_command_line_reaches_a_stage_by_its_number(catalogue: Catalogue) ->
     ({"steps": 3}, ("steps=4",), r"steps: .*stages\.0\.steps"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_stage_is_named_by_its_number(
-    catalogue: Catalogue, stage: dict[str, Any], overrides: tuple[str, ...], field: str
+    installed: Catalogue, stage: dict[str, Any], overrides: tuple[str, ...], field: str
 ) -> None:
     with pytest.raises(ConfigError, match=field):
-        composed(catalogue, WARM, stage, overrides=overrides)
+        composed(installed, WARM, stage, overrides=overrides)
 
 
-def test_a_policy_can_not_be_trained_behind_a_reward_model(catalogue: Catalogue) -> None:
+def test_a_policy_can_not_be_trained_behind_a_reward_model(installed: Catalogue) -> None:
     with pytest.raises(ConfigError, match=r"stages\[1\]\.algorithm\.name"):
-        check_order(composed(catalogue, {"algorithm": "reward-model"}, RL).stages, catalogue)
-    check_order(composed(catalogue, WARM, {"algorithm": "reward-model"}).stages, catalogue)
+        check_order(composed(installed, {"algorithm": "reward-model"}, RL).stages, installed)
+    check_order(composed(installed, WARM, {"algorithm": "reward-model"}).stages, installed)

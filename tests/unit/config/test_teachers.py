@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`[[teachers]]`: how they are written, and folders that can't teach this policy refused with field, got, fix."""
+"""`[[teachers]]` and `[critic]`: how they are written, and folders that do not fit this policy are refused by their keys."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,16 @@ from relax_core.api.errors import ConfigError
 from relax_core.config.compose import compose, parse_config
 from relax_core.config.run_config import RunConfig
 from relax_core.registry.catalogue import Catalogue
+from tests.unit.config.conftest import model_folder
 
-
-@pytest.fixture(scope="module")
-def installed() -> Catalogue:
-    return Catalogue.load()
-
-
-def model(folder: Path, vocab_size: int | None = 4, tokens: Any = ("<pad>", "a", "b", "c"), **more: Any) -> Path:
-    """A model's folder with just enough in it."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": vocab_size}))
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    if tokens is not None:
-        vocabulary = {token: place for place, token in enumerate(tokens)}
-        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, **more}))
-    return folder
+POLICY = {"vocab_size": 4, "tokens": ("<pad>", "a", "b", "c")}
 
 
 @pytest.fixture
 def layer(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
-    return {"model": {"path": str(model(tmp_path / "policy"))}, "data": {"train": str(tmp_path / "train.jsonl")},
+    policy, train = model_folder(tmp_path / "policy", **POLICY), tmp_path / "train.jsonl"
+    train.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    return {"model": {"path": str(policy)}, "data": {"train": str(train)},
             "algorithm": "distillation", "rollout": {"max_new_tokens": 16}, "eval": {"every": 0}}  # fmt: skip
 
 
@@ -43,7 +30,7 @@ def composed(layer: dict[str, Any], catalogue: Catalogue, teachers: Any, *overri
 
 
 def test_a_folder_is_short_for_one_teacher(layer: dict[str, Any], installed: Catalogue, tmp_path: Path) -> None:
-    path = model(tmp_path / "teacher")
+    path = model_folder(tmp_path / "teacher", **POLICY)
     forms = [str(path), path, [str(path)], {"path": str(path)}, [{"path": str(path)}]]
     for form in forms:
         config = composed(layer, installed, form)
@@ -65,7 +52,8 @@ def test_a_folder_is_short_for_one_teacher(layer: dict[str, Any], installed: Cat
 def test_a_teacher_of_another_vocabulary_is_refused(
     layer: dict[str, Any], installed: Catalogue, tmp_path: Path, made: dict[str, Any], says: str
 ) -> None:
-    fine, other = model(tmp_path / "fine"), model(tmp_path / "other", **made)
+    fine = model_folder(tmp_path / "fine", **POLICY)
+    other = model_folder(tmp_path / "other", **POLICY | made)
     with pytest.raises(ConfigError) as raised:
         composed(layer, installed, [{"path": str(fine), "only": "d=x"}, {"path": str(other), "only": "d=y"}])
     assert "teachers.1.path" in raised.value.field and says in str(raised.value)
@@ -79,3 +67,18 @@ def test_a_broken_teacher_is_refused_only_where_it_is_asked(
         composed(layer, installed, str(tmp_path / "nowhere"))
     unasked = {**layer, "algorithm": "grpo", "rewards": ["exact"]}
     assert composed(unasked, installed, str(tmp_path / "nowhere")).teachers
+
+
+def test_a_critic_from_elsewhere_reads_the_policys_tokens(
+    layer: dict[str, Any], installed: Catalogue, tmp_path: Path
+) -> None:
+    ppo = {**layer, "algorithm": "ppo", "rewards": ["exact"]}
+    same, other = model_folder(tmp_path / "same", 4), model_folder(tmp_path / "other", 5)
+    assert compose([ppo], [f"critic.path={same}"], installed).config.critic.path == same
+    for path, says in (
+        (other, "with a vocabulary of 5; the policy has 4"),
+        (tmp_path / "none", "a folder that does not exist"),
+    ):
+        with pytest.raises(ConfigError, match="critic.path") as caught:
+            compose([ppo], [f"critic.path={path}"], installed)
+        assert says in str(caught.value)

@@ -16,7 +16,6 @@ from relax_core.api.bus import Account
 from relax_core.api.errors import DiskFull, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.events import StepFinished
 from relax_core.api.role import Heartbeat
-from relax_core.config.compose import compose
 from relax_core.control import run
 from relax_core.control.planner import plan
 from relax_core.control.prepare import Prepared, PreparedStage
@@ -27,6 +26,7 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.run_status import RunStatusService
+from tests.unit.control.conftest import configured
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
 Life = Callable[["ScriptedRunner"], Coroutine[Any, Any, None]]
@@ -119,9 +119,7 @@ def conducted(
 
 def _prepared(folder: Path) -> Prepared:
     catalogue = Catalogue.load()
-    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
-             "trainer": "torch", "rewards": ["exact"], "checkpoint": GRACES}  # fmt: skip
-    config = compose([layer], (), catalogue, on_disk=False).config
+    config = configured(catalogue, checkpoint=GRACES)
     directory = RunDirectory.create(folder / "run", "run", datetime(2026, 1, 1), Random(0))
     epoch = RunEpoch.begin(directory.path)
     launch = Launch("run", str(directory.path), config.dump(), plan(config, catalogue), epoch=epoch)
@@ -172,21 +170,46 @@ def test_versions_of_a_later_start_stay_when_an_earlier_one_ends(tmp_path: Path)
     assert raised is None and (tmp_path / "run" / "weights" / "actor@0.7.safetensors").exists()
 
 
-def test_a_stop_is_told_to_every_role_and_is_no_failure(tmp_path: Path) -> None:
-    heard = []
+def listener(role: str, heard: list[tuple[str, str, str]]) -> Life:
+    """Note the commands of a role until it is told to stop."""
 
-    def listener(role: str) -> Life:
-        async def listens(runner: ScriptedRunner) -> None:
-            (command,) = await runner.run_status.commands(role, 0, 100.0)
-            heard.append((role, command.name, command.argument))
+    async def listens(runner: ScriptedRunner) -> None:
+        last, name = 0, ""
+        while name != "stop":
+            for command in await runner.run_status.commands(role, last, 100.0):
+                last, name = command.number, command.name
+                heard.append((role, command.name, command.argument))
 
-        return listens
+    return listens
 
-    lives = {role: listener(role) for role in ("rollout", "advantages", "actor")}
-    summary, raised, seconds = conducted(tmp_path, lives, stop_after_s=3.0)
+
+@pytest.fixture
+def heard() -> list[tuple[str, str, str]]:
+    """The commands that roles heard: (role, command, argument)."""
+    return []
+
+
+@pytest.fixture
+def listeners(heard: list[tuple[str, str, str]]) -> Lives:
+    return {role: listener(role, heard) for role in ("rollout", "advantages", "actor")}
+
+
+def test_a_stop_is_told_to_every_role_and_is_no_failure(
+    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]]
+) -> None:
+    summary, raised, seconds = conducted(tmp_path, listeners, stop_after_s=3.0)
     assert (summary["status"], raised) == ("stopped", None)
     assert sorted(heard) == [(role, "stop", "SIGINT") for role in ("actor", "advantages", "rollout")]
     assert seconds < 4.0
+
+
+def test_requests_for_a_checkpoint_reach_the_roles_with_state_once_each(
+    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]]
+) -> None:
+    """By a signal of the process first, then by a file of the run directory."""
+    conducted(tmp_path, listeners, stop_after_s=10.0, ask_after_s=3.0)
+    assert [each[:2] for each in heard if each[1] == "checkpoint"] == [("actor", "checkpoint")] * 2
+    assert not (tmp_path / "run" / ".checkpoint-request").exists()
 
 
 @pytest.mark.parametrize(("role", "status"), [("actor", "interrupted"), ("rollout", "stopped")])
@@ -209,47 +232,29 @@ def saves_for(seconds: float) -> Life:
     return saves
 
 
-def test_a_checkpoint_that_takes_longer_than_other_roles_may_is_waited_for(tmp_path: Path) -> None:
-    summary, raised, seconds = conducted(tmp_path, {"actor": saves_for(25.0)}, stop_after_s=2.0)
-    assert (summary["status"], raised) == ("stopped", None) and 27.0 <= seconds < 29.0
-
-
-def test_a_preempted_run_has_the_longer_grace_and_says_what_it_is(tmp_path: Path) -> None:
-    summary, raised, seconds = conducted(tmp_path, {"actor": saves_for(250.0)}, preempt_after_s=2.0)
-    assert (summary["status"], raised) == ("preempted", None) and 252.0 <= seconds < 254.0
-
-
-def test_a_preemption_during_a_stop_lengthens_its_grace(tmp_path: Path) -> None:
-    lives = {"actor": saves_for(200.0)}
-    summary, _, seconds = conducted(tmp_path, lives, stop_after_s=2.0, preempt_after_s=12.0)
-    assert summary["status"] == "preempted" and 202.0 <= seconds < 204.0
-
-
-def test_one_that_does_not_save_within_the_notice_is_interrupted(tmp_path: Path) -> None:
-    summary, _, seconds = conducted(tmp_path, {"actor": deaf}, preempt_after_s=2.0)
-    assert (summary["status"], summary["busy"]) == ("interrupted", ["actor"]) and 302.0 <= seconds < 304.0
-
-
-def test_requests_for_a_checkpoint_reach_the_roles_with_state_once_each(tmp_path: Path) -> None:
-    """By a signal of the process first, then by a file of the run directory."""
-    heard: list[tuple[str, str]] = []
-
-    def listener(role: str) -> Life:
-        async def listens(runner: ScriptedRunner) -> None:
-            last = 0
-            while True:
-                for command in await runner.run_status.commands(role, last, 100.0):
-                    last = command.number
-                    heard.append((role, command.name))
-                    if command.name == "stop":
-                        return
-
-        return listens
-
-    lives = {role: listener(role) for role in ("rollout", "advantages", "actor")}
-    conducted(tmp_path, lives, stop_after_s=10.0, ask_after_s=3.0)
-    assert [each for each in heard if each[1] == "checkpoint"] == [("actor", "checkpoint")] * 2
-    assert not (tmp_path / "run" / ".checkpoint-request").exists()
+@pytest.mark.parametrize(
+    ("saves_s", "stop_after_s", "preempt_after_s", "status", "seconds"),
+    [
+        (25.0, 2.0, None, "stopped", 27.0),
+        (250.0, None, 2.0, "preempted", 252.0),
+        (200.0, 2.0, 12.0, "preempted", 202.0),
+        (1e6, None, 2.0, "interrupted", 302.0),
+    ],
+)
+def test_a_checkpoint_is_waited_for_as_long_as_the_notice_allows(
+    tmp_path: Path,
+    saves_s: float,
+    stop_after_s: float | None,
+    preempt_after_s: float | None,
+    status: str,
+    seconds: float,
+) -> None:
+    """A preemption allows more time than a stop, also where it comes during the stop."""
+    lives = {"actor": saves_for(saves_s)}
+    summary, raised, took = conducted(tmp_path, lives, stop_after_s=stop_after_s, preempt_after_s=preempt_after_s)
+    assert (summary["status"], raised) == (status, None)
+    assert summary.get("busy", []) == (["actor"] if status == "interrupted" else [])
+    assert seconds <= took < seconds + 2.0
 
 
 def test_a_role_that_fails_ends_the_others_and_the_run_with_its_reason(tmp_path: Path) -> None:

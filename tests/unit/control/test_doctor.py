@@ -68,9 +68,6 @@ def test_too_little_room_is_the_machines_problem(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage)
     for found in (doctor.disk(tmp_path / "not" / "there"), doctor.shared_memory(tmp_path)):
         assert found.exit_code == MACHINE and found.fix
-
-
-def test_no_shared_memory_is_no_problem(tmp_path: Path) -> None:
     assert doctor.shared_memory(tmp_path / "none").exit_code == 0
 
 

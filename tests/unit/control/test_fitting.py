@@ -9,19 +9,17 @@ import psutil
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.config.compose import compose
 from relax_core.control import memory_check
 from relax_core.control.memory_check import free_memory
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 from relax_core.testing.trainer import tiny_model
+from tests.unit.control.conftest import configured
 
 
 def checked(folder: str, *overrides: str) -> None:
-    layer = {"model": {"path": folder}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
-             "trainer": "torch", "rewards": ["exact"], "rollout": {"max_new_tokens": 8}}  # fmt: skip
     catalogue = Catalogue.load()
-    config = compose([layer], overrides, catalogue, on_disk=False).config
+    config = configured(catalogue, *overrides, model={"path": folder}, rollout={"max_new_tokens": 8})
     memory_check.check_fits(config, catalogue, plan(config, catalogue, on_gpus=False))
 
 

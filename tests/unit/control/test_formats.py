@@ -2,29 +2,19 @@
 """Number formats of trainer and engine in a plan: all nine go, and what can't be is refused with the field that says it."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from relax_core.api.engine import Capabilities
 from relax_core.api.errors import ConfigError
 from relax_core.api.weights import Version
-from relax_core.config.compose import compose
 from relax_core.control.planner import plan
 from relax_core.engines.factories import engine_spec
-from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.rank_group import trainer_spec
+from tests.unit.control.conftest import configured, planned
 
 FORMATS = ("float32", "bfloat16", "float16")
-BASE = {"model": {"path": "model"}, "data": {"train": "train.jsonl"}, "rewards": ["exact"]}
-
-
-@pytest.fixture(scope="module")
-def catalogue():
-    return Catalogue.load()
-
-
-def configured(catalogue, *overrides):
-    return compose([BASE], list(overrides), catalogue, on_disk=False).config
 
 
 @pytest.mark.parametrize(("own", "engines"), itertools.product(FORMATS, FORMATS))
@@ -33,54 +23,37 @@ def test_trainer_and_engine_get_their_own_formats(catalogue, monkeypatch, own, e
     config = configured(catalogue, f"model.dtype={own}", f"rollout.dtype={engines}")
     made = plan(config, catalogue)
     assert engine_spec(config, Version("actor", 0, 0)).model["dtype"] == engines
-    context = type(
-        "Context", (), {"config": config, "plan": made, "build": staticmethod(catalogue.build), "run_dir": ""}
-    )
+    context = SimpleNamespace(config=config, plan=made, build=catalogue.build, run_dir="")
     monkeypatch.setattr("relax_core.roles.rank_group.placeholders", lambda path: {})
     spec = trainer_spec(context, "actor", 0, 1, "", None)
     assert (spec.model["dtype"], spec.publish_dtype) == (own, engines)
     assert trainer_spec(context, "reference", 0, 1, "", None).publish_dtype == ""
     told = [note for note in made.notes if "published in" in note]
-    assert told == (
-        []
-        if own == engines
-        else [f"trainers compute in {own}, engines in {engines}: weights are published in {engines}"]
-    )
-
-
-def test_engines_have_the_models_format_where_nothing_is_said(catalogue):
-    config = configured(catalogue, "model.dtype=bfloat16")
-    assert config.engine_dtype == "bfloat16" and not any(
-        "published in" in note for note in plan(config, catalogue).notes
-    )
+    note = f"trainers compute in {own}, engines in {engines}: weights are published in {engines}"
+    assert told == ([] if own == engines else [note])
+    assert configured(catalogue, f"model.dtype={own}").engine_dtype == own
 
 
 def test_what_an_engine_does_not_compute_in_is_refused_by_the_field_that_asked(catalogue, monkeypatch):
     engine = catalogue.target("engine", "transformers")
     monkeypatch.setattr(engine, "capabilities", Capabilities(dtypes=("float32", "bfloat16"), score=True))
     with pytest.raises(ConfigError, match=r"rollout\.dtype: got float16.*transformers computes in float32, bfloat16"):
-        plan(configured(catalogue, "rollout.dtype=float16"), catalogue)
+        planned(catalogue, "rollout.dtype=float16")
     with pytest.raises(ConfigError, match=r"model\.dtype: got float16"):
-        plan(configured(catalogue, "model.dtype=float16"), catalogue)
+        planned(catalogue, "model.dtype=float16")
 
 
 def test_what_a_trainer_does_not_compute_in_is_refused(catalogue, monkeypatch):
     monkeypatch.setattr(catalogue.target("trainer", "torch"), "dtypes", ("float32",))
     with pytest.raises(ConfigError, match=r"model\.dtype: got bfloat16.*torch computes in float32"):
-        plan(configured(catalogue, "model.dtype=bfloat16", "rollout.dtype=float32"), catalogue)
+        planned(catalogue, "model.dtype=bfloat16", "rollout.dtype=float32")
 
 
 def test_a_role_that_recomputes_log_probs_elsewhere_is_never_given_rounded_weights(catalogue):
-    apart = (
-        "algorithm=grpo",
-        "algorithm.correction=truncate",
-        "placement=async",
-        "batch.updates_per_step=2",
-        "rollout.dtype=bfloat16",
-    )
+    apart = ("algorithm.correction=truncate", "placement=async", "batch.updates_per_step=2", "rollout.dtype=bfloat16")
     with pytest.raises(ConfigError, match=r"rollout\.dtype: got bfloat16.*actor-fwd"):
-        plan(configured(catalogue, *apart), catalogue)
-    plan(configured(catalogue, *apart, "model.dtype=bfloat16"), catalogue)
-    plan(configured(catalogue, *apart, "placement=hybrid"), catalogue)
-    plan(configured(catalogue, *apart, "model.dtype=bfloat16", "rollout.dtype=float32"), catalogue)
-    plan(configured(catalogue, *apart, "model.lora.rank=4"), catalogue)
+        planned(catalogue, *apart)
+    planned(catalogue, *apart, "model.dtype=bfloat16")
+    planned(catalogue, *apart, "placement=hybrid")
+    planned(catalogue, *apart, "model.dtype=bfloat16", "rollout.dtype=float32")
+    planned(catalogue, *apart, "model.lora.rank=4")

@@ -41,12 +41,9 @@ def test_the_goal_comes_after_every_column_it_waits_for() -> None:
     assert names("later", operations=[*ALL, *chain])[-3:] == ["z.one", "z.two", "actor.fit"]
 
 
-def test_a_column_that_nothing_produces_is_named() -> None:
+def test_a_column_that_nothing_produces_is_named_also_where_a_need_of_a_need_lacks_it() -> None:
     with pytest.raises(ConfigError, match=r"'values'; no installed role produces it"):
         names("values")
-
-
-def test_a_need_of_a_need_is_checked_too() -> None:
     with pytest.raises(ConfigError, match="'routed'"):
         names("ref", operations=[FIT, CREDIT, ROLLOUT, operation("reference.log_probs", "tokens routed", "ref")])
 

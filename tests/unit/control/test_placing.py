@@ -11,31 +11,23 @@ import pytest
 import relax_core
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
-from relax_core.config.compose import compose
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import SHARES
 from relax_core.control.placement import placement_notes
-from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
+from tests.unit.control import conftest
 
 ROOT = Path(relax_core.__file__).parent
 ASKS = ("algorithm.kl_coef=0.1", "batch.updates_per_step=2", "algorithm.correction=truncate")
 """For the reference, and log-probs of the starting policy."""
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return Catalogue.load([])
-
-
 def configured(catalogue: Catalogue, *overrides: str) -> RunConfig:
-    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
-             "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
-    return compose([layer], (*ASKS, *overrides), catalogue, on_disk=False).config
+    return conftest.configured(catalogue, *ASKS, *overrides)
 
 
 def planned(catalogue: Catalogue, *overrides: str, on_gpus: bool = False) -> Plan:
-    return plan(configured(catalogue, *overrides), catalogue, on_gpus)
+    return conftest.planned(catalogue, *ASKS, *overrides, on_gpus=on_gpus)
 
 
 def neighbours(made: Plan) -> dict[str, set[str]]:
@@ -98,10 +90,8 @@ def test_each_process_has_its_seat_and_its_part_of_the_gpus_there(catalogue: Cat
 
 
 def test_more_gpus_than_there_are_is_said(catalogue: Catalogue) -> None:
-    config, groups = (
-        configured(catalogue, "placement=hybrid"),
-        planned(catalogue, "placement=hybrid", on_gpus=True).groups,
-    )
+    config = configured(catalogue, "placement=hybrid")
+    groups = planned(catalogue, "placement=hybrid", on_gpus=True).groups
     notes = {shown: [*placement_notes(config, {}, groups, shown)] for shown in (0, 1, 2)}
     assert notes[2] == notes[0]
     (said,) = [note for note in notes[1] if note not in notes[0]]

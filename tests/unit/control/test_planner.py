@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
-from relax_core.config.compose import compose
-from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
+from tests.unit.control import conftest
 
 SCRIPT = """
 from relax_core.api import (ADVANTAGES, ROLLOUT_LOG_PROBS, Algorithm, Column, Scope, Source, WEIGHT_VERSIONS)
@@ -54,9 +52,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 
 
 def planned(catalogue: Catalogue, *overrides: str, algorithm: Any = "grpo") -> Plan:
-    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": algorithm, "engine": "transformers",
-             "trainer": "torch", "rewards": ["exact"], "placement": "hybrid"}  # fmt: skip
-    return plan(compose([layer], overrides, catalogue, on_disk=False).config, catalogue)
+    return conftest.planned(catalogue, *overrides, algorithm=algorithm, placement="hybrid")
 
 
 def test_a_plain_run_has_three_roles_and_no_pass_beyond_the_update(catalogue: Catalogue) -> None:
@@ -82,30 +78,17 @@ def test_several_updates_need_old_log_probs_from_whoever_has_the_devices(catalog
     assert ("old_log_probs" in made.trained_columns) == (mode == "async")
 
 
-def test_one_update_needs_no_forward_role_even_where_there_are_devices(catalogue: Catalogue) -> None:
-    assert planned(catalogue, "placement=async").roles == ("rollout", "advantages", "actor")
-
-
-def test_ranks_of_forward_roles_count_only_where_they_have_devices_of_their_own(catalogue: Catalogue) -> None:
-    ranks = ("algorithm.kl_coef=0.1", "placement.reference.ranks=3")
-    assert planned(catalogue, *ranks, "placement.mode=async").groups["reference"].size == 3
-
-
 def test_engines_and_ranks_are_what_the_placement_says(catalogue: Catalogue) -> None:
     made = planned(catalogue, "placement.rollout.engines=3", "placement.rollout.threads=2", "placement.actor.ranks=2")
     assert (made.groups["rollout"].size, made.groups["rollout"].threads, made.groups["actor"].size) == (3, 2, 2)
 
 
-def test_statistics_of_the_whole_batch_turn_streaming_off_visibly(catalogue: Catalogue) -> None:
-    made = planned(catalogue, algorithm="over-batch")
-    assert made.batch_statistics and made.min_valid == 3
-    assert any("whole batch" in note for note in made.notes)
-
-
 def test_where_nothing_is_in_the_way_the_actor_begins_with_the_first_groups(catalogue: Catalogue) -> None:
-    for mode in ("hybrid", "async"):
-        made = planned(catalogue, f"placement.mode={mode}", "algorithm.kl_coef=0.1" if mode == "async" else "seed=1")
-        assert made.streams and not any("streaming" in note for note in made.notes)
+    made = planned(catalogue)
+    assert made.streams and not any("streaming" in note for note in made.notes)
+    apart = planned(catalogue, "placement.mode=async", "algorithm.kl_coef=0.1", "placement.reference.ranks=3")
+    assert apart.streams and not any("streaming" in note for note in apart.notes)
+    assert apart.groups["reference"].size == 3 and "actor-fwd" not in apart.roles
 
 
 @pytest.mark.parametrize(("override", "algorithm", "says"), [
@@ -123,6 +106,8 @@ def test_why_a_step_waits_for_all_of_its_rows_is_said(
     on_policy = ("max_staleness=0",) if override in ("deterministic=true", "placement.mode=colocate") else ()
     made = planned(catalogue, override, *on_policy, algorithm=algorithm)
     assert not made.streams
+    if algorithm == "over-batch":
+        assert made.batch_statistics and made.min_valid == 3
     assert any("no streaming" in note and says in note for note in made.notes)
 
 
@@ -175,13 +160,6 @@ def test_every_mode_plans_the_same_operations(catalogue: Catalogue) -> None:
     kl = "algorithm.kl_coef=0.1"
     modes = [planned(catalogue, kl, f"placement={mode}").operations for mode in ("colocate", "hybrid", "async")]
     assert modes[0] == modes[1] == modes[2]
-
-
-def test_a_plan_travels_whole(catalogue: Catalogue, tmp_path: Path) -> None:
-    from relax_core.rpc import messages
-
-    made = planned(catalogue, "algorithm.kl_coef=0.1")
-    assert messages.decode(messages.encode(made)) == made
 
 
 def test_a_divergence_in_the_reward_brings_the_reference_before_the_advantages(catalogue: Catalogue) -> None:

@@ -10,26 +10,23 @@ import pytest
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
-from relax_core.config.compose import compose, parse_config
+from relax_core.config.compose import parse_config
 from relax_core.config.run_config import RunConfig
-from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
+from tests.unit.control import conftest
 
 JUDGE: dict[str, Any] = {"name": "judge", "path": "j"}
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return Catalogue.load()
+POOL: dict[str, Any] = {"rewards": ["judge"], "engines": [JUDGE]}
 
 
 def configured(catalogue: Catalogue, *overrides: str, **layer: Any) -> RunConfig:
-    base = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "rewards": ["judge"], "engines": [JUDGE]}
-    return compose([{**base, **layer}], overrides, catalogue, on_disk=False).config
+    return conftest.configured(catalogue, *overrides, **POOL | layer)
 
 
 def planned(catalogue: Catalogue, *overrides: str, on_gpus: bool = False, **layer: Any) -> Plan:
-    return plan(configured(catalogue, *overrides, **layer), catalogue, on_gpus)
+    return conftest.planned(catalogue, *overrides, on_gpus=on_gpus, **POOL | layer)
 
 
 @pytest.mark.parametrize("placement", ["colocate", "hybrid", "async"])

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from relax_core.config.compose import compose
 from relax_core.config.tables import CriticTable, Lora, ModelTable
-from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.rank_group import _model
+from tests.unit.control.conftest import planned
 
 PLAIN_ENGINE = """
 from relax_core.api import Capabilities, Engine
@@ -45,8 +44,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 def test_the_plan_says_how_adapters_travel(
     catalogue: Catalogue, overrides: tuple[str, ...], alone: bool, says: str
 ) -> None:
-    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "rewards": ["exact"]}
-    made = plan(compose([layer], overrides, catalogue, on_disk=False).config, catalogue, on_gpus=False)
+    made = planned(catalogue, *overrides)
     assert made.adapters_alone is alone
     assert any(says in note for note in made.notes) if says else not any("adapters" in note for note in made.notes)
 

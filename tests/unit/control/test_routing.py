@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ROUTES, Routing
 from relax_core.api.plan import Plan
-from relax_core.config.compose import compose
-from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
+from tests.unit.control import conftest
 
 ABLE = """
 from typing import ClassVar
@@ -37,14 +37,9 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     return Catalogue.load([str(file)])
 
 
-def planned(
-    catalogue: Catalogue, folder: Path, *overrides: str, engine: str = "transformers", trainer: str = "torch",
-    algorithm: str = "grpo", config: dict[str, object] = MOE,
-) -> Plan:  # fmt: skip
+def planned(catalogue: Catalogue, folder: Path, *overrides: str, config: dict[str, object] = MOE, **layer: Any) -> Plan:
     (folder / "config.json").write_text(json.dumps(config))
-    layer = {"model": {"path": str(folder)}, "data": {"train": "t.jsonl"}, "algorithm": algorithm, "engine": engine,
-             "trainer": trainer, "rewards": ["exact"], "placement": "hybrid"}  # fmt: skip
-    return plan(compose([layer], overrides, catalogue, on_disk=False).config, catalogue)
+    return conftest.planned(catalogue, *overrides, model={"path": str(folder)}, placement="hybrid", **layer)
 
 
 ROLLOUT, RECOMPUTE = "model.routing_replay=rollout", "model.routing_replay=recompute"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.config.compose import compose
 from relax_core.control.stages import StageDirectory
 from relax_core.registry.catalogue import Catalogue
+from tests.unit.control.conftest import configured
 
 
 @pytest.fixture
@@ -40,9 +40,7 @@ def finish(folder: Path) -> Path:
 
 
 def configure(folder: Path) -> Path:
-    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
-             "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
-    StageDirectory(0, "warm-start", folder).write(compose([layer], (), Catalogue.load(), on_disk=False).config)
+    StageDirectory(0, "warm-start", folder).write(configured(Catalogue.load()))
     return folder / "config.toml"
 
 
@@ -51,14 +49,11 @@ def test_a_state_file_reaches_the_disk_then_gets_its_name_then_the_name_is_kept(
     tmp_path: Path, told: list[tuple[str, str, int]], write: Callable[[Path], Path]
 ) -> None:
     path = write(tmp_path)
-    ((named_at, size),) = [
-        (at, size) for at, (what, name, size) in enumerate(told) if (what, name) == ("name", str(path))
-    ]
+    size = path.stat().st_size
+    named_at = told.index(("name", str(path), size))
     before, after = told[:named_at], told[named_at + 1 :]
-    assert size == path.stat().st_size > 0
-    assert [(what, Path(name).parent, size) for what, name, size in before if size == path.stat().st_size] == [
-        ("sync", path.parent, size)
-    ]
+    assert size > 0
+    assert [(what, Path(name).parent) for what, name, own in before if own == size] == [("sync", path.parent)]
     assert ("sync", str(path.parent)) in [(what, name) for what, name, _ in after]
 
 

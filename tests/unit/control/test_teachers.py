@@ -9,19 +9,13 @@ import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
-from relax_core.config.compose import compose
-from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return Catalogue.load()
+from tests.unit.control import conftest
 
 
 def planned(catalogue: Catalogue, *overrides: str, on_gpus: bool = False, **layer: Any) -> Plan:
-    base = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "distillation", "placement": "hybrid"}
-    return plan(compose([{**base, **layer}], overrides, catalogue, on_disk=False).config, catalogue, on_gpus)
+    taught = {"algorithm": "distillation", "placement": "hybrid", "rewards": [], **layer}
+    return conftest.planned(catalogue, *overrides, on_gpus=on_gpus, **taught)
 
 
 STUDENT = ("algorithm.mode=loss", "algorithm.tokens=student-top-k")

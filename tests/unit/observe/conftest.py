@@ -7,19 +7,7 @@ from random import Random
 import pytest
 
 from relax_core.observe.run_directory import RunDirectory
-
-
-class HandClock:
-    """Time that passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
-
-    async def sleep(self, seconds: float) -> None:
-        self.at += seconds
+from tests.clocks import HandClock
 
 
 @pytest.fixture

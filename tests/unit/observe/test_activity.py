@@ -6,16 +6,7 @@ from contextlib import ExitStack
 from hypothesis import given, strategies as st
 
 from relax_core.observe.spans import RESOLUTION_S, SpanRecorder
-
-
-class HandClock:
-    at = 100.0
-
-    def now(self):
-        return self.at
-
-    async def sleep(self, seconds):
-        self.at += seconds
+from tests.clocks import HandClock
 
 
 def track(clock, devices=()):

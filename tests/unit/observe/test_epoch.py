@@ -25,10 +25,6 @@ with RunEpoch(sys.argv[1], 1).hold():
 """
 
 
-def test_each_start_of_a_run_has_the_next_number(tmp_path: Path) -> None:
-    assert [RunEpoch.begin(tmp_path).number for _ in range(3)] == [1, 2, 3]
-
-
 def test_an_earlier_start_can_not_change_files(tmp_path: Path) -> None:
     first = RunEpoch.begin(tmp_path)
     with first.hold():

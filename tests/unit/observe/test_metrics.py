@@ -3,7 +3,7 @@
 
 import re
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relax_core.observe.metrics import GROUPS, METRICS, MeasuredMetric, metric, reference
 
@@ -32,6 +32,7 @@ def test_the_reference_lists_every_key():
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(GROUPS)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(-1e3, 1e3)), min_size=1, max_size=20))
 def test_means_are_weighted_by_the_samples_they_are_means_of(reports):
     measured = MeasuredMetric()

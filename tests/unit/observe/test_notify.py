@@ -2,8 +2,6 @@
 """People are told what a run needs them for, seldom enough, and an address that does not answer holds nobody."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -248,11 +246,6 @@ def test_a_recorded_run_tells_how_it_ended_also_where_it_breaks_off(run_dir):
     assert run_dir.read("summary")["notifications"]["suppressed"] == 0
     log = [json.loads(line) for line in (run_dir.path / "events.jsonl").read_text().splitlines()]
     assert [line["fields"]["sent"] for line in log if line.get("message") == "notifications"] == [4]
-
-
-def test_apprise_is_imported_only_to_send():
-    script = "import sys, relax_core.observe.notifications; sys.exit('apprise' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_an_address_that_is_none_is_refused_before_the_run_and_not_quoted(monkeypatch):

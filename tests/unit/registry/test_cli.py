@@ -65,53 +65,6 @@ def test_show_of_an_unknown_name_says_what_to_do(relax, half, name, said):
     assert isinstance(error, ConfigError) and said in str(error)
 
 
-TWO = """
-@hook
-def relax_rewards():
-    return [Component("half", "fake_two.reward:Half", "Half a point"), Component("chance", "fake_two.reward:Chance", "")]
-"""
-TWO_REWARDS = """
-import random
-from relax_core.api import Reward
-class Half(Reward):
-    def score(self, task, trajectory):
-        return 0.5
-class Chance(Reward):
-    def score(self, task, trajectory):
-        return random.random()
-"""
-
-
-@pytest.mark.process
-def test_check_names_the_failing_check_and_ends_with_3(relax, site):
-    site.install("fake-two", TWO, files={"reward.py": TWO_REWARDS})
-    result = relax("plugins", "check", "fake-two", "--json")
-    verdicts = {(check["subject"], check["name"]): check["verdict"] for check in json.loads(result.stdout)["checks"]}
-    assert result.exit_code == 3
-    assert verdicts["reward chance", "the_same_input_gives_the_same_result"] == "failed"
-    sound = [verdict for (subject, _), verdict in verdicts.items() if subject != "reward chance"]
-    assert len(sound) > 10 and set(sound) == {"passed"}
-
-
-@pytest.mark.process
-def test_check_of_a_sound_file_passes_without_installation(relax, site):
-    path = site.write(
-        "my_half.py",
-        """
-        from relax_core.api import Options, Reward
-        class Opts(Options):
-            scale: float = 1.0
-            '''Its worth.'''
-        class Half(Reward[Opts]):
-            def score(self, task, trajectory):
-                return 0.5 * self.options.scale
-        """,
-    )
-    result = relax("plugins", "check", path)
-    assert result.exit_code == 0, result.output
-    assert " 0 failed, " in result.stdout
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "name"),

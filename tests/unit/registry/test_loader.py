@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discovery: what is refused, what is captured, what is reported twice."""
 
-import subprocess
+import re
 import sys
 
 import pytest
@@ -20,28 +20,21 @@ def test_a_plugin_with_a_matching_range_is_found(half):
     assert [(kind, component.name) for kind, component in found.components] == [("reward", "half")]
 
 
-def test_a_plugin_without_api_range_is_refused_with_the_line_to_add_and_never_imported(site):
-    site.install("fake-rangeless", "raise SystemError('imported')", requires=("numpy",))
-    found = record("fake-rangeless")
+@pytest.mark.parametrize(
+    ("requires", "said"),
+    [
+        ("numpy", '"relax-core>=0.1,<0.2"'),
+        ("relax-core[torch]", "has no API range"),
+        ('relax-core>=0.1,<0.2; extra == "dev"', "has no API range"),
+        ("relax_core>=7,<8", ">=7,<8.*0.1.0|0.1.0.*>=7,<8"),
+    ],
+)
+def test_a_plugin_without_a_range_for_this_core_is_refused_and_never_imported(site, requires, said):
+    site.install("fake-other", "raise SystemError('imported')", requires=(requires,))
+    found = record("fake-other")
     assert found.state is PluginState.SKIPPED
-    assert '"relax-core>=0.1,<0.2"' in found.reason
-    assert "fake_rangeless.plugin" not in sys.modules
-
-
-def test_a_requirement_without_bounds_is_no_api_range(site):
-    site.install("fake-boundless", "", requires=("relax-core[torch]",))
-    assert "has no API range" in record("fake-boundless").reason
-
-
-def test_a_requirement_of_an_extra_is_no_api_range(site):
-    site.install("fake-extra", "", requires=('relax-core>=0.1,<0.2; extra == "dev"',))
-    assert record("fake-extra").state is PluginState.SKIPPED
-
-
-def test_a_plugin_for_another_core_is_refused_naming_both_versions(site):
-    site.install("fake-old", "raise SystemError", requires=("relax_core>=7,<8",))
-    reason = record("fake-old").reason
-    assert ">=7,<8" in reason and "0.1.0" in reason
+    assert re.search(said, found.reason)
+    assert "fake_other.plugin" not in sys.modules
 
 
 def test_unreadable_requirement_breaks_only_its_plugin(site, half):
@@ -116,29 +109,3 @@ def test_two_distributions_with_one_module_are_told_apart(half, site):
     half("fake-a", "first")
     site.install("fake-z", "", module="fake_a.plugin")
     assert "fake-a 1.0 has the same module" in record("fake-z").reason
-
-
-def test_a_plugin_can_only_observe(site):
-    site.install("fake-watch", "@hook\ndef relax_step_finished(event):\n    pass")
-    assert record("fake-watch").hooks == ("relax_step_finished",)
-
-
-LIST_A_HUNDRED = """
-import sys
-from relax_core.registry import Catalogue
-loaded = [r for r in Catalogue.load(environ={}).records if r.distribution.startswith("fake-n")]
-assert len(loaded) == 100 and all(r.state == "ok" for r in loaded), loaded
-print(sorted({"torch", "ray", "pydantic", "numpy", "transformers"} & set(sys.modules)))
-"""
-
-
-@pytest.mark.process
-def test_listing_a_hundred_plugins_imports_nothing_heavy(half, site):
-    for index in range(100):
-        half(f"fake-n{index}", f"half-{index}", files={"reward.py": "import torch, ray, pydantic\n"})
-    path = f"import sys; sys.path.insert(0, {str(site.path)!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-c", path + LIST_A_HUNDRED], check=False, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"

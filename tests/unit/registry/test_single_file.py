@@ -5,7 +5,6 @@ import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, PluginError
 from relax_core.registry import Catalogue
-from relax_core.registry.loader import kebab
 
 ONE = """
     from dataclasses import dataclass
@@ -107,11 +106,3 @@ def test_a_changed_file_no_longer_verifies(site):
     path.write_text(path.read_text() + "\n")
     with pytest.raises(InfrastructureError, match=r"mine.py differs on node .*: have content \w+, want content \w+"):
         load(path).verify(want)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("MyReward", "my-reward"), ("my_reward", "my-reward"), ("HTTPReward", "http-reward"), ("GSPO", "gspo")],
-)
-def test_names_become_kebab_case(name, expected):
-    assert kebab(name) == expected

@@ -24,21 +24,9 @@ from relax_core.api.role import Heartbeat, Wait
 from relax_core.api.weights import Version
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory
+from tests.clocks import HandClock
 
 CONFIG = 'steps = 120\nalgorithm = "grpo"\n[model]\npath = "models/tiny"\n'
-
-
-class HandClock:
-    """Time that passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
-
-    async def sleep(self, seconds: float) -> None:
-        self.at += seconds
 
 
 def curve(step: int) -> float:

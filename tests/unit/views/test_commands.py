@@ -3,8 +3,6 @@
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,17 +66,6 @@ def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):
     assert relax("report", str(path)).stdout == f"{path / 'report.html'}\n"
 
 
-def test_what_a_run_says_cannot_steer_the_terminal(relax, tmp_path, write_run):
-    path = write_run(tmp_path, steps=3, ending=None)
-    for file in path.rglob("*.json"):
-        file.write_text(file.read_text().replace("8 groups", r"8 \u001b[2J\u009b groups"))
-    for verb in ("status", "why"):
-        for arguments in ((), ("--json",)):
-            shown = relax(verb, *arguments).stdout
-            assert r"8 \u001b[2J\u009b groups" in shown
-            assert all(character == "\n" or character.isprintable() for character in shown)
-
-
 def test_a_transcript_and_an_error_cannot_steer_the_terminal(capsys):
     sample = {
         "prompt": "go",
@@ -108,15 +95,6 @@ def test_a_run_that_is_not_there_is_a_usage_error(relax, verb):
     with pytest.raises(ConfigError, match="run: got nosuch; name a run directory") as caught:
         relax(verb, "nosuch")
     assert caught.value.exit_code == 2
-
-
-def test_registering_the_verbs_imports_nothing_heavy():
-    script = (
-        "import sys, relax_core.cli.main\n"
-        "heavy = {'torch', 'ray', 'pydantic', 'PIL', 'jinja2', 'zstandard', 'psutil'} & set(sys.modules)\n"
-        "sys.exit(', '.join(heavy) or 0)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_stop_of_a_run_that_ended_without_room_for_its_summary_says_how_it_ended(relax, tmp_path, write_run):

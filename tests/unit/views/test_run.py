@@ -22,11 +22,6 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path, write_run):
     assert run.summary()["status"] == "finished" and run.status()["state"] == "finished"
 
 
-def test_a_run_that_goes_has_no_summary_yet(tmp_path, write_run):
-    run = open_run(write_run(tmp_path, steps=2, ending=None))
-    assert run.summary() == {} and run.status()["state"] == "running" and len(run.metrics()) == 2
-
-
 def test_a_run_is_opened_by_name_and_without_one(tmp_path, write_run, monkeypatch):
     monkeypatch.setenv("RELAX_RUNS", str(tmp_path))
     path = write_run(tmp_path, steps=1)

@@ -3,7 +3,8 @@
 
 import os
 import subprocess
-import sys
+
+import pytest
 
 from relax_core.api.role import Heartbeat, Wait
 from relax_core.observe.run_directory import RunDirectory
@@ -14,8 +15,9 @@ from relax_core.views.why import why
 RUNNING = RunHealth("running")
 
 
-def wait(owner, reason, owed_by, since, deadline):
-    return Wait(owner, reason, owed_by, since, deadline)
+def waiting(role, reason, owed_by, since=90.0, deadline=150.0):
+    """Make the heartbeat of a role that waits."""
+    return Heartbeat(role, "waiting", waits=(Wait(role, reason, owed_by, since, deadline),))
 
 
 def status(*beats, state="running"):
@@ -24,7 +26,7 @@ def status(*beats, state="running"):
 
 def test_a_wait_says_who_owes_it_since_when_and_until_when():
     said = status(
-        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
+        waiting("actor", "8 groups", "rollout"),
         Heartbeat("rollout", "busy", doing="generating 24 samples"),
     )
     answer = why(said, RUNNING, 5002.0)
@@ -45,8 +47,8 @@ def test_events_that_were_dropped_are_said_of_a_run_that_goes_on_and_of_one_that
 
 def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
     said = status(
-        Heartbeat("rollout", "waiting", waits=(wait("engine-1", "weights policy@0.7", "actor", 99.0, 400.0),)),
-        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "reward", 10.0, 98.0),)),
+        Heartbeat("rollout", "waiting", waits=(Wait("engine-1", "weights policy@0.7", "actor", 99.0, 400.0),)),
+        waiting("actor", "8 groups", "reward", 10.0, 98.0),
     )
     first, second = why(said, RUNNING, 5000.0).waits
     assert "its deadline passed 2.0 s ago" in first.sentence()
@@ -55,9 +57,9 @@ def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
 
 def test_roles_that_wait_for_each_other_are_a_ring():
     said = status(
-        Heartbeat("actor", "waiting", waits=(wait("actor", "rows", "advantages", 90.0, 150.0),)),
-        Heartbeat("advantages", "waiting", waits=(wait("advantages", "rows", "rollout", 90.0, 150.0),)),
-        Heartbeat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 90.0, 150.0),)),
+        waiting("actor", "rows", "advantages"),
+        waiting("advantages", "rows", "rollout"),
+        waiting("rollout", "a grant", "actor"),
     )
     answer = why(said, RUNNING, 5000.0)
     assert set(answer.ring) == {"actor", "advantages", "rollout"}
@@ -66,8 +68,8 @@ def test_roles_that_wait_for_each_other_are_a_ring():
 
 def test_a_busy_role_breaks_the_ring():
     said = status(
-        Heartbeat("actor", "waiting", waits=(wait("actor", "rows", "rollout", 90.0, 150.0),)),
-        Heartbeat("rollout", "busy", waits=(wait("engine-0", "a grant", "actor", 90.0, 150.0),)),
+        waiting("actor", "rows", "rollout"),
+        Heartbeat("rollout", "busy", waits=(Wait("engine-0", "a grant", "actor", 90.0, 150.0),)),
     )
     assert why(said, RUNNING, 5000.0).ring == ()
 
@@ -88,13 +90,29 @@ def answer(tmp_path, said, wall):
     return state.state, why(run.status(), state, wall).headline
 
 
-def test_an_ended_run_waits_for_nothing(tmp_path):
-    said = status(Heartbeat("actor", "waiting", waits=(wait("actor", "x", "y", 0, 1),)), state="stopped")
-    assert answer(tmp_path, said, 9e9) == ("stopped", "the run has ended: stopped after step 7")
+@pytest.mark.parametrize(
+    ("said", "wall", "state", "headline"),
+    [
+        (
+            status(waiting("actor", "x", "y", 0, 1), state="stopped"),
+            9e9,
+            "stopped",
+            "the run has ended: stopped after step 7",
+        ),
+        (status() | {"pid": os.getpid()}, 5400.0, "silent", "6 min 40 s ago"),
+        (status() | {"host": "elsewhere", "pid": 2**22 + 1}, 5004.0, "running", "running, step 7 of 20"),
+        (None, 0.0, "starting", "starting: no status written yet"),
+    ],
+    ids=["ended", "old status", "process of another machine", "no status"],
+)
+def test_the_headline_says_how_a_run_is(tmp_path, said, wall, state, headline):
+    found, line = answer(tmp_path, said, wall)
+    assert found == state
+    assert headline in line
 
 
 def test_a_status_whose_process_is_gone_is_stale(tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone = subprocess.Popen(["true"])
     gone.wait(timeout=30)
     state, headline = answer(tmp_path, status() | {"pid": gone.pid}, 5004.0)
     assert state == "lost"
@@ -102,34 +120,18 @@ def test_a_status_whose_process_is_gone_is_stale(tmp_path):
     assert "relax resume run" in headline
 
 
-def test_a_status_that_is_old_is_stale(tmp_path):
-    state, headline = answer(tmp_path, status() | {"pid": os.getpid()}, 5400.0)
-    assert state == "silent" and "6 min 40 s ago" in headline
-
-
-def test_another_machines_process_id_means_nothing_here(tmp_path):
-    said = status() | {"host": "elsewhere", "pid": 2**22 + 1}
-    assert answer(tmp_path, said, 5004.0)[0] == "running"
-
-
-def test_a_run_that_has_said_nothing_is_starting(tmp_path):
-    assert answer(tmp_path, None, 0.0) == ("starting", "starting: no status written yet")
-
-
 ENGINES = {
     "engine-0": {"serving": True, "paused": False, "version": "actor@0.6", "running": 2, "silent_s": 0.1},
     "engine-1": {"serving": True, "paused": False, "version": "actor@0.5", "running": 3, "silent_s": 31.0},
 }
 GROUP = {"group": 41, "for_s": 33.0, "samples": 8, "missing": 3}
-LEAVE = wait("rollout", "leave to start groups", "actor (its version bounds staleness)", 95.0, 96.0)
+LEAVE = Wait("rollout", "leave to start groups", "actor (its version bounds staleness)", 95.0, 96.0)
 
 
 def waiting_for_rollout(facts, *more, waits=(LEAVE,), state="busy"):
     return status(
-        Heartbeat(
-            "actor", "waiting", waits=(wait("actor", "4 groups for step 7", "rollout, then advantages", 60.0, 660.0),)
-        ),
-        Heartbeat("advantages", "waiting", waits=(wait("advantages", "finished groups", "rollout", 60.0, 101.0),)),
+        waiting("actor", "4 groups for step 7", "rollout, then advantages", 60.0, 660.0),
+        waiting("advantages", "finished groups", "rollout", 60.0, 101.0),
         Heartbeat("rollout", state, "generating", waits, facts, at=100.0),
         *more,
     )
@@ -160,7 +162,7 @@ def test_the_chain_ends_at_the_reward_that_owes_verdicts():
 
 def test_paused_engines_lead_to_whoever_holds_their_devices():
     paused = {name: engine | {"paused": True} for name, engine in ENGINES.items()}
-    devices = wait("rollout", "the devices, to generate", "reference", 80.0, 3680.0)
+    devices = Wait("rollout", "the devices, to generate", "reference", 80.0, 3680.0)
     said = waiting_for_rollout(
         {"engines": paused, "under_way": [GROUP | {"at": "engines"}]}, Heartbeat("reference", "busy", "filling ref_log_probs"),
         waits=(devices,),
@@ -172,7 +174,7 @@ def test_paused_engines_lead_to_whoever_holds_their_devices():
 def test_a_rollout_with_nothing_under_way_passes_the_question_on_to_whoever_is_busy():
     credit = Heartbeat("advantages", "busy", "crediting", facts={"groups": 8})
     said = status(
-        Heartbeat("actor", "waiting", waits=(wait("actor", "4 groups", "rollout, then advantages", 60.0, 660.0),)),
+        waiting("actor", "4 groups", "rollout, then advantages", 60.0, 660.0),
         credit,
         Heartbeat("rollout", "waiting", waits=(LEAVE,), facts={"under_way": [], "engines": ENGINES}),
     )
@@ -213,34 +215,26 @@ def test_a_wait_that_asks_again_has_no_deadline():
     assert found.sentence().endswith("owed by actor: 40.0 s so far")
 
 
-def test_a_judge_that_owes_answers_is_named_with_its_engine():
-    engine = {"serving": False, "version": "judge@0.0", "running": 0, "silent_s": 0.0}
+def asking_a_judge(**pool):
     facts = {
         "under_way": [{"group": 3, "for_s": 9.0, "samples": 4, "missing": 0, "at": "rewards"}],
         "judging": {"rewards": {"judge": 4}, "for_s": 8.0},
-        "pools": {"judge": {"open": 4, "for_s": 7.0, "engines": {"judge-engine-0": engine}}},
+        "pools": {"judge": {"open": 4, "for_s": 7.0, **pool}},
     }
-    said = status(
-        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
-        Heartbeat("rollout", "busy", doing="generating", facts=facts),
-    )
-    answer = why(said, RUNNING, 5000.0)
+    said = status(waiting("actor", "8 groups", "rollout"), Heartbeat("rollout", "busy", "generating", facts=facts))
+    return why(said, RUNNING, 5000.0)
+
+
+def test_a_judge_that_owes_answers_is_named_with_its_engine():
+    engine = {"serving": False, "version": "judge@0.0", "running": 0, "silent_s": 0.0}
+    answer = asking_a_judge(engines={"judge-engine-0": engine})
     assert [link.who for link in answer.chain][-3:] == ["reward judge", "engine pool judge", "judge-engine-0"]
     assert answer.chain[-2].says == "owes 4 answers"
     assert any(line.startswith("judge-engine-0 (version judge@0.0) does not serve") for line in answer.details)
 
 
 def test_a_judge_that_waits_for_its_turn_says_so():
-    facts = {
-        "under_way": [{"group": 3, "for_s": 9.0, "samples": 4, "missing": 0, "at": "rewards"}],
-        "judging": {"rewards": {"judge": 4}, "for_s": 8.0},
-        "pools": {"judge": {"open": 4, "for_s": 7.0, "engines": {}, "paused": True}},
-    }
-    said = status(
-        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
-        Heartbeat("rollout", "busy", doing="generating", facts=facts),
-    )
-    answer = why(said, RUNNING, 5000.0)
+    answer = asking_a_judge(engines={}, paused=True)
     assert answer.culprit == "engine pool judge"
     assert answer.chain[-1].says == "owes 4 answers and waits for its turn on the devices"
 
@@ -248,8 +242,8 @@ def test_a_judge_that_waits_for_its_turn_says_so():
 def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):
     reason = "a review of step 8, since guard reward: it fell"
     said = status(
-        Heartbeat("actor", "paused", waits=(wait("actor", reason, "a person", 90.0, 500.0),)),
-        Heartbeat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 95.0, 150.0),)),
+        Heartbeat("actor", "paused", waits=(Wait("actor", reason, "a person", 90.0, 500.0),)),
+        waiting("rollout", "a grant", "actor", 95.0, 150.0),
     )
     run = run_saying(tmp_path, said)
     lines = list(why(run.status(), health(run, 5000.0), 5000.0).lines())

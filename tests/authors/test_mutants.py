@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check fails a template's code once it breaks a promise, and the report of `relax plugins check` names the check.
-
-`tests/unit/testing/test_template_mutants.py` shows that a project's own tests fail in the same way, for every kind.
-"""
+"""A check fails a template's code once it breaks a promise, and the report of `relax plugins check` names the check."""
 
 from __future__ import annotations
 

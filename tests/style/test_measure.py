@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 MEASURE = Path(__file__).parents[2] / ".ci" / "style.py"
 HEAD = '# SPDX-License-Identifier: Apache-2.0\n"""A module."""\n'
 
@@ -18,31 +16,28 @@ def measure(folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_good_code_passes(tmp_path: Path) -> None:
-    (tmp_path / "noun.py").write_text(HEAD + 'def work(given: int, *more: str) -> None:\n    """Do the work."""\n')
-    code, said = measure(tmp_path)
-    assert (code, "noun.py" in said) == (0, False)
+FAULTS = {
+    "licence": ('"""A module."""\n', "the first line is not"),
+    "docstring": ("# SPDX-License-Identifier: Apache-2.0\nx = 1\n", "no module docstring"),
+    "pronoun": ('# SPDX-License-Identifier: Apache-2.0\n"""What it holds."""\n', "contains 'What'"),
+    "argument": (HEAD + "def work(given) -> None:\n    pass\n", "no annotation of given"),
+    "result": (HEAD + "class A:\n    def work(self, *, key: int):\n        pass\n", "no annotation of the result"),
+    "noun": (HEAD + 'class B:\n    """Whose turn it is."""\n', "py:3: 'Whose turn it is.' contains 'Whose'"),
+    "verb": (HEAD + 'def work() -> None:\n    """To be done."""\n', "contains 'To'"),
+    "value": (HEAD + 'WAIT_S = 1\n"""Until nobody waits."""\n', "py:4: 'Until nobody waits.' contains 'nobody'"),
+    "error": (HEAD + 'raise ValueError(f"{1}: whatever it is")\n', "py:3: '{}: whatever it is' contains 'whatever'"),
+}
 
 
-@pytest.mark.parametrize(
-    ("code", "complaint"),
-    [
-        ('"""A module."""\n', "the first line is not"),
-        ("# SPDX-License-Identifier: Apache-2.0\nx = 1\n", "no module docstring"),
-        ('# SPDX-License-Identifier: Apache-2.0\n"""What it holds."""\n', "contains 'What'"),
-        (HEAD + "def work(given) -> None:\n    pass\n", "no annotation of given"),
-        (HEAD + "class A:\n    def work(self, *, key: int):\n        pass\n", "no annotation of the result"),
-        (HEAD + 'class A:\n    """Whose turn it is."""\n', "py:3: 'Whose turn it is.' contains 'Whose'"),
-        (HEAD + 'def work() -> None:\n    """To be done."""\n', "contains 'To'"),
-        (HEAD + 'WAIT_S = 1\n"""Until nobody waits."""\n', "py:4: 'Until nobody waits.' contains 'nobody'"),
-        (HEAD + 'raise ValueError(f"{1}: whatever it is")\n', "py:3: '{}: whatever it is' contains 'whatever'"),
-    ],
-)
-def test_a_fault_is_named_with_its_place(tmp_path: Path, code: str, complaint: str) -> None:
-    (tmp_path / "noun.py").write_text(code)
+def test_each_fault_is_named_with_its_place_and_good_code_is_not(tmp_path: Path) -> None:
+    for name, (code, _) in FAULTS.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "good.py").write_text(HEAD + 'def work(given: int, *more: str) -> None:\n    """Do the work."""\n')
     status, said = measure(tmp_path)
     assert status == 1
-    assert complaint in said
+    assert "good.py" not in said
+    for name, (_, complaint) in FAULTS.items():
+        assert any(f"{name}.py" in line and complaint in line for line in said.splitlines()), name
 
 
 def test_a_class_name_that_exists_twice_is_named_with_both_places(tmp_path: Path) -> None:

@@ -20,37 +20,27 @@ def test_leaves_a_process_behind():
     child = subprocess.Popen(["sleep", "300"], start_new_session=True)
     open("pid", "w").write(str(child.pid))
 """
-LEAVES_NONE = "def test_leaves_nothing():\n    pass\n"
 
 
-def suite(folder: Path, code: str) -> tuple[int, str]:
-    (folder / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "suite", folder / ".ci")
-    shutil.copy(ROOT / "conftest.py", folder)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_some.py").write_text(code)
+def test_a_process_that_outlives_the_tests_fails_the_suite(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "suite", tmp_path / ".ci")
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_some.py").write_text(LEAVES_ONE)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [folder / ".ci" / "suite", "-p", "no:cacheprovider"],
+        [tmp_path / ".ci" / "suite", "-p", "no:cacheprovider"],
         env={**os.environ, "PATH": path, "RELAX_TEST_PROCESSES": "0"},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_a_process_that_outlives_the_tests_fails_the_suite(tmp_path: Path) -> None:
-    status, said = suite(tmp_path, LEAVES_ONE)
     pid = (tmp_path / "pid").read_text()
-    assert status == 1, said
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
     assert f"left running by the tests: {pid} sleep 300" in said
     with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # a zombie is waited for in vain
         psutil.Process(int(pid)).wait(5)
     assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_suite_that_leaves_nothing_passes(tmp_path: Path) -> None:
-    status, said = suite(tmp_path, LEAVES_NONE)
-    assert status == 0, said

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,15 +163,6 @@ class Stranger(Watcher):
 def test_a_mutant_fails(suite, mutant, name, tmp_path):
     failed = list(_failing(type("Mutant", (suite,), {"component": mutant})(), tmp_path))
     assert any(name in one for one in failed), failed
-
-
-def test_a_component_that_draws_by_chance_fails():
-    class Chance(Shuffle):
-        def pick(self, group, num_tasks, seed):
-            return random.randrange(num_tasks)
-
-    suite = type("Mutant", (TestShuffle,), {"component": Chance})
-    assert suite.exercise(suite.make()) != suite.exercise(suite.make())
 
 
 def _failing(suite: Suite, directory: Path) -> Iterator[str]:

@@ -103,10 +103,13 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
     assert journal.remember(START).next_group == 5000
 
 
-def test_a_file_that_is_no_ledger_names_it(tmp_path):
+def test_a_file_that_is_no_ledger_and_a_folder_that_is_a_file_are_named(tmp_path):
     (tmp_path / "ledger.db").write_text("not a database, and long enough that sqlite looks at its header " * 20)
     with pytest.raises(InfrastructureError, match=r"ledger\.db: can't open"):
         LedgerJournal(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureError, match="ledger"):
+        LedgerJournal(str(tmp_path / "file"))
 
 
 def test_a_copy_is_whole_and_readable_alone(tmp_path):

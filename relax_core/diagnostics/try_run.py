@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings, Issue
@@ -178,7 +178,7 @@ async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Seq
     tree = with_origins(given, Origin(COMMAND_LINE, directory=Path.cwd()))
     # Paths are made absolute here, because the reward's process works in another folder.
     chosen = Chosen("reward", name, plain_tree(tree, catalogue.target("reward", name).options_model()))
-    needs = type(catalogue.build(chosen)).needs_columns
+    needs = cast(Any, type(catalogue.build(chosen))).needs_columns
     workers = LocalWorkers(plugins)
     sandboxes = SandboxPool(None, workers)
     scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock(), sandboxes=sandboxes)

@@ -296,6 +296,7 @@ class RewardPool:
             await start_all(*(self._score(half, groups, found, first) for half in halves))
             return
         for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
+            assert trajectory is not None, "golds are scored by `golds`"
             fault = None if result.outcome.judged else (result.kind, result.place)
             seen = self._breaker.record(fault, first + at)
             if seen:

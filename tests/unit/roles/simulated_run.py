@@ -16,14 +16,17 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
+from relax_core.api.batch import RowBatch
 from relax_core.api.bus import Account
 from relax_core.api.component import Chosen
+from relax_core.api.engine import EngineSpec, GenerateRequest
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
-from relax_core.api.events import Event, StepFinished
+from relax_core.api.events import Event, RoleRecovered, StepFinished
 from relax_core.api.role import Role, WorkerSpec
+from relax_core.api.trainer import Chunk, TrainerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
@@ -40,7 +43,13 @@ from relax_core.tensor_files.mapped_files import sweep
 from relax_core.weights.registry import WeightRegistry
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
+if TYPE_CHECKING:
+    import pytest
+
+E = TypeVar("E", bound=Event)
 FOR_EVER_S = 1e9
+SAMPLES = 4 * 4
+"""Samples of a step, unless a run sets other groups."""
 SCRIPTED = Path(__file__).with_name("scripted_components.py")
 
 
@@ -179,8 +188,66 @@ class RunOutcome:
     def of(self, worker: str, method: str) -> list[Span]:
         return [span for span in self.spans if span.worker.startswith(worker) and span.method == method]
 
+    def told(self, kind: type[E]) -> list[E]:
+        """Return the events of one kind in their order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def recovered(self) -> list[str]:
+        """Roles that worked again after a failure, in order."""
+        return [event.role for event in self.told(RoleRecovered)]
+
     def metric(self, name: str) -> list[float]:
         return [step.metrics.get(name, 0.0) for step in self.steps]
+
+    def assert_whole(self, steps: int, staleness: int, *, drops: bool = False) -> None:
+        """Require each step once, lags within the bound and a balanced ledger; all samples are trained, unless it `drops`."""
+        assert [step.step for step in self.steps] == list(range(1, steps + 1))
+        assert all(0 <= lag <= staleness for lag in self.metric("lag/max"))
+        for step in self.steps:
+            row = step.metrics
+            assert row["samples/balanced"] == 1
+            assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
+        assert self.account.balanced, self.account.problem
+        assert drops or self.account.trained == steps * SAMPLES
+
+
+@dataclass
+class Asked:
+    """The specs, requests and rows that workers were given."""
+
+    requests: list[GenerateRequest] = field(default_factory=list)
+    engines: dict[str, EngineSpec] = field(default_factory=dict)
+    """By the name of the engine."""
+    trainers: dict[str, TrainerSpec] = field(default_factory=dict)
+    """By role."""
+    rows: list[RowBatch] = field(default_factory=list)
+    """Rows of each `accumulate`."""
+
+
+def record_calls(patch: pytest.MonkeyPatch) -> Asked:
+    """Record what simulated workers are given until the patch is undone."""
+    asked = Asked()
+    call, stream = SimulatedWorker.call, SimulatedWorker.stream
+
+    async def calling(self: SimulatedWorker, method: str, *args: Any, timeout_s: float) -> Any:
+        for given in args:
+            if isinstance(given, TrainerSpec):
+                asked.trainers[given.role] = given
+            elif isinstance(given, EngineSpec):
+                asked.engines[given.name] = given
+            elif isinstance(given, Chunk) and method == "accumulate":
+                asked.rows.append(given.rows)
+        return await call(self, method, *args, timeout_s=timeout_s)
+
+    def streaming(self: SimulatedWorker, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        if method == "generate":
+            asked.requests.extend(args[0])
+        return stream(self, method, *args, timeout_s=timeout_s)
+
+    patch.setattr(SimulatedWorker, "call", calling)
+    patch.setattr(SimulatedWorker, "stream", streaming)
+    return asked
 
 
 class RecordingRunStatus(RunStatusService):
@@ -189,10 +256,12 @@ class RecordingRunStatus(RunStatusService):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         self.heard: list[Event] = []
+        self.heard_more = asyncio.Event()
 
     async def emit(self, event: Event) -> None:
         await super().emit(event)
         self.heard.append(event)
+        self.heard_more.set()
 
 
 @cache
@@ -274,6 +343,19 @@ class SimulatedRun:
         outcome = RunOutcome(steps, events, self.workers.spans, await self.bus.account(), clock.now())
         await self.bus.close()
         return outcome
+
+    async def until_event(self, kind: type[Event], step: int) -> None:
+        """Wait for an event of one kind with this step or a later one."""
+        heard, looked_at = self.run_status.heard, 0
+        while not any(isinstance(event, kind) and event.step >= step for event in heard[looked_at:]):  # type: ignore[attr-defined]
+            looked_at = len(heard)
+            self.run_status.heard_more.clear()
+            await self.run_status.heard_more.wait()
+
+    async def until_call(self, method: str) -> None:
+        """Wait for the first call of a method to end."""
+        while not any(span.method == method for span in self.workers.spans):
+            await self.clock.sleep(0.01)
 
     async def lose_role(self, name: str) -> None:
         """End the process of a role with its workers; another one takes its place."""

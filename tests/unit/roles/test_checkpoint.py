@@ -7,6 +7,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -148,10 +149,18 @@ async def test_a_full_disk_leaves_the_former_one_and_nothing_half(tmp_path: Path
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
 
 
-async def test_one_that_was_cut_short_is_no_checkpoint_and_makes_room_for_the_next_try(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        await checkpoints(tmp_path, Disk("bus", KeyboardInterrupt())).save(at(4))
-    assert complete(tmp_path / "checkpoints") == []
+async def test_one_that_was_cut_short_is_no_checkpoint_and_is_removed_by_a_start_or_the_next_try(
+    tmp_path: Path,
+) -> None:
+    async def cut_short() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            await checkpoints(tmp_path, Disk("bus", KeyboardInterrupt())).save(at(4))
+        assert len(list((tmp_path / "checkpoints").iterdir())) == 1 and complete(tmp_path / "checkpoints") == []
+
+    await cut_short()
+    discard_partial(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    await cut_short()
     await checkpoints(tmp_path, Disk()).save(at(4))
     assert chosen(tmp_path).step == 4
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004"]
@@ -171,12 +180,6 @@ async def test_the_newest_few_are_kept(tmp_path: Path) -> None:
         await made.save(at(step))
     assert [path.name for path in complete(tmp_path / "checkpoints")] == ["step-1000000", "step-1000001"]
     assert chosen(tmp_path).step == 1_000_001
-
-
-@pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4]), (3, [3])])
-def test_they_are_due_every_few_steps(tmp_path: Path, every: int, due: list[int]) -> None:
-    made = checkpoints(tmp_path, Disk(), every=every)
-    assert [step for step in range(1, 5) if made.due(step)] == due
 
 
 def test_a_run_without_one_says_so(tmp_path: Path) -> None:
@@ -284,15 +287,6 @@ async def test_an_earlier_start_begins_no_checkpoint_and_deletes_none(tmp_path: 
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000002", "step-000004"]
 
 
-async def test_a_start_removes_what_earlier_ones_left_half_written(tmp_path: Path) -> None:
-    await checkpoints(tmp_path, Disk()).save(at(2))
-    with pytest.raises(KeyboardInterrupt):
-        await checkpoints(tmp_path, Disk("bus", KeyboardInterrupt()), epoch=RunEpoch.begin(tmp_path)).save(at(4))
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
-    discard_partial(tmp_path)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
-
-
 # -- damage ---------------------------------------------------------------------------------------------------------
 
 
@@ -313,9 +307,16 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+WRONG = {
+    truncate: r"has \d+ bytes, but \d+ were written",
+    flip: "has a different checksum than when it was written",
+    Path.unlink: "is missing",
+}
+
+
 @pytest.mark.parametrize("name", ["state.json", "files.json", "ledger.db", "trainer/weights"])
-@pytest.mark.parametrize("spoil", [truncate, flip, Path.unlink])
-async def test_a_damaged_checkpoint_is_passed_over_with_a_line_that_names_the_file(
+@pytest.mark.parametrize("spoil", WRONG)
+async def test_a_damaged_checkpoint_is_passed_over_with_a_line_that_names_the_file_and_what_is_wrong(
     tmp_path: Path, name: str, spoil: Callable[[Path], None]
 ) -> None:
     *_, before, last = await three(tmp_path)
@@ -329,20 +330,7 @@ async def test_a_damaged_checkpoint_is_passed_over_with_a_line_that_names_the_fi
     assert (point.resume.step, point.resume.directory, point.undone) == (4, str(before), (last,))
     (line,) = point.notices
     assert line.startswith("checkpoint step-000006 is damaged: ") and "resuming from step 4 before it" in line
-    assert f"damaged: {name} " in line or name in ("state.json", "files.json")
-
-
-async def test_the_line_says_what_is_wrong(tmp_path: Path) -> None:
-    *_, last = await three(tmp_path)
-    flip(last / "trainer/weights")
-    (line,) = choose(tmp_path).notices
-    assert "trainer/weights has a different checksum than when it was written" in line
-    truncate(last / "trainer/weights")
-    (line,) = choose(tmp_path).notices
-    assert "trainer/weights has 4 bytes, but 5 were written" in line
-    (last / "trainer/weights").unlink()
-    (line,) = choose(tmp_path).notices
-    assert "trainer/weights is missing" in line
+    assert re.search(f"damaged: {name} {WRONG[spoil]}", line) or name in ("state.json", "files.json")
 
 
 async def test_several_damaged_ones_lead_to_the_last_whole_one_and_are_set_aside(tmp_path: Path) -> None:

@@ -8,22 +8,30 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import DeadlineExceeded, DiskFull
-from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, StepMeasured
+from relax_core.api.events import CheckpointSaved, RoleFailed, StepMeasured
 from relax_core.runners import context
-from tests.unit.roles.simulated_run import SimulatedRun
+from tests.unit.roles.simulated_run import SAMPLES, Happening, SimulatedRun
 
-ALL_MODES = ["colocate", "hybrid", "async"]
-MODES_AND_CHECKPOINTS = pytest.mark.parametrize(("mode", "every"), [("colocate", 3), ("hybrid", 0), ("async", 3)])
+MODES_AND_CHECKPOINTS = pytest.mark.parametrize(("mode", "every"), [("hybrid", 0), ("async", 3)])
 """Steps between checkpoints; 0: none."""
 
 
 def learnt(outcome):
     """Rows that each step of the critic was trained on, by step, in the order they were told."""
-    return [(event.step, event.metrics["critic/loss"]) for event in outcome.events
-            if isinstance(event, StepMeasured)]  # fmt: skip
+    return [(event.step, event.metrics["critic/loss"]) for event in outcome.told(StepMeasured)]
 
 
-@pytest.fixture(scope="module", params=ALL_MODES)
+def kill_at(step: int, worker: str) -> Happening:
+    """Kill a worker when the critic has learnt from this step."""
+
+    async def kill(simulation):
+        await simulation.until_event(StepMeasured, step)
+        await simulation.workers.alive[worker].kill()
+
+    return kill
+
+
+@pytest.fixture(scope="module", params=["colocate", "async"])
 def trained(request, tmp_path_factory):
     """The placement mode, and the outcome of seven steps with a checkpoint every third one."""
     run = SimulatedRun(tmp_path_factory.mktemp("run"), algorithm="ppo", placement=request.param, steps=7,
@@ -35,13 +43,13 @@ def test_the_critic_learns_once_from_each_step_of_the_actor(trained):
     _, outcome = trained
     assert [step for step, _ in learnt(outcome)] == list(range(1, 8))
     assert {rows for _, rows in learnt(outcome)} == {16.0}
-    assert outcome.account.balanced and outcome.account.trained == 7 * 16
+    outcome.assert_whole(7, 1)
 
 
 def test_values_are_of_the_steps_start_where_nothing_is_stale(tmp_path):
     simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="hybrid", max_staleness=0, steps=4)
     outcome = simulation.run()
-    told = [event.metrics["critic/value_mean"] for event in outcome.events if isinstance(event, StepMeasured)]
+    told = [event.metrics["critic/value_mean"] for event in outcome.told(StepMeasured)]
     assert told == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -59,29 +67,15 @@ def test_several_updates_a_step_are_the_critics_too(tmp_path):
     assert len(outcome.of("critic-rank", "finish_update")) == 6
 
 
-def test_a_warm_up_trains_the_critic_alone(tmp_path):
-    outcome = SimulatedRun(tmp_path, algorithm="ppo", steps=5, critic={"warmup_steps": 3}).run()
-    assert outcome.metric("train/grad_norm") == [0.0, 0.0, 0.0, 1.0, 1.0]
-    assert [step for step, _ in learnt(outcome)] == [1, 2, 3, 4, 5]
-    assert outcome.account.trained == 5 * 16
-
-
 @MODES_AND_CHECKPOINTS
 def test_a_killed_critic_learns_again_what_no_checkpoint_holds(tmp_path, mode, every):
     simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=6, checkpoint={"every": every})
-
-    async def kill(stage):
-        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 4]:
-            await stage.clock.sleep(0.05)
-        await stage.workers.alive["critic-rank-0"].kill()
-
-    outcome = simulation.run(kill)
+    outcome = simulation.run(kill_at(4, "critic-rank-0"))
     again = [step for step, _ in learnt(outcome)]
     start = 3 if every else 0
     assert again == [1, 2, 3, 4, *range(start + 1, 7)]
-    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["critic"]
-    assert outcome.account.balanced and outcome.account.trained == 6 * 16
-    assert len({step.step for step in outcome.steps}) == len(outcome.steps) == 6
+    assert outcome.recovered == ["critic"]
+    outcome.assert_whole(6, 1)
 
 
 def test_a_checkpoint_waits_for_a_critic_that_learns_many_steps_again(tmp_path, monkeypatch):
@@ -91,16 +85,10 @@ def test_a_checkpoint_waits_for_a_critic_that_learns_many_steps_again(tmp_path, 
     trainer = {"name": "scripted-trainer", "critic_s": 190.0}
     simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=6, checkpoint={"every": 6},
                               rollout=rollout, trainer=trainer)  # fmt: skip
-
-    async def kill(stage):
-        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
-            await stage.clock.sleep(0.05)
-        await stage.workers.alive["critic-rank-0"].kill()
-
-    outcome = simulation.run(kill)
+    outcome = simulation.run(kill_at(5, "critic-rank-0"))
     assert [step for step, _ in learnt(outcome)] == [*range(1, 6), *range(1, 7)]
-    assert [Path(event.path).name for event in outcome.events if isinstance(event, CheckpointSaved)] == ["step-000006"]
-    assert not [event for event in outcome.events if isinstance(event, RoleFailed) and event.role == "actor"]
+    assert [event.step for event in outcome.told(CheckpointSaved)] == [6]
+    assert "actor" not in {failed.role for failed in outcome.told(RoleFailed)}
 
 
 def test_a_checkpoint_does_not_wait_for_a_critic_that_gets_no_further(tmp_path):
@@ -114,7 +102,7 @@ def test_a_checkpoint_does_not_wait_for_a_critic_that_gets_no_further(tmp_path):
 
 def test_a_checkpoint_holds_actor_and_critic_of_one_step(trained):
     _, outcome = trained
-    saved = [Path(event.path) for event in outcome.events if isinstance(event, CheckpointSaved)]
+    saved = [Path(event.path) for event in outcome.told(CheckpointSaved)]
     assert [path.name for path in saved] == ["step-000003", "step-000006", "step-000007"]
     for path in saved[-2:]:
         steps = [int((path / part / "step").read_text()) for part in ("trainer", "critic")]
@@ -154,10 +142,9 @@ def test_a_stopped_run_has_both_in_its_last_checkpoint(tmp_path):
         await asyncio.Event().wait()
 
     outcome = simulation.run(stop)
-    saved = [event for event in outcome.events if isinstance(event, CheckpointSaved)]
-    step = outcome.steps[-1].step
-    assert [event.step for event in saved] == [step]
-    assert int((Path(saved[0].path) / "critic" / "step").read_text()) == step < 100
+    (saved,) = outcome.told(CheckpointSaved)
+    assert saved.step == outcome.steps[-1].step < 100
+    assert int((Path(saved.path) / "critic" / "step").read_text()) == saved.step
 
 
 def test_nothing_stays_on_the_bus_that_checkpoints_hold(tmp_path):
@@ -169,14 +156,8 @@ def test_nothing_stays_on_the_bus_that_checkpoints_hold(tmp_path):
 @MODES_AND_CHECKPOINTS
 def test_the_critic_goes_back_with_the_actor(tmp_path, mode, every):
     simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=6, checkpoint={"every": every})
-
-    async def kill(stage):
-        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 4]:
-            await stage.clock.sleep(0.05)
-        await stage.workers.alive["actor-rank-0"].kill()
-
-    outcome = simulation.run(kill)
+    outcome = simulation.run(kill_at(4, "actor-rank-0"))
     start, again = 3 if every else 0, [step for step, _ in learnt(outcome)]
     back = again.index(start + 1, 4) if start + 1 in again[4:] else len(again)
     assert again[:back] == list(range(1, back + 1)) and again[back:] == list(range(start + 1, 7))
-    assert outcome.account.balanced and outcome.account.trained == 6 * 16
+    assert outcome.account.balanced and outcome.account.trained == 6 * SAMPLES

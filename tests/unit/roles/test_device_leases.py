@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from relax_core.api.events import RoleRecovered
-from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun, Span
+from tests.unit.roles.simulated_run import Happening, RunOutcome, SimulatedRun, Span
 
 STEPS = 4
-SAMPLES = STEPS * 4 * 4
 CPU = {"mode": "colocate"}
 GPU = {**CPU, "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}, "reference": {"gpus_per_rank": 1}}
 """There also weights sleep: engines load them, and start anew, under their own leases only."""
@@ -32,13 +30,22 @@ def training(outcome: RunOutcome) -> list[Span]:
     return [*outcome.of("actor-rank", "accumulate"), *outcome.of("actor-rank", "publish")]
 
 
-@pytest.mark.parametrize(
-    ("placement", "staleness"), [(CPU, 0), (CPU, 2), (GPU, 0), (GPU, 1)], ids=["cpu-0", "cpu-2", "gpu-0", "gpu-1"]
-)
+def harm_engine(how: str, after_s: float) -> Happening:
+    """Kill or hang the engine some seconds after the first accumulation."""
+
+    async def harm(simulation: SimulatedRun) -> None:
+        await simulation.until_call("accumulate")
+        await asyncio.sleep(after_s)
+        engine = simulation.workers.alive["engine-0"]
+        engine.hang() if how == "hang" else await engine.kill()
+
+    return harm
+
+
+@pytest.mark.parametrize(("placement", "staleness"), [(CPU, 2), (GPU, 0), (GPU, 1)], ids=["cpu-2", "gpu-0", "gpu-1"])
 def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, placement: Any, staleness: int) -> None:
     outcome = simulation(tmp_path, placement=placement, max_staleness=staleness, **REFERENCE).run(at_most_s=1e3)
-    assert outcome.account.trained == SAMPLES and outcome.account.balanced
-    assert max(outcome.metric("lag/max")) <= staleness
+    outcome.assert_whole(STEPS, staleness)
     generating, reference = outcome.of("engine", "generate"), outcome.of("reference-rank", "forward")
     assert together(generating, training(outcome)) == []
     assert together(generating, reference) == together(reference, training(outcome)) == []
@@ -48,7 +55,8 @@ def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, placement: 
 def test_partial_rollouts_are_carried_over_a_lease_of_the_trainer(tmp_path: Path) -> None:
     longest = {"engine": {"name": "scripted-engine", "longest": 64}, "rollout": {"max_new_tokens": 64}}
     outcome = simulation(tmp_path, placement="colocate", max_staleness=1, **longest).run(at_most_s=1e3)
-    assert outcome.account.trained == SAMPLES and not outcome.account.dropped
+    outcome.assert_whole(STEPS, 1)
+    assert not outcome.account.dropped
     assert 1 in outcome.metric("lag/max")
 
 
@@ -58,7 +66,7 @@ def test_partial_rollouts_are_carried_over_a_lease_of_the_trainer(tmp_path: Path
 )
 def test_the_reference_waits_for_the_trainer_only_where_they_share(tmp_path: Path, placement: Any, alone: bool) -> None:
     outcome = simulation(tmp_path, placement=placement, **REFERENCE).run(at_most_s=1e3)
-    assert outcome.account.trained == SAMPLES
+    outcome.assert_whole(STEPS, 1)
     reference = outcome.of("reference-rank", "forward")
     assert reference and (alone or together(reference, training(outcome)) == [])
     assert together(outcome.of("engine", "generate"), training(outcome))
@@ -68,55 +76,34 @@ def test_the_reference_waits_for_the_trainer_only_where_they_share(tmp_path: Pat
 def test_an_evaluation_has_its_lease_too(tmp_path: Path) -> None:
     evaluated = {"eval": {"every": 1, "size": 4}}
     outcome = simulation(tmp_path, placement="colocate", max_staleness=1, **evaluated).run(at_most_s=1e3)
-    assert outcome.account.trained == SAMPLES
+    outcome.assert_whole(STEPS, 1)
     assert together(outcome.of("engine", "generate"), training(outcome)) == []
 
 
-@pytest.mark.parametrize("placement", [CPU, GPU], ids=["cpu", "gpu"])
-def test_an_engine_that_dies_under_its_lease_keeps_nobody_waiting(tmp_path: Path, placement: Any) -> None:
-    async def kill(outcome: SimulatedRun) -> None:
-        while not any(span.method == "accumulate" for span in outcome.workers.spans):
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(2.0)
-        await outcome.workers.alive["engine-0"].kill()
-
-    two = {
-        **placement,
-        "rollout": {**placement.get("rollout", {}), "engines": 2},
-        "actor": {**placement.get("actor", {}), "ranks": 2},
-    }
-    outcome = simulation(tmp_path, placement=two, max_staleness=1).run(kill, at_most_s=1e3)
-    assert outcome.account.trained == SAMPLES
-    assert any(isinstance(event, RoleRecovered) for event in outcome.events)
+def test_an_engine_that_dies_under_its_lease_keeps_no_role_waiting(tmp_path: Path) -> None:
+    two = {**GPU, "rollout": {"gpus_per_engine": 1, "engines": 2}, "actor": {"gpus_per_rank": 1, "ranks": 2}}
+    outcome = simulation(tmp_path, placement=two, max_staleness=1).run(harm_engine("kill", 2.0), at_most_s=1e3)
+    outcome.assert_whole(STEPS, 1)
+    assert outcome.recovered
 
 
-@pytest.mark.parametrize("wait_s", [0.05, 0.3, 1.1, 2.0])
-def test_an_engine_that_hangs_in_or_between_leases_costs_seconds(tmp_path: Path, wait_s: float) -> None:
-    """It is silent when it is to pause, to wake, to load weights or to generate."""
+@pytest.fixture(scope="module")
+def undisturbed_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Virtual seconds of a run without faults."""
+    return simulation(tmp_path_factory.mktemp("plain"), placement="colocate", max_staleness=1).run().seconds
 
-    async def hang(outcome: SimulatedRun) -> None:
-        while not any(span.method == "accumulate" for span in outcome.workers.spans):
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(wait_s)
-        outcome.workers.alive["engine-0"].hang()
 
+@pytest.mark.parametrize("after_s", [0.05, 0.3, 1.1, 2.0])
+def test_an_engine_that_hangs_in_or_between_leases_costs_seconds(
+    tmp_path: Path, undisturbed_s: float, after_s: float
+) -> None:
+    """The engine is silent when it is to pause, to wake, to load weights or to generate."""
     placement = {"mode": "colocate", "rollout": {"silence_s": 2.0}}
-    plain = simulation(tmp_path / "plain", placement=placement, max_staleness=1).run(at_most_s=1e3)
-    outcome = simulation(tmp_path / "hung", placement=placement, max_staleness=1).run(hang, at_most_s=1e3)
-    assert outcome.account.trained == SAMPLES
-    assert any(isinstance(event, RoleRecovered) for event in outcome.events)
-    assert outcome.seconds < plain.seconds + 3 * 2.0, "silence, a question, a new one"
-
-
-def test_an_actor_that_dies_under_its_lease_begins_again_in_another(tmp_path: Path) -> None:
-    async def kill(outcome: SimulatedRun) -> None:
-        while not any(span.method == "begin_update" for span in outcome.workers.spans):
-            await asyncio.sleep(0.1)
-        await outcome.workers.alive["actor-rank-0"].kill()
-
-    outcome = simulation(tmp_path, placement="colocate").run(kill, at_most_s=1000.0)
-    assert outcome.account.trained == SAMPLES and outcome.account.balanced
-    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["actor"]
+    run = simulation(tmp_path, placement=placement, max_staleness=1)
+    outcome = run.run(harm_engine("hang", after_s), at_most_s=1e3)
+    outcome.assert_whole(STEPS, 1)
+    assert outcome.recovered
+    assert outcome.seconds < undisturbed_s + 3 * 2.0, "silence, a question, a new engine"
 
 
 def test_parts_sleep_and_wake_around_leases(tmp_path: Path) -> None:

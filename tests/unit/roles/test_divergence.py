@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -16,15 +17,16 @@ from relax_core.api.role import CommandName
 from relax_core.config.guard_tables import GuardsTable
 from relax_core.roles.divergence import DivergenceGuards
 from relax_core.rpc import messages
-from relax_core.runners import context
 from relax_core.runners.context import PERSON
-from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
+from tests.unit.roles.simulated_run import SimulatedRun
 
 OFF = {
     name: {"action": "off"}
     for name in ("ref_kl", "rollout_kl", "entropy", "reward", "mismatch", "length", "not_finite")
 }
 NORM = "train/grad_norm"
+LEASE_S = 10.0
+"""Seconds of leases of rows and devices in the tests of pauses."""
 
 
 def guards(window: int = 8, rollbacks: int = 2, **grad_norm: object) -> DivergenceGuards:
@@ -111,18 +113,13 @@ def test_rollbacks_are_within_their_budget_and_leave_nothing_of_what_they_undo(
 
 
 def test_the_most_severe_of_several_comes_first() -> None:
-    table = {
-        **OFF, "grad_norm": {"limit": 1.0, "steps": 1, "action": "pause"},
-        "length": {"limit": 1.0, "steps": 1, "action": "stop"}, "reward": {"limit": 1.0, "steps": 1},
-    }  # fmt: skip
-    found = DivergenceGuards(GuardsTable.model_validate(table)).judge(
-        1, {NORM: 9.0, "length/mean": 9.0, "reward/mean": 0.0}
-    )
+    once = {"limit": 1.0, "steps": 1}
+    table = {**OFF, "grad_norm": {**once, "action": "pause"}, "length": {**once, "action": "stop"}, "reward": once}
+    machine = DivergenceGuards(GuardsTable.model_validate(table))
+    found = machine.judge(1, {NORM: 9.0, "length/mean": 9.0, "reward/mean": 0.0})
     assert [(one.guard, one.action) for one in found] == [
-        ("length", "stop"),
-        ("grad_norm", "pause"),
-        ("reward", "warn"),
-    ]
+        ("length", "stop"), ("grad_norm", "pause"), ("reward", "warn")
+    ]  # fmt: skip
 
 
 # -- the actor does what they say ---------------------------------------------------------------------------------------
@@ -140,17 +137,12 @@ def simulated(
     return SimulatedRun(folder, steps=8, trainer=trainer, guards=guards, placement=placement, checkpoint={"every": 2})
 
 
-def published(outcome: RunOutcome) -> int:
-    return len(outcome.of("actor", "publish"))
-
-
 def test_a_warning_changes_nothing(tmp_path: Path) -> None:
     outcome = simulated(tmp_path, "warn", explodes=(3, 4, 6)).run()
-    told = [event for event in outcome.events if isinstance(event, GuardFired)]
+    told = outcome.told(GuardFired)
     assert [(event.step, event.guard, event.action) for event in told] == [
-        (3, "grad_norm", "warn"),
-        (6, "grad_norm", "warn"),
-    ]
+        (3, "grad_norm", "warn"), (6, "grad_norm", "warn")
+    ]  # fmt: skip
     assert told[0].evidence["value"] == 1000.0 and len(told[0].evidence["groups"]) == 4
     assert [one["step"] for one in told[0].evidence["window"]] == [1, 2, 3]
     assert messages.decode(messages.encode(told[0])) == told[0], "it travels between processes"
@@ -160,18 +152,18 @@ def test_a_warning_changes_nothing(tmp_path: Path) -> None:
 def test_a_guard_that_would_act_and_sees_nothing_is_told_of_once(tmp_path: Path) -> None:
     guards = {"window": 4, "entropy": {"action": "stop"}, "ref_kl": {"action": "warn"}, "reward": {"action": "stop"}}
     outcome = SimulatedRun(tmp_path, steps=8, guards=guards).run()
-    told = [event.message for event in outcome.events if isinstance(event, Logged) and "guard" in event.message]
+    told = [event.message for event in outcome.told(Logged) if "guard" in event.message]
     assert told == ["guard entropy can't judge: no step so far reported policy/entropy"]
 
 
 def test_a_step_that_exploded_is_undone_before_any_engine_has_it(tmp_path: Path) -> None:
     """Its evidence began after a checkpoint that was due within it: that one was not made."""
     outcome = simulated(tmp_path, "roll-back", once=5).run()
-    (back,) = [event for event in outcome.events if isinstance(event, RolledBack)]
+    (back,) = outcome.told(RolledBack)
     assert (back.version.step, back.version.incarnation) == (4, 1) and "grad_norm" in back.reason
     assert [step.step for step in outcome.steps] == list(range(1, 9)) and max(outcome.metric(NORM)) == 1.0
-    assert published(outcome) == 8 + 1  # each step, and the checkpoint that it went back to
-    assert not [event for event in outcome.events if isinstance(event, RoleFailed)]
+    assert len(outcome.of("actor", "publish")) == 8 + 1  # each step, and the checkpoint that it went back to
+    assert not outcome.told(RoleFailed)
     assert outcome.account.balanced and outcome.account.trained == 8 * 16
 
 
@@ -184,7 +176,7 @@ def test_no_checkpoint_is_made_of_evidence_that_may_yet_be_undone(tmp_path: Path
     saved = [event.step for event in run.run_status.heard if isinstance(event, CheckpointSaved)]
     assert saved == [2] and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     over = simulated(tmp_path / "over", "stop", explodes=(4,), steps=2).run()
-    assert [event.step for event in over.events if isinstance(event, CheckpointSaved)] == [2, 5, 6, 8]
+    assert [event.step for event in over.told(CheckpointSaved)] == [2, 5, 6, 8]
 
 
 def test_rollbacks_that_do_not_help_end_the_run(tmp_path: Path) -> None:
@@ -192,26 +184,26 @@ def test_rollbacks_that_do_not_help_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         run.run()
     assert "guards.rollbacks allows 2" in str(caught.value.exceptions[0])
-    assert [event.action for event in run.run_status.heard if isinstance(event, GuardFired)] == [
-        "roll-back",
-        "roll-back",
-        "stop",
-    ]
+    actions = [event.action for event in run.run_status.heard if isinstance(event, GuardFired)]
+    assert actions == ["roll-back", "roll-back", "stop"]
 
 
-@pytest.mark.parametrize(("end", "placement", "for_s"), [("continue", "colocate", 4_000.0), ("stop", "hybrid", 60.0)])
+@pytest.mark.parametrize(("end", "placement"), [("continue", "colocate"), ("stop", "hybrid")])
 def test_a_pause_holds_the_step_until_a_person_says_how_it_ends(
-    tmp_path: Path, end: CommandName, placement: str, for_s: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, end: CommandName, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that lasts longer than any lease loses no row, and nobody else's deadline ends the run."""
-    monkeypatch.setattr(context, "HEARTBEAT_S", 5.0)  # virtual hours cost real heartbeats
+    """A pause that is longer than any lease loses no row, and no deadline of another role ends the run."""
+    for role in ("forward", "rank_group", "rollout"):
+        monkeypatch.setattr(f"relax_core.roles.{role}.DEVICE_LEASE_WAIT_S", LEASE_S)
+    monkeypatch.setattr("relax_core.roles.row_leases.RENEW_S", LEASE_S / 10)
     run = simulated(tmp_path, "pause", explodes=(5,), placement=placement)
+    run.bus_settings = replace(run.bus_settings, lease_s=LEASE_S)
     seen: list[tuple[int, str]] = []
 
     async def person(run: SimulatedRun) -> None:
         while all(beat.state != "paused" for beat in await run.run_status.heartbeats()):
             await run.clock.sleep(1.0)
-        await run.clock.sleep(for_s)
+        await run.clock.sleep(10 * LEASE_S)
         (actor,) = [beat for beat in await run.run_status.heartbeats() if beat.state == "paused"]
         (wait,) = actor.waits
         seen.append(((await run.bus.version()).step, wait.owed_by))
@@ -223,7 +215,7 @@ def test_a_pause_holds_the_step_until_a_person_says_how_it_ends(
     assert seen == [(4, PERSON)]
     assert [step.step for step in outcome.steps] == (list(range(1, 9)) if end == "continue" else [1, 2, 3, 4])
     assert outcome.account.balanced
-    saved = [event.step for event in outcome.events if isinstance(event, CheckpointSaved)]
+    saved = [event.step for event in outcome.told(CheckpointSaved)]
     assert saved == ([2, 4, 6, 8] if end == "continue" else [2, 4])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,40 +18,43 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from relax_core.api.batch import RowBatch
-from relax_core.api.engine import EngineSpec, GenerateRequest
+from relax_core.api.engine import EngineSpec
+from relax_core.api.events import EvalFinished
 from relax_core.api.trainer import TrainerSpec
 from relax_core.config.run_config import Core
-from tests.unit.roles import simulated_run
-from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun, SimulatedWorker
+from tests.unit.roles.simulated_run import Asked, RunOutcome, SimulatedRun, record_calls
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 4
 
 
-@dataclass
+@dataclass(frozen=True)
 class Observed:
-    """One run: what engines and trainers were started with, asked and given."""
+    """The outcome of one run, and what its workers were given."""
 
-    requests: list[GenerateRequest] = field(default_factory=list)
-    engines: dict[str, EngineSpec] = field(default_factory=dict)
-    trainers: dict[str, TrainerSpec] = field(default_factory=dict)
-    rows: list[RowBatch] = field(default_factory=list)
-    outcome: RunOutcome = field(default_factory=lambda: RunOutcome([], [], [], None, 0.0))  # type: ignore[arg-type]
+    asked: Asked
+    outcome: RunOutcome
 
     @property
     def actor(self) -> TrainerSpec:
-        return self.trainers["actor"]
+        return self.asked.trainers["actor"]
+
+    @property
+    def critic(self) -> TrainerSpec:
+        return self.asked.trainers["critic"]
 
     @property
     def engine(self) -> EngineSpec:
-        return self.engines["engine-0"]
+        return self.asked.engines["engine-0"]
+
+    def of_requests(self, name: str) -> set[Any]:
+        return {getattr(request, name) for request in self.asked.requests}
 
     def updates(self, role: str) -> int:
         return len(self.outcome.of(f"{role}-rank", "finish_update"))
 
-    def evaluated(self) -> list[Any]:
-        return [event for event in self.outcome.events if type(event).__name__ == "EvalFinished"]
+    def evaluated(self, name: str) -> list[Any]:
+        return [getattr(event, name) for event in self.outcome.told(EvalFinished)]
 
 
 See = Callable[[Observed], Any]
@@ -75,7 +78,7 @@ PPO, EVALUATES = {"algorithm": "ppo"}, {"eval": {"every": 2, "size": 4, "tempera
 
 
 def _questions(run: Observed) -> set[str]:
-    return {"".join(map(chr, one.tokens))[:1] for one in run.requests}
+    return {"".join(map(chr, one.tokens))[:1] for one in run.asked.requests}
 
 
 SEEN = {
@@ -85,15 +88,15 @@ SEEN = {
     "deterministic": Seen(True, lambda run: (run.actor.deterministic, run.engine.deterministic), (True, True)),
     "data.columns": Seen({"prompt": "question"}, _questions, {"q"}),
     "data.shuffle": Seen(
-        False, lambda run: [one.tokens for one in run.requests[:16:4]], [tuple(map(ord, f"p{at}")) for at in range(4)]
+        False,
+        lambda run: [one.tokens for one in run.asked.requests[:16:4]],
+        [tuple(map(ord, f"p{at}")) for at in range(4)],
     ),
     "rollout.groups_per_step": Seen(2, lambda run: run.outcome.account.trained, STEPS * 2 * 4),
     "rollout.group_size": Seen(2, lambda run: run.outcome.account.trained, STEPS * 4 * 2),
-    "rollout.max_new_tokens": Seen(5, lambda run: {one.max_new_tokens for one in run.requests}, {5}),
-    "rollout.temperature": Seen(
-        0.7, lambda run: ({one.temperature for one in run.requests}, run.actor.temperature), ({0.7}, 0.7)
-    ),
-    "rollout.top_p": Seen(0.9, lambda run: {one.top_p for one in run.requests}, {0.9}),
+    "rollout.max_new_tokens": Seen(5, lambda run: run.of_requests("max_new_tokens"), {5}),
+    "rollout.temperature": Seen(0.7, lambda run: (run.of_requests("temperature"), run.actor.temperature), ({0.7}, 0.7)),
+    "rollout.top_p": Seen(0.9, lambda run: run.of_requests("top_p"), {0.9}),
     "rollout.dtype": Seen(
         "bfloat16",
         lambda run: (run.engine.model["dtype"], run.actor.publish_dtype, run.actor.model["dtype"]),
@@ -111,27 +114,23 @@ SEEN = {
     "optimizer.betas": _optimizer("betas", [0.8, 0.9], (0.8, 0.9)),
     "optimizer.weight_decay": _optimizer("weight_decay", 0.1),
     "optimizer.grad_clip": _optimizer("grad_clip", 0.5),
-    "critic.path": Seen("critic", lambda run: Path(run.trainers["critic"].model["path"]).name, "critic", PPO),
-    "critic.lr": Seen(
-        0.02, lambda run: (run.trainers["critic"].optimizer.lr, run.actor.optimizer.lr), (0.02, 0.1), PPO
-    ),
+    "critic.path": Seen("critic", lambda run: Path(run.critic.model["path"]).name, "critic", PPO),
+    "critic.lr": Seen(0.02, lambda run: (run.critic.optimizer.lr, run.actor.optimizer.lr), (0.02, 0.1), PPO),
     "critic.warmup_steps": Seen(3, lambda run: (run.updates("actor"), run.updates("critic")), (STEPS - 3, STEPS), PPO),
     "batch.updates_per_step": Seen(2, lambda run: run.updates("actor"), 2 * STEPS),
-    "eval.every": Seen(1, lambda run: [one.step for one in run.evaluated()], list(range(STEPS + 1)), EVALUATES),
-    "eval.at_start": Seen(False, lambda run: [one.step for one in run.evaluated()], [2, 4], EVALUATES),
-    "eval.samples": Seen(3, lambda run: {one.count for one in run.evaluated()}, {12}, EVALUATES),
-    "eval.size": Seen(5, lambda run: {one.count for one in run.evaluated()}, {5}, EVALUATES),
+    "eval.every": Seen(1, lambda run: run.evaluated("step"), list(range(STEPS + 1)), EVALUATES),
+    "eval.at_start": Seen(False, lambda run: run.evaluated("step"), [2, 4], EVALUATES),
+    "eval.samples": Seen(3, lambda run: set(run.evaluated("count")), {12}, EVALUATES),
+    "eval.size": Seen(5, lambda run: set(run.evaluated("count")), {5}, EVALUATES),
     "eval.temperature": Seen(
-        0.25, lambda run: {one.temperature for one in run.requests}, {0.25, 1.0}, {"eval": {"every": 2, "size": 4}}
+        0.25, lambda run: run.of_requests("temperature"), {0.25, 1.0}, {"eval": {"every": 2, "size": 4}}
     ),
     "eval.sets.temperature": Seen(
-        0.25, lambda run: {one.temperature for one in run.requests}, {0.25, 1.0}, {"eval": {"every": 2}}
+        0.25, lambda run: run.of_requests("temperature"), {0.25, 1.0}, {"eval": {"every": 2}}
     ),
-    "eval.sets.samples": Seen(3, lambda run: {one.count for one in run.evaluated()}, {48}, {"eval": {"every": 2}}),
-    "eval.sets.size": Seen(5, lambda run: {one.count for one in run.evaluated()}, {5}, {"eval": {"every": 2}}),
-    "eval.sets.name": Seen(
-        "own", lambda run: {one.set_name for one in run.evaluated()}, {"own"}, {"eval": {"every": 2}}
-    ),
+    "eval.sets.samples": Seen(3, lambda run: set(run.evaluated("count")), {48}, {"eval": {"every": 2}}),
+    "eval.sets.size": Seen(5, lambda run: set(run.evaluated("count")), {5}, {"eval": {"every": 2}}),
+    "eval.sets.name": Seen("own", lambda run: set(run.evaluated("set_name")), {"own"}, {"eval": {"every": 2}}),
     "eval.sets.columns": Seen({"prompt": "question"}, _questions, {"p", "q"}, {"eval": {"every": 2}}),
     "eval.sets.path": Seen("other.jsonl", _questions, {"p", "o"}, {"eval": {"every": 2}}),
 }
@@ -146,7 +145,8 @@ SEEN |= {  # the trainer is told; what it makes of them, its own tests show
 TOGETHER = (
     {name for name in SEEN if name.startswith("model.lora.")},
     {name for name in SEEN if name.startswith("optimizer.")},
-    {"seed", "rollout.max_new_tokens", "rollout.temperature", "rollout.top_p", "rollout.dtype"},
+    {name for name in SEEN if name.startswith("critic.")},
+    {"seed", "deterministic", "rollout.max_new_tokens", "rollout.temperature", "rollout.top_p", "rollout.dtype"},
 )
 """Settings that are set in one run, since none changes what shows another."""
 DATA, CHAT, TASKS = "tests/unit/data/test_dataset.py", "tests/unit/data/test_chat.py", "tests/unit/data/test_tasks.py"
@@ -168,12 +168,12 @@ ELSEWHERE = {
     "data.train_on": f"{DATA}::test_all_tokens_but_the_first_are_trained_on_demand",
     "teachers.path": f"{TEACHER}::test_every_row_has_the_columns_of_its_own_teacher",
     "teachers.only": "tests/unit/data/test_teacher_assignment.py::test_a_task_is_taught_by_those_whose_filter_it_meets",
-    "teachers.engine": "tests/graph/test_engine_pools.py::test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is",
+    "teachers.engine": "tests/graph/test_engine_pools.py::test_a_judge_and_a_teacher_take_turns_with_colocated_engines",
     "rollout.stop": "tests/unit/engines/test_requests.py::test_a_cut_completion_keeps_what_its_first_tokens_had",
     "rollout.max_turns": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
     "rollout.token_budget": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
     "rollout.truncated": "tests/unit/roles/test_rows.py::test_a_truncated_sample_may_keep_its_reward_without_being_trained",
-    "rollout.late": "tests/graph/test_late.py::test_late_groups_are_let_go_and_the_bound_and_the_account_hold",
+    "rollout.late": "tests/unit/roles/test_schedule.py::test_every_late_rule_keeps_the_bound_and_the_account",
     "optimizer.not_finite": f"{GUARD}::test_it_stops_the_run",
 }
 NOT_LEARNT = {
@@ -231,38 +231,19 @@ def test_what_is_seen_elsewhere_has_its_test_there(where: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def observe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Observed]]:
-    """Run with some settings and return what workers were asked. Equal settings run once."""
-    now = Observed()
-    call, stream = SimulatedWorker.call, SimulatedWorker.stream
-
-    async def calling(self: SimulatedWorker, method: str, *args: Any, timeout_s: float) -> Any:
-        for given in args:
-            if isinstance(given, TrainerSpec):
-                now.trainers[given.role] = given
-            if isinstance(given, EngineSpec):
-                now.engines[given.name] = given
-        return await call(self, method, *args, timeout_s=timeout_s)
-
-    def streaming(self: SimulatedWorker, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
-        if method == "generate":
-            now.requests.extend(args[0])
-        return stream(self, method, *args, timeout_s=timeout_s)
-
+def observe(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Observed]:
+    """Run with some settings and return what workers were given. Equal settings run once."""
     seen: dict[str, Observed] = {}
 
     def run(**settings: Any) -> Observed:
-        nonlocal now
         key = json.dumps(settings, sort_keys=True)
         if key not in seen:
-            seen[key] = now = Observed()
-            now.outcome = SimulatedRun(tmp_path_factory.mktemp("run"), **settings).run()
+            with pytest.MonkeyPatch.context() as patch:
+                asked = record_calls(patch)
+                seen[key] = Observed(asked, SimulatedRun(tmp_path_factory.mktemp("run"), **settings).run())
         return seen[key]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated_run.SimulatedWorker, "call", calling)
-        patch.setattr(simulated_run.SimulatedWorker, "stream", streaming)
-        yield run
+    return run
 
 
 @pytest.fixture(scope="module")

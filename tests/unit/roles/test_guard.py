@@ -25,7 +25,7 @@ def skipped(outcome: RunOutcome) -> list[int]:
 
 
 def told(outcome: RunOutcome) -> list[int]:
-    return [event.fields["step"] for event in outcome.events if isinstance(event, Logged) and "NaN" in event.message]
+    return [event.fields["step"] for event in outcome.told(Logged) if "NaN" in event.message]
 
 
 def test_it_is_skipped_counted_and_told(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_it_is_skipped_counted_and_told(tmp_path: Path) -> None:
 
 def test_the_trainer_goes_back_once_and_then_skips_it(tmp_path: Path) -> None:
     outcome = simulated(tmp_path, "roll-back", 4)
-    (back,) = [event for event in outcome.events if isinstance(event, RolledBack)]
+    (back,) = outcome.told(RolledBack)
     assert (back.version.step, back.version.incarnation) == (2, 1) and "step 4" in back.reason
     assert [step.step for step in outcome.steps] == [1, 2, 3, 3, 4, 5, 6]
     assert skipped(outcome) == told(outcome) == [4]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.roles.simulated_run import SimulatedRun, Span
 
-STEPS = 4
+STEPS = 3
 REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
 FORWARD = {"batch": {"updates_per_step": 2}, "algorithm": {"name": "grpo", "correction": "truncate"}}
 GPU = {"mode": "colocate", "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}}

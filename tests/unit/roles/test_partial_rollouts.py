@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations longer than a step: they go on under newer weights, within the bound, whatever engines can do and whatever
-happens to them; what has to be given up is told with its length."""
+"""Generations longer than a step continue under newer weights, within the bound, through deaths and pauses of engines.
+
+The length of what is dropped is told.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,16 @@ import pytest
 
 from relax_core.api.bus import Sealed
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.events import SamplesScored
-from tests.unit.roles.test_schedule import SAMPLES, SimulatedRun, stragglers, whole
+from relax_core.api.events import RoleFailed, SamplesScored
+from tests.unit.roles.simulated_run import SAMPLES, SimulatedRun
+from tests.unit.roles.test_schedule import stragglers
 
-STEPS, K = 10, 2
+STEPS, K = 8, 2
 KINDS = {"scripted-engine": False, "scripted-letting-engine": False, "scripted-keeping-engine": True}
 
 
 def long(engine: str, **settings: Any) -> dict[str, Any]:
-    """Generations of up to several steps' time, on two engines."""
+    """Return settings of two engines whose generations take up to several steps."""
     return {
         "steps": STEPS, "max_staleness": K, "engine": {"name": engine, "longest": 60},
         "placement": {"mode": "async", "rollout": {"engines": 2}},
@@ -45,7 +48,7 @@ async def seals(simulation: SimulatedRun, seen: list[Sealed]) -> None:
 
 
 def spread(seen: list[Sealed]) -> int:
-    """Samples whose tokens are of more than one version."""
+    """Count the samples whose tokens are of more than one version."""
     return sum(max(seal.newest.values(), default=0) > seal.floor for seal in seen)
 
 
@@ -54,8 +57,7 @@ def test_samples_longer_than_a_step_mix_versions_within_the_bound(tmp_path: Path
     seen: list[Sealed] = []
     simulation = SimulatedRun(tmp_path, **long(engine))
     outcome = simulation.run(lambda t: seals(t, seen))
-    whole(outcome, STEPS, K)
-    assert outcome.account.trained == STEPS * SAMPLES
+    outcome.assert_whole(STEPS, K)
     assert not any(outcome.metric("samples/dropped"))
     assert spread(seen) > STEPS
     told = simulation.bus.queue.statistics()
@@ -82,10 +84,10 @@ def test_deaths_and_pauses_with_partial_samples_lose_nothing(tmp_path: Path, eng
 
     seen: list[Sealed] = []
     outcome = SimulatedRun(tmp_path, **long(engine)).run(deaths, pauses, lambda t: seals(t, seen))
-    whole(outcome, STEPS, K)
-    assert outcome.account.trained == STEPS * SAMPLES
+    outcome.assert_whole(STEPS, K)
     assert not any(outcome.metric("samples/dropped"))
     assert spread(seen) > 0
+    assert outcome.recovered and not any(event.fatal for event in outcome.told(RoleFailed))
 
 
 def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path) -> None:
@@ -94,8 +96,7 @@ def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path
         simulation.roles["rollout"]._failed.set_exception(InfrastructureError("struck"))
 
     outcome = SimulatedRun(tmp_path, **long("scripted-engine")).run(strike)
-    whole(outcome, STEPS, K)
-    assert outcome.account.trained == STEPS * SAMPLES
+    outcome.assert_whole(STEPS, K)
     assert set(outcome.account.dropped) == {"regenerated"}
 
 
@@ -103,7 +104,6 @@ def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path
 def test_the_length_of_what_was_dropped_half_done_is_told(tmp_path: Path, rule: str, reason: str) -> None:
     simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **stragglers(rule))
     outcome = simulation.run()
-    whole(outcome, STEPS, 1)
     assert all(count % 4 == 0 for count in outcome.account.dropped.values()), "whole groups"
     lengths = simulation.bus.queue.statistics()["dropped_lengths"][reason]
     assert sum(lengths.values()) == outcome.account.dropped[reason]
@@ -115,9 +115,7 @@ def test_a_slow_verdict_holds_back_only_its_own_group(tmp_path: Path) -> None:
     slow = {"rewards": ["scripted-slow-reward"], "max_staleness": "unbounded", "algorithm": {"name": "grpo"}}
     outcome = SimulatedRun(tmp_path, steps=STEPS, **slow).run()
     assert outcome.account.balanced
-    scored = [
-        record["group_id"] for event in outcome.events if isinstance(event, SamplesScored) for record in event.samples
-    ]
+    scored = [record["group_id"] for event in outcome.told(SamplesScored) for record in event.samples]
     assert scored != sorted(scored), "groups of a later start came first"
     plain = SimulatedRun(tmp_path / "plain", steps=STEPS, max_staleness="unbounded").run()
     assert outcome.seconds < plain.seconds + 15.0, "verdicts are awaited beside each other"

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.batch import AttemptId, RowBatch, RowId
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.rows import row_batch
@@ -41,6 +39,10 @@ def attempt(*forest: Node, sample: int = 0, reward: float = 1.0, outcome: Outcom
     )
 
 
+def listed(batch: RowBatch, name: str) -> list[list]:
+    return [row.tolist() for row in batch.columns[name].rows()]
+
+
 BRANCHING = (
     given(1, 2), sampled(3, parent=0, version=4), given(9, parent=1), sampled(5, 6, parent=2, version=5),
     sampled(7, parent=1, version=4), given(8), sampled(2, parent=5, version=3),
@@ -51,34 +53,21 @@ BRANCHING = (
 def test_a_sample_of_three_branches_has_three_rows_and_trains_each_token_once() -> None:
     batch, (seal,) = row_batch([attempt(*BRANCHING)])
     assert batch.ids == tuple(RowId(7, 0, 0, row) for row in range(3))
-    rows = {
-        name: [row.tolist() for row in batch.columns[name].rows()]
-        for name in ("tokens", "loss_mask", "weight_versions")
-    }
-    assert rows["tokens"] == [[1, 2, 3, 9, 5, 6], [1, 2, 3, 7], [8, 2]]
-    assert rows["loss_mask"] == [[0, 0, 1, 0, 1, 1], [0, 0, 0, 1], [0, 1]]
-    assert rows["weight_versions"] == [[-1, -1, 4, -1, 5, 5], [-1, -1, 4, 4], [-1, 3]]
+    assert listed(batch, "tokens") == [[1, 2, 3, 9, 5, 6], [1, 2, 3, 7], [8, 2]]
+    assert listed(batch, "loss_mask") == [[0, 0, 1, 0, 1, 1], [0, 0, 0, 1], [0, 1]]
+    assert listed(batch, "weight_versions") == [[-1, -1, 4, -1, 5, 5], [-1, -1, 4, 4], [-1, 3]]
     assert batch.columns["rewards"].values.tolist() == [1.0, 1.0, 1.0]
     assert (seal.num_rows, seal.trained_tokens, seal.floor, seal.newest) == (3, 5, 3, {0: 5})
-    assert (seal.attempt, seal.outcome, seal.reward, seal.parts) == (
-        AttemptId(7, 0, 0),
-        Outcome.FINISHED,
-        1.0,
-        {"exact": 1.0},
-    )
-
-
-def test_given_tokens_have_no_log_prob_of_their_own() -> None:
-    batch, _ = row_batch([attempt(*BRANCHING)])
-    log_probs = batch.columns["rollout_log_probs"]
-    assert log_probs.values.dtype == np.float32
-    assert next(log_probs.rows()).tolist() == [0.0, 0.0, -0.5, 0.0, -0.5, -0.5]
+    assert (seal.attempt, seal.outcome) == (AttemptId(7, 0, 0), Outcome.FINISHED)
+    assert (seal.reward, seal.parts) == (1.0, {"exact": 1.0})
+    first, *_ = batch.columns["rollout_log_probs"].rows()
+    assert first.tolist() == [0.0, 0.0, -0.5, 0.0, -0.5, -0.5], "given tokens have no log-prob of their own"
 
 
 def test_a_sample_without_a_verdict_is_sealed_without_rows() -> None:
     judged = attempt(given(1), sampled(2, parent=0, version=4), sample=0)
     failed = attempt(given(1), sampled(2, parent=0, version=4), sample=1, outcome=Outcome.REWARD_TIMEOUT)
-    batch, seals = row_batch([failed, judged])
+    batch, seals = row_batch([failed, judged], asked=TURNS)
     assert batch.ids == (RowId(7, 0, 0, 0),)
     assert [(seal.attempt.sample, seal.num_rows, seal.newest) for seal in seals] == [(1, 0, {}), (0, 1, {0: 4})]
     assert not seals[0].outcome.judged
@@ -109,10 +98,6 @@ def test_the_newest_version_is_that_of_the_weights_whatever_their_cache_was() ->
     assert (seal.floor, seal.newest) == (3, {0: 9, 2: 8})
 
 
-def listed(batch, name: str) -> list[list]:
-    return [row.tolist() for row in batch.columns[name].rows()]
-
-
 def test_columns_of_turns_are_made_for_those_who_ask() -> None:
     batch, _ = row_batch([turned(0.5, 0.0, 1.0, 2.0, value=3.5)], asked=TURNS)
     assert listed(batch, "turns") == [[-1, -1, 0, -1, 1, 1], [-1, -1, 0, 2], [-1, 3]]
@@ -141,9 +126,3 @@ def test_a_turn_without_tokens_leaves_its_reward_to_the_one_before() -> None:
     batch, _ = row_batch([turned(1.0, 4.0, 2.0, value=7.0, forest=forest)], asked=TURNS)
     assert listed(batch, "turns") == [[-1, 0, 2]]
     assert listed(batch, "step_rewards") == [[0, 5, 2]]
-
-
-def test_a_sample_without_a_verdict_needs_no_turns() -> None:
-    failed = attempt(given(1), sampled(2, parent=0, version=4), outcome=Outcome.REWARD_TIMEOUT)
-    batch, seals = row_batch([failed, turned(value=1.0)], asked=TURNS)
-    assert (len(batch), len(seals)) == (3, 2)

@@ -91,10 +91,8 @@ def test_a_step_whose_rows_come_at_once_is_divided_by_its_true_counts_from_the_s
 def test_before_its_end_a_step_is_divided_by_what_its_counts_will_probably_be() -> None:
     rows = batch([1, 1])
     (part,) = TrainingStep(NOW, 4, streams=True).add(ClaimedRows(claim(rows), rows))
-    assert (
-        part.denominators == {"tokens": 16.0, "rows": 8.0, "samples": 8.0, "groups": 4.0, "pairs": 4.0}
-        and not part.ends
-    )
+    assert part.denominators == {"tokens": 16.0, "rows": 8.0, "samples": 8.0, "groups": 4.0, "pairs": 4.0}
+    assert not part.ends
 
 
 def test_a_group_that_comes_twice_tells_that_its_first_lease_was_lost() -> None:
@@ -117,14 +115,10 @@ def test_where_the_loss_needs_every_row_none_is_skipped() -> None:
     assert (len(part.rows), step.without_gradient) == (2, ())
 
 
-def test_a_column_that_nobody_filled_is_outdated_for_every_row_to_train() -> None:
-    rows = batch([1, 1, 2], [1.0, 0.0, 1.0])
-    assert ClaimedRows(claim(rows), rows).outdated("old_log_probs", NOW) == [0, 2]
-
-
 @pytest.mark.parametrize("other", [Version("actor", 0, 4), Version("actor", 1, 5), None])
-def test_a_column_of_other_weights_is_outdated(other: Version | None) -> None:
-    rows = batch([1, 1, 2, 2])
+def test_a_column_of_other_weights_and_one_without_values_is_outdated(other: Version | None) -> None:
+    rows = batch([1, 1, 2, 2], [1.0, 0.0, 1.0, 1.0])
+    assert ClaimedRows(claim(rows), rows).outdated("old_log_probs", NOW) == [0, 2, 3], "rows to train"
     rows = rows.with_columns({"old_log_probs": Ragged(np.zeros(12, np.float32), np.full(4, 3))})
     made = {1: NOW} | ({2: other} if other else {})
     assert ClaimedRows(claim(rows, {"old_log_probs": made}), rows).outdated("old_log_probs", NOW) == [2, 3]
@@ -139,29 +133,24 @@ def test_filling_replaces_only_the_rows_that_were_computed_anew() -> None:
     np.testing.assert_array_equal(chunk.rows.columns["old_log_probs"].values, [0, 1, 2, 7, 7, 7, 6, 7, 8])
 
 
-def test_tokens_that_are_too_old_are_taken_out_of_the_loss() -> None:
-    rows = batch([1, 2], versions=[3, 5])
+def test_tokens_older_than_the_bound_are_taken_out_of_the_loss() -> None:
+    rows = batch([1, 2, 3], versions=[3, 4, 5])
     masked = ClaimedRows(replace(claim(rows), mask_before=4), rows).rows
-    np.testing.assert_array_equal(masked.columns["loss_mask"].values, [0, 0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(masked.columns["loss_mask"].values, [0, 0, 0, 0, 1, 1, 0, 1, 1])
     assert ClaimedRows(claim(rows), rows).rows is rows
 
 
-def test_tokens_just_at_the_bound_are_young_enough() -> None:
-    rows = batch([1, 2], versions=[4, 3])
-    masked = ClaimedRows(replace(claim(rows), mask_before=4), rows).rows
-    np.testing.assert_array_equal(masked.columns["loss_mask"].values, [0, 1, 1, 0, 0, 0])
-
-
-def test_only_an_applied_update_with_a_gradient_must_change_the_weights() -> None:
-    def moved(result: UpdateResult) -> bool:
-        step = TrainingStep(NOW, 1)
-        step.results.append(result)
-        return step.moved
-
-    assert moved(UpdateResult(UpdateOutcome.APPLIED, grad_norm=1.0, lr=0.1))
-    assert not moved(UpdateResult(UpdateOutcome.APPLIED, grad_norm=0.0, lr=0.1))
-    assert not moved(UpdateResult(UpdateOutcome.APPLIED, grad_norm=1.0, lr=0.0))
-    assert not moved(UpdateResult(UpdateOutcome.NOT_FINITE, grad_norm=float("nan"), lr=0.1))
+@pytest.mark.parametrize(
+    ("outcome", "grad_norm", "lr", "moved"),
+    [
+        (UpdateOutcome.APPLIED, 1.0, 0.1, True), (UpdateOutcome.APPLIED, 0.0, 0.1, False),
+        (UpdateOutcome.APPLIED, 1.0, 0.0, False), (UpdateOutcome.NOT_FINITE, float("nan"), 0.1, False),
+    ],
+)  # fmt: skip
+def test_only_an_applied_update_with_a_gradient_must_change_the_weights(outcome, grad_norm, lr, moved) -> None:
+    step = TrainingStep(NOW, 1)
+    step.results.append(UpdateResult(outcome, grad_norm=grad_norm, lr=lr))
+    assert step.moved == moved
 
 
 class HandClock:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device scheduler: who holds devices, who is offloaded, who is refused. Random members, deaths and slow ones."""
+"""The device scheduler: who holds devices, who is offloaded, who is refused. Random members, deaths and slow ones.
+
+The machine at the end shows what holds in any order of events; the tests before it show what a caller gets.
+"""
 
 from __future__ import annotations
 
@@ -70,16 +73,6 @@ def test_a_lease_offloads_others_before_it_onloads_its_holders() -> None:
     assert stage.told[-1].freed_bytes == 7
 
 
-def test_nobody_is_onloaded_before_the_others_are_offloaded() -> None:
-    stage = Stage(rollout=BOTH, actor=BOTH)
-    stage.acquire("g", "rollout", BOTH, {"rollout": ENGINE})
-    stage.scheduler.release("rollout", "g", 1.0)
-    stage.scheduler.acquire(DeviceRequest("t", "actor", BOTH, "train", {"actor": TRAINER}, 9.0), 1.0)
-    assert [(command.kind, command.name) for command in stage.scheduler.commands] == [("offload", "rollout")]
-    stage.obey()
-    assert stage.news("t") == ["granted"]
-
-
 def test_the_same_holder_again_costs_nothing() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
     stage.acquire("one", "rollout", BOTH, {"rollout": ENGINE})
@@ -87,17 +80,6 @@ def test_the_same_holder_again_costs_nothing() -> None:
     stage.told.clear()
     stage.acquire("two", "rollout", BOTH, {"rollout": ENGINE})
     assert [command.kind for command in stage.told] == ["granted"]
-
-
-def test_who_holds_the_devices_is_told_once_that_they_are_wanted() -> None:
-    stage = Stage(rollout=BOTH, actor=BOTH)
-    stage.acquire("g", "rollout", BOTH, {"rollout": ENGINE})
-    assert stage.acquire("t", "actor", BOTH, {"actor": TRAINER}) == "rollout (train)"
-    stage.acquire("f", "actor", frozenset({"gpu:0"}), {"actor": TRAINER})
-    assert stage.news("g") == ["granted", "wanted"] and stage.news("t") == stage.news("f") == []
-    stage.scheduler.release("rollout", "g", 1.0)
-    stage.obey()
-    assert stage.news("t") == ["granted", "wanted"] and stage.news("f") == []
 
 
 def test_leases_on_other_devices_go_side_by_side_and_nobody_overtakes() -> None:
@@ -313,4 +295,4 @@ class Devices(RuleBasedStateMachine):
 
 
 TestDevices = Devices.TestCase
-TestDevices.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDevices.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -26,40 +26,27 @@ def as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.freeze()
 
 
-def test_the_last_role_leaves_the_process_as_the_first_one_found_it() -> None:
+def test_while_roles_work_older_objects_are_left_alone_and_the_last_role_leaves_the_process_as_it_was() -> None:
+    """A collection searches all modules of the suite, so that one test looks at everything."""
     before = gc.get_threshold()
     first, second = ExitStack(), ExitStack()
+    earlier = Loop()
+    old = weakref.ref(earlier)
     first.enter_context(collected_seldom())
     second.enter_context(collected_seldom())
+    del earlier
+    new = weakref.ref(Loop())
+    gc.collect()
+    assert new() is None and old() is not None, "new cycles are collected, and older ones are frozen"
     first.close()
     assert gc.get_threshold() == SELDOM
     second.close()
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
-
-
-def test_cycles_are_collected_meanwhile_and_those_from_before_afterwards() -> None:
-    earlier = Loop()
-    old = weakref.ref(earlier)
-    with collected_seldom():
-        del earlier
-        new = weakref.ref(Loop())
-        gc.collect()
-        assert new() is None
-        assert old() is not None
-    gc.collect()
-    assert old() is None
-
-
-def test_what_an_earlier_start_left_is_collected_before_the_next_one() -> None:
-    with collected_seldom():
-        left = Loop()
-        old = weakref.ref(left)
     gc.disable()
     try:
-        del left
         with collected_seldom():
-            assert old() is None
+            assert old() is None, "the next start collects what an earlier one left"
     finally:
         gc.enable()
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.graph.ray_run import Start
 
 RUN_S = 840
+SMALL = ("rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0")
+"""Words of `relax train` for steps of sixteen samples without an evaluation."""
 
 
 @dataclass(frozen=True)

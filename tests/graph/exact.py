@@ -10,7 +10,7 @@ from typing import Any
 from relax_core.views.run import open_run
 from tests.graph.conftest import exported, relax_in
 
-STEPS = 8
+STEPS = 6
 EXACT = (
     "rollout.groups_per_step=4", "rollout.group_size=4", f"steps={STEPS}", "checkpoint.every=2", "deterministic=true",
     "max_staleness=0", "placement=colocate", "checkpoint.keep=99", "algorithm.kl_coef=0.1",

@@ -21,7 +21,7 @@ from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api import Chunk, Delta, GenerateRequest, Manifest, Task, Trajectory, Version
 
-ENGINE_DIES_AT, RANK_DIES_AT = 2, 5
+ENGINE_DIES_AT, RANK_DIES_AT = 2, 3
 """Steps of the weights that the engine serves, and that the rank trains, when each dies."""
 
 

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that knows nothing of Relax plays through a whole run: what it was answered is trained as it was sampled."""
+"""Programs that know nothing of Relax play through whole runs: what they were answered is trained as it was sampled.
+
+`tests/clients` trains agents that are written with client libraries, and the agents' plugin has functions as agents.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,77 +20,70 @@ from tests.graph.conftest import Relax
 pytestmark = pytest.mark.process
 SHORT = ("steps=2", "rollout.groups_per_step=2", "rollout.group_size=8", "eval.every=0")
 TRAINED = 2 * 2 * 8
-PLAYER = '''
+ASK = """
 import json, os, urllib.request
-
-def hint(secret, guess):
-    letter = len(guess) == 1 and "a" <= guess <= "p"
-    return "=" if guess == secret else "!" if not letter else "<" if secret < guess else ">"
-
-def play(secret, ask):
-    messages, guess = [{"role": "user", "content": "?"}], None
-    for turn in range(4):
-        guess = ask(messages, turn)
-        if guess == secret:
-            break
-        messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": hint(secret, guess)}]
-    return float(guess == secret)
-
-def chat(client, messages):
-    answer = client.chat.completions.create(model="policy", messages=messages, temperature=0.1)
-    return answer.choices[0].message.content
-
-def said(client, messages):
-    with client.messages.stream(model="policy", max_tokens=2, messages=messages) as stream:
-        return "".join(stream.text_stream)
-
-def solve(task, model):
-    """Chat completions and Anthropic's messages take turns."""
-    import anthropic, openai
-
-    one = openai.OpenAI(base_url=model.openai_url, api_key=model.key)
-    other = anthropic.Anthropic(base_url=model.url, api_key=model.key)
-    return play(task.answer, lambda messages, turn: said(other, messages) if turn % 2 else chat(one, messages))
 
 def post(url, key, body):
     head = {"authorization": "Bearer " + key, "content-type": "application/json"}
     return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)))
 
-def main():
-    """In plain HTTP, as any language has it."""
-    env, task = os.environ, json.load(open(os.environ["RELAX_TASK"]))
-    def ask(messages, turn):
-        url = env["OPENAI_BASE_URL"] + "/chat/completions"
-        return post(url, env["OPENAI_API_KEY"], {"messages": messages})["choices"][0]["message"]["content"]
-    post(env["RELAX_REPORT_URL"], env["RELAX_REPORT_KEY"], {"reward": play(task["answer"], ask)})
+def ask(messages):
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    return post(url, os.environ["OPENAI_API_KEY"], {"messages": messages})["choices"][0]["message"]["content"]
 
-if __name__ == "__main__":
-    main()
-'''
+task = json.load(open(os.environ["RELAX_TASK"]))
+said = [{"role": "user", "content": "?"}]
+"""
+PLAYER = ASK + """
+for turn in range(4):
+    guess = ask(said)
+    if guess == task["answer"]:
+        break
+    letter = len(guess) == 1 and "a" <= guess <= "p"
+    hint = "!" if not letter else "<" if task["answer"] < guess else ">"
+    said += [{"role": "assistant", "content": guess}, {"role": "user", "content": hint}]
+post(os.environ["RELAX_REPORT_URL"], os.environ["RELAX_REPORT_KEY"], {"reward": float(guess == task["answer"])})
+"""  # fmt: skip
+BOXED = ASK + """
+assert "answer" not in task
+for _ in range(2):
+    guess = ask(said)
+    said += [{"role": "assistant", "content": guess}, {"role": "user", "content": "<"}]
+with open("guess", "w") as file:
+    file.write(guess)
+"""  # fmt: skip
+JUDGE = """
+import json, os
+key = input()
+task = json.load(open(os.environ["RELAX_TASK"]))
+guess = open(os.environ["RELAX_WORK"] + "/guess").read()
+print(json.dumps({"reward": 1.0 if guess == task["answer"] else 0.5 * (guess < task["answer"]), "key": key}))
+"""
 
 
-@pytest.mark.parametrize("how", ["function", "command"])
-def test_an_agent_is_trained_on_exactly_what_it_was_answered(
-    relax: Relax, train_here: Relax, game: Path, tmp_path: Path, how: str
-) -> None:
+def play(train: Relax, game: Path, folder: Path, environment: str) -> list[dict[str, Any]]:
+    """Train with an agent and return its games; tokens are trained with the log-probs that they were sampled with."""
+    ran = train(
+        game / "recipe.toml", *SHORT, f'environment={{name="agent", timeout_s=120, {environment}}}', "--run-dir", "run"
+    )
+    assert ran.code == 0, ran.err
+    assert (ran.json["status"], ran.json["samples_trained"], ran.json["balanced"]) == ("finished", TRAINED, True)
+    run = open_run(folder / "run")
+    differences = run.metrics().column("train/rollout_log_prob_diff_lag0_max")
+    assert differences and max(differences) < 1e-4, "the trainer sees the tokens that the engine sampled"
+    games = [sample for step in run.sample_steps() for sample in run.samples(step)]
+    assert len(games) >= TRAINED
+    return games
+
+
+def test_an_agent_is_trained_on_exactly_what_it_was_answered(train_here: Relax, game: Path, tmp_path: Path) -> None:
     player = tmp_path / "player.py"
     player.write_text(PLAYER)
-    played = f'function="{player}:solve"' if how == "function" else f'command=["{sys.executable}", "{player}"]'
-    environment = f'environment={{name="agent", timeout_s=120, {played}}}'
-    words = (game / "recipe.toml", *SHORT, environment, "--run-dir", "run")
-    # The inline runner has one thread, and a function that waits for the policy would block it.
-    ran = relax("train", *words, "--runner", "local", "--json") if how == "function" else train_here(*words)
-    assert ran.code == 0, ran.err
-    summary = ran.json
-    assert (summary["status"], summary["samples_trained"], summary["balanced"]) == ("finished", TRAINED, True)
-    run = open_run(tmp_path / "run")
-    steps = [row for row in run.metrics() if "reward/mean" in row]
-    assert len(steps) == 2
-    for row in steps:
-        assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4, "the trainer sees the tokens that the engine sampled"
-        assert not [key for key in row if key.startswith("tokens/discarded/")], "every answer was read"
-    games = [sample for step in run.sample_steps() for sample in run.samples(step)]
-    assert len(games) >= TRAINED and {game["reward"] for game in games} == {0.0, 1.0}
+    games = play(train_here, game, tmp_path, f'command=["{sys.executable}", "{player}"]')
+    assert not [
+        key for row in open_run(tmp_path / "run").metrics() for key in row if key.startswith("tokens/discarded/")
+    ]
+    assert {game["reward"] for game in games} == {0.0, 1.0}
     for one in games:
         assert one["reward"] == (one["response"] == one["answer"])
         said = one.get("messages", [])  # none where the first guess was right: prompt and response are all
@@ -97,20 +94,29 @@ def test_an_agent_is_trained_on_exactly_what_it_was_answered(
             assert heard == (hint(one["answer"], guess) if letter else "!")
 
 
-REPEATS = """
-import json, os, urllib.request
-env = os.environ
-def ask(*messages):
-    body = {"messages": [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(messages)],
-            "temperature": 0.1}
-    request = urllib.request.Request(env["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
-        {"authorization": "Bearer " + env["OPENAI_API_KEY"], "content-type": "application/json"})
-    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
-first = ask("?")
-ask("?", first, "<")
-ask("?", "edited", "<")
-ask("sub")
-"""
+def test_an_agent_in_a_sandbox_is_trained_on_what_its_judge_says(train_here: Relax, game: Path, tmp_path: Path) -> None:
+    """The agent reaches the policy and never the answer, which its judge has."""
+    (tmp_path / "agent.py").write_text(BOXED)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    games = play(train_here, game, tmp_path, (
+        'sandbox=true, command=["python", "agent.py"], copies={"agent.py"="agent.py"}, '
+        'judge=["python", "judge.py"], judge_copies={"judge.py"="judge.py"}'
+    ))  # fmt: skip
+    assert {0.0, 0.5} <= {game["reward"] for game in games}
+    for one in games:
+        right, below = one["response"] == one["answer"], one["response"] < one["answer"]
+        assert one["reward"] == (1.0 if right else 0.5 * below)
+
+
+REPEATS = ASK.replace('{"messages": messages}', '{"messages": messages, "temperature": 0.1}') + """
+def turns(*texts):
+    return [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)]
+
+first = ask(turns("?"))
+ask(turns("?", first, "<"))
+ask(turns("?", "edited", "<"))
+ask(turns("sub"))
+"""  # fmt: skip
 
 
 def test_a_try_shows_the_tree_of_an_agent_s_calls_and_why_it_branched(

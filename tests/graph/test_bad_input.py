@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from relax_core.views.run import open_run
-from tests.graph.conftest import Ran, Relax
+from tests.graph.conftest import SMALL as STEP, Ran, Relax
 
 pytestmark = pytest.mark.process
-SMALL = (
-    "steps=3", "run.runner=local", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=1",
-)  # fmt: skip
+SMALL = (*STEP, "steps=3", "run.runner=local", "checkpoint.every=1")
 REWARDS = """
 import os
 from pathlib import Path
@@ -38,7 +36,6 @@ class Spin(Reward):
             pass
         return 0.0
 """
-SECOND = "from relax_core.api import Reward\nclass Exact(Reward):\n    def score(self, task, trajectory): return 1.0\n"
 
 
 def refused(ran: Ran, exit_code: int, *said: str) -> None:
@@ -61,57 +58,19 @@ def readable(relax: Relax, run: Path, state: str = "failed") -> None:
     assert open_run(run).summary()["status"] == state
 
 
-def broken_model(tiny: Path, folder: Path, kind: str) -> Path:
-    model = folder / "model"
-    shutil.copytree(tiny / "model", model)
-    if kind == "cut short":
-        whole = (model / "model.safetensors").read_bytes()
-        (model / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    elif kind == "torn configuration":
-        (model / "config.json").write_text('{"model_type": ')
-    else:
-        (model / kind).unlink()
-    return model
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("config.json", "without config.json; name the folder of a Hugging Face model"),
-        ("torn configuration", "config.json, which can't be read"),
-        ("cut short", "model.safetensors, which is cut short"),
-        ("tokenizer.json", "without tokenizer.json"),
-    ],
-)
-def test_a_broken_model_folder_is_refused_before_anything_starts(
-    relax_here: Relax, tiny: Path, tmp_path: Path, kind: str, said: str
-) -> None:
-    model = broken_model(tiny, tmp_path, kind)
-    refused(
-        relax_here("train", tiny / "recipe.toml", *SMALL, f"model.path={model}", "--run-dir", "run", "--json"),
-        2,
-        "model.path",
-        said,
-    )
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("model.path=nowhere", "nowhere, a folder that does not exist; name the folder of a Hugging Face model"),
         ("stepz=3", "stepz (command line): got an unknown key; did you mean 'steps'?"),
-        ("rollout.prompts_per_step=3", "got a former key; rename it to rollout.groups_per_step"),
-        ("algorithm.clip=3", "algorithm.clip (command line): got an unknown key; did you mean 'clip_low'"),
         ("algorithm=grppo", "algorithm.name (command line): got 'grppo'; no plugin offers it; did you mean 'grpo'"),
-        ("trainer=megatron", "trainer.name (command line): got 'megatron'; no plugin offers it; known names are torch"),
         ("rollout.group_size=1", "rollout.group_size (command line): got 1; grpo compares the samples of a task"),
-        ("rollout.max_new_tokens=4096", "the model's context is"),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(
     relax_here: Relax, tiny: Path, tmp_path: Path, override: str, said: str
 ) -> None:
+    """One of each place that looks: model folder, schema, catalogue, plan."""
     refused(relax_here("train", tiny / "recipe.toml", *SMALL, override, "--run-dir", "run", "--json"), 2, said)
     assert not (tmp_path / "run").exists()
 
@@ -134,24 +93,12 @@ def test_words_that_the_command_line_does_not_know_are_one_document_too(relax_he
     refused(relax_here("train", "x.toml", "--json"), 2, "x.toml, which does not exist; name a TOML file or a recipe")
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ("", "which holds no rows"),
-        ('{"prompt": "s21=", "answer": "12"}\n{"prompt": "s3\n', "tasks.jsonl:2: malformed JSON"),
-        (
-            '{"prompt": "s21=", "answer": "12"}\n\n{"prompt": "s31="}\n',
-            "tasks.jsonl:3 without a value for 'answer', which exact reads",
-        ),
-    ],
-    ids=["empty", "malformed", "without an answer"],
-)
 def test_a_task_file_that_cannot_be_used_ends_the_run_with_its_line(
-    train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path, rows: str, said: str
+    train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "tasks.jsonl").write_text(rows)
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "s21=", "answer": "12"}\n{"prompt": "s3\n')
     ran = train_here(tiny / "recipe.toml", *SMALL, "data.train=tasks.jsonl", "--run-dir", "run")
-    refused(ran, 2, "data.train: got ", said)
+    refused(ran, 2, "data.train: got ", "tasks.jsonl:2: malformed JSON")
     readable(relax_here, tmp_path / "run")
 
 
@@ -163,21 +110,6 @@ def test_a_run_directory_in_use_is_refused_and_left_as_it_is(relax_here: Relax, 
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-def test_a_plugin_file_that_raises_shows_its_own_frame(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from relax_core.api import Reward\nimport json\njson.loads('{')\n")
-    ran = relax_here("train", tiny / "recipe.toml", *SMALL, 'plugins=["mine.py"]', "--json")
-    refused(ran, 3, "mine.py: the plugin cannot be loaded: JSONDecodeError", "correct the file")
-    assert 'mine.py", line 3' in ran.err
-
-
-def test_two_components_of_one_name_are_told_apart_by_their_owners(
-    relax_here: Relax, tiny: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "exact.py").write_text(SECOND)
-    ran = relax_here("train", tiny / "recipe.toml", *SMALL, 'plugins=["exact.py"]', "--json")
-    refused(ran, 2, "got 'exact'; several plugins have this name; write relax-plugin-rewards:exact or exact.py:exact")
-
-
 def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
     train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
@@ -185,13 +117,9 @@ def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
     typo = ('plugins=["mine.py"]', 'rewards=["typo"]')
     ran = train_here(tiny / "recipe.toml", *SMALL, *typo, "--run-dir", "run")
     line = REWARDS.splitlines().index("        return float(trajectory.respons == task.answer)") + 1
-    refused(
-        ran,
-        3,
-        "reward typo: failed alike on the first 16 samples",
-        "'Trajectory' object has no attribute 'respons'",
-        f"mine.py:{line}",
-    )
+    missing = "'Trajectory' object has no attribute 'respons'"
+    refused(ran, 3, "reward typo: failed alike on the first 16 samples", missing, f"mine.py:{line}")
+    assert f'mine.py", line {line}, in score' in ran.err, "the author's own traceback"
     readable(relax_here, tmp_path / "run")
     (tmp_path / "mine.py").write_text(REWARDS.replace("respons ", "response "))
     tried = relax_here("try", "reward", "typo", "--data", tmp_path / "run/failing-sample.json", "--json")

@@ -10,6 +10,7 @@ import pytest
 
 from relax_contrib.recipes.colours.build import build
 from relax_core.control.prepare import find_recipe
+from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
 
@@ -28,27 +29,21 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_that_sees_is_warmed_up_and_reinforced(train_here: Relax, colours: Path, tmp_path: Path) -> None:
-    overrides = ("eval.every=2", "stages.0.steps=2", "stages.0.rollout.groups_per_step=16", "stages.1.steps=2")
-    overrides += ("rollout.media_store_mb=1",)
-    ran = train_here(colours / "recipe.toml", *overrides, "--run-dir", tmp_path / "run")
+    run = tmp_path / "run"
+    ran = train_here(colours / "recipe.toml", "eval.every=2", "stages.0.steps=2", "stages.0.rollout.groups_per_step=16",
+                     "stages.1.steps=2", "rollout.media_store_mb=1", "--run-dir", run)  # fmt: skip
     assert ran.code == 0, ran.err
-    done = json.loads((tmp_path / "run/summary.json").read_text())
+    done = json.loads((run / "summary.json").read_text())
     dropped = done["samples_dropped"]
-    assert (
-        done["steps"] == 4 and set(dropped) == {"failed"} and dropped["failed"] > 8
-    )  # a group of 8, and a written row
+    assert done["steps"] == 4
+    assert set(dropped) == {"failed"} and dropped["failed"] > 8, "a group of 8, and a written row"
     assert done["samples_trained"] == 2 * 16 + 2 * 128
     assert done["samples_issued"] == done["samples_trained"] + dropped["failed"] + done["samples_in_flight"]
     for stage in ("0-warm-start", "1-rl"):
-        assert 0 < len(list((tmp_path / "run/stages" / stage / "media").glob("*.media"))) <= 23 + 48
-    rl = tmp_path / "run/stages/1-rl/media"
-    assert sum(path.stat().st_size for path in rl.glob("*.media")) < 2 << 20, "what nobody needs stays over the budget"
-    assert '<img alt="image ' in (tmp_path / "run/report.html").read_text()
-    metrics = relax_metrics(tmp_path / "run")
-    assert sum("eval/held-out/count" in one for one in metrics) == 4
-    rates = [one["samples/per_s"] for one in metrics if "samples/per_s" in one]
-    assert len(rates) == 4 and min(rates) > 0
-
-
-def relax_metrics(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert 0 < len(list((run / "stages" / stage / "media").glob("*.media"))) <= 23 + 48
+    kept = (run / "stages/1-rl/media").glob("*.media")
+    assert sum(path.stat().st_size for path in kept) < 2 << 20, "what nobody needs stays over the budget"
+    assert '<img alt="image ' in (run / "report.html").read_text()
+    assert (run / "metrics.jsonl").read_text().count('"eval/held-out/count"') == 4, "before and after each stage"
+    metrics = open_run(run).metrics()
+    assert len(metrics.column("samples/per_s")) == 4 and min(metrics.column("samples/per_s")) > 0

@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.views.run import open_run
-from tests.graph.conftest import Relax
-
-SMALL = (
-    "algorithm=distillation",
-    "rollout.groups_per_step=4",
-    "rollout.group_size=4",
-    "eval.every=0",
-    "checkpoint.every=0",
-)
+from tests.graph.conftest import SMALL, Relax
 
 
 def test_two_teachers_by_domain_see_the_policys_likeliest_tokens(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
@@ -31,8 +23,9 @@ def test_two_teachers_by_domain_see_the_policys_likeliest_tokens(train_here: Rel
     paths = [perturbed(tiny / "model", tmp_path / name, seed) for seed, name in enumerate(("even", "odd"))]
     teachers = ", ".join(f'{{path = "{path}", only = "domain={path.name}"}}' for path in paths)
     options = (
-        "steps=3", f"data.train={data}", "rewards=[]", "placement=colocate", "algorithm.mode=loss", "algorithm.divergence=jsd",
-        "algorithm.tokens=student-top-k", "algorithm.k=8", f"teachers=[{teachers}]",
+        "algorithm=distillation", "checkpoint.every=0", "steps=3", f"data.train={data}", "rewards=[]", "placement=colocate",
+        "algorithm.mode=loss", "algorithm.divergence=jsd", "algorithm.tokens=student-top-k", "algorithm.k=8",
+        f"teachers=[{teachers}]",
     )  # fmt: skip
     ran = train_here(tiny / "recipe.toml", *SMALL, *options, "--run-dir", tmp_path / "run")
     assert ran.code == 0, ran.err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.views.run import open_run
-from tests.graph.conftest import Relax, started_runs
+from tests.graph.conftest import SMALL, Relax, started_runs
 from tests.graph.gated import gated, open_gate, shut
 from tests.graph.ray_run import Running, kill
 
@@ -26,8 +26,7 @@ JUDGE = (
 def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     """A run whose teacher is the policy itself, whose judge is scored by a pool, and whose pool's engine was killed."""
     pool = f'[{{name = "judge", path = "{tiny / "model"}"}}]'
-    settings = ("run.runner=local", "algorithm=distillation", "steps=8", "rollout.groups_per_step=4",
-                "rollout.group_size=4", "optimizer.lr=1e-6",
+    settings = (*SMALL, "run.runner=local", "algorithm=distillation", "steps=8", "optimizer.lr=1e-6",
                 f"teachers={tiny / 'model'}", f"engines={pool}", f"rewards=[{JUDGE}]")  # fmt: skip
     with started_runs(tmp_path_factory.mktemp("pools")) as start:
         path = start.directory / "run"
@@ -57,31 +56,15 @@ def test_a_teacher_that_is_the_policy_has_nothing_to_teach_at_first(run_with_tea
     assert all(0 <= reward <= 1 for reward in metrics.column("reward/mean"))
 
 
-def test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
-    """And a judge beside it, with a pool of its own over the same folder."""
-    pools = ", ".join(f'{{name = "{name}", path = "{tiny / "model"}"}}' for name in ("same", "judge"))
-    ran = train_here(
-        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.groups_per_step=4",
-        "rollout.group_size=4", "eval.every=0", "checkpoint.every=0", "optimizer.lr=1e-6", f"engines=[{pools}]",
-        'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]", "--run-dir", tmp_path / "run",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert (ran.json["status"], ran.json["samples_trained"]) == ("finished", 32)
-    metrics = open_run(tmp_path / "run").metrics()
-    assert metrics.column("distill/kl") == pytest.approx([0.0, 0.0], abs=1e-4)
-    assert all(0 < reward < 1 for reward in metrics.column("reward/judge"))
-
-
 def test_a_judge_and_a_teacher_take_turns_with_colocated_engines(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     """The judge is asked at the end of each wave, also by the evaluation, and the trainer has its lease as ever."""
     pools = ", ".join(
         f'{{name = "{name}", path = "{tiny / "model"}", devices = "deferred"}}' for name in ("same", "judge")
     )
     ran = train_here(
-        tiny / "recipe.toml", "algorithm=distillation", "steps=2", "rollout.groups_per_step=4",
-        "rollout.group_size=4", "eval={every = 2, size = 4, at_start = false}", "checkpoint.every=0", "optimizer.lr=1e-6",
-        "placement=colocate", f"engines=[{pools}]", 'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]",
-        "--run-dir", tmp_path / "run",
+        tiny / "recipe.toml", *SMALL[:2], "algorithm=distillation", "steps=2", "checkpoint.every=0", "optimizer.lr=1e-6",
+        "eval={every = 2, size = 4, at_start = false}", "placement=colocate", f"engines=[{pools}]",
+        'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]", "--run-dir", tmp_path / "run",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert (ran.json["status"], ran.json["samples_trained"], ran.json["balanced"]) == ("finished", 32, True)

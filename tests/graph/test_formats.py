@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors.numpy import load_file
 
 from relax_core.views.run import open_run
-
-if TYPE_CHECKING:
-    from tests.graph.conftest import Relax
-
-SMALL = ("steps=3", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0")
+from tests.graph.conftest import SMALL, Relax
 
 
 def test_an_engine_in_bfloat16_serves_a_float32_trainer(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
-    run, formats = tmp_path / "run", ("rollout.dtype=bfloat16", "weights.payload=delta", "weights.proof=behaviour",
+    run, formats = tmp_path / "run", ("steps=3", "rollout.dtype=bfloat16", "weights.payload=delta", "weights.proof=behaviour",
                                       "weights.tolerance=1.0", "optimizer.lr=1e-3", "optimizer.warmup_steps=0")  # fmt: skip
     ran = train_here(tiny / "recipe.toml", *SMALL, *formats, "--run-dir", run)
     assert ran.code == 0, ran.err

@@ -12,21 +12,21 @@ import pytest
 from safetensors.numpy import load_file
 
 from relax_core.views.run import Metrics, open_run
-from tests.graph.conftest import Ran, Relax
+from tests.graph.conftest import SMALL as STEP, Ran, Relax
 from tests.graph.failing import failing_engine
 
 pytestmark = pytest.mark.process
 
-SMALL = ("steps=4", "rollout.groups_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0")
-SAMPLES = 4 * 4 * 4
+SMALL = (*STEP, "steps=3", "checkpoint.every=0")
+SAMPLES = 3 * 4 * 4
 
 
-def trained(ran: Ran, run: Path, samples: int = SAMPLES) -> Metrics:
+def trained(ran: Ran, run: Path) -> Metrics:
     """The steps of a run that ended well, its samples accounted for."""
     assert ran.code == 0, ran.err
-    assert (ran.json["status"], ran.json["samples_trained"]) == ("finished", samples)
+    assert (ran.json["status"], ran.json["samples_trained"]) == ("finished", SAMPLES)
     metrics = open_run(run).metrics()
-    assert metrics.column("samples/balanced") == [1.0] * 4
+    assert metrics.column("samples/balanced") == [1.0] * 3
     assert all(difference < 1e-4 for difference in metrics.column("train/rollout_log_prob_diff_lag0_max"))
     return metrics
 
@@ -52,14 +52,14 @@ def test_every_role_with_several_updates_of_adapters_on_ray(
     graph = roles(relax_here("graph", tiny / "recipe.toml", *settings, "--format", "json"))
     assert set(graph) == {"rollout", "reference", "actor-fwd", "critic", "advantages", "actor"}
     run = tmp_path / "run"
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, "checkpoint.every=4", "--runner", "ray", "--run-dir", run,
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, "checkpoint.every=3", "--runner", "ray", "--run-dir", run,
                 "--json")  # fmt: skip
     metrics = trained(ran, run)
     assert all(ratio > 1.0 for ratio in metrics.column("policy/ratio_max")[1:])
     assert all(kl > 0 for kl in metrics.column("policy/ref_kl"))
-    assert len(metrics.column("critic/loss")) == 4
-    assert (run / "checkpoints/step-000004/critic.json").is_file()
-    kept = {name for file in (run / "checkpoints/step-000004/critic").glob("*.safetensors") for name in load_file(file)}
+    assert len(metrics.column("critic/loss")) == 3
+    assert (run / "checkpoints/step-000003/critic.json").is_file()
+    kept = {name for file in (run / "checkpoints/step-000003/critic").glob("*.safetensors") for name in load_file(file)}
     assert kept and all(".lora_" in name or "score" in name for name in kept)
 
 
@@ -91,18 +91,16 @@ def test_live_deltas_reach_an_engine_and_its_replacement_in_interpreters_of_thei
     engine, engine_log = wrapped(tmp_path, "engine-python")
     trainer, trainer_log = wrapped(tmp_path, "trainer-python")
     ran = relax(
-        "train", tiny / "recipe.toml", *SMALL, "algorithm.kl_coef=0.1", "optimizer.lr=0.01",
-        "weights=collective", "weights.payload=delta", "weights.silence_s=10", *failing_engine(tmp_path / "marks"),
-        f"engine.python={engine}", f"trainer.python={trainer}", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+        "train", tiny / "recipe.toml", *SMALL, "optimizer.lr=0.01", "weights=collective", "weights.payload=delta",
+        "weights.silence_s=10", *failing_engine(tmp_path / "marks"), f"engine.python={engine}", f"trainer.python={trainer}",
+        "--runner", "local", "--run-dir", tmp_path / "run", "--json",
     )  # fmt: skip
     metrics = trained(ran, tmp_path / "run")
     assert ran.json["restarts"] == {"engine": 1} and ran.json["max_lag"] == 0
     assert not (tmp_path / "run" / "weights").exists() or list((tmp_path / "run" / "weights").iterdir()) == []
     assert len(engine_log.read_text().splitlines()) == 2
-    assert len(trainer_log.read_text().splitlines()) == 2  # the actor's rank and the reference's
-    divergence = metrics.column("policy/ref_kl")
-    assert divergence[0] == pytest.approx(0.0, abs=1e-9)  # the first step starts from the reference's own weights
-    assert all(kl > 1e-6 for kl in divergence[2:])
+    assert len(trainer_log.read_text().splitlines()) == 1
+    assert all(norm > 0 for norm in metrics.column("train/grad_norm")), "each version differs from the one before"
 
 
 PLUGIN = '''
@@ -141,19 +139,4 @@ def test_a_file_of_components_and_a_reward_from_python(tiny: Path, tmp_path: Pat
     samples = [sample for step in run.sample_steps() for sample in run.samples(step)]
     assert all(s["reward"] == pytest.approx(1.0 / (1 + len(s["response"]))) for s in samples)
     lines = [json.loads(line) for line in (tmp_path / "run/lines.jsonl").read_text().splitlines()]
-    assert {line["step"] for line in lines if "reward/mean" in line} == {1, 2, 3, 4}
-
-
-def test_log_probs_agree_over_turns_with_observations_between_them(
-    train_here: Relax, tiny: Path, tmp_path: Path
-) -> None:
-    games = tmp_path / "games.jsonl"
-    prompt = [{"role": "user", "content": "?"}]
-    games.write_text("".join(json.dumps({"prompt": prompt, "answer": letter}) + "\n" for letter in "abcdefgh"))
-    overrides = ("environment=guess-number", "rewards=[]", f"data.train={games}", "eval.sets=[]", "rollout.max_turns=4",
-                 "rollout.max_new_tokens=2", "max_staleness=0")  # fmt: skip
-    ran = train_here(tiny / "recipe.toml", *SMALL, *overrides, "--run-dir", tmp_path / "run")
-    trained(ran, tmp_path / "run")
-    run = open_run(tmp_path / "run")
-    samples = [sample for step in run.sample_steps() for sample in run.samples(step)]
-    assert any(len(sample.get("messages", ())) > 4 for sample in samples)
+    assert {line["step"] for line in lines if "reward/mean" in line} == {1, 2, 3}

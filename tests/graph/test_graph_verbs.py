@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.graph.conftest import Relax
 
@@ -19,17 +22,15 @@ def test_the_graph_is_drawn_in_every_form(relax_here: Relax, tiny: Path) -> None
     assert "reference_log_probs[reference.log_probs] -- ref_log_probs --> actor_fit[actor.fit]" in mermaid.out
 
 
-def test_a_dry_run_starts_and_writes_nothing(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_plan_or_refuses_as_a_run_would_and_writes_nothing(
+    relax_here: Relax, tiny: Path, tmp_path: Path
+) -> None:
     ran = relax_here("train", tiny / "recipe.toml", "--dry-run", "--run-dir", tmp_path / "run")
     assert ran.code == 0, ran.err
     assert "actor.fit" in ran.out
+    refused = relax_here("train", tiny / "recipe.toml", "rollout.group_size=1", "--dry-run")
+    assert refused.code == 2 and "rollout.group_size" in refused.err and "Traceback" not in refused.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_refuses_what_a_run_would(relax_here: Relax, tiny: Path) -> None:
-    ran = relax_here("train", tiny / "recipe.toml", "rollout.group_size=1", "--dry-run")
-    assert ran.code == 2
-    assert "rollout.group_size" in ran.err and "Traceback" not in ran.err
 
 
 def test_a_few_rollouts_are_scored_without_training(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:
@@ -57,29 +58,37 @@ def test_a_task_that_no_reward_judges_is_refused_at_start(relax_here: Relax, tin
     assert {tuple(record["rewards"]) for record in json.loads(tried.out)} == {("exact",)}
 
 
-def test_a_reward_is_tried_on_written_responses(relax_here: Relax, tmp_path: Path) -> None:
-    rows = [{"prompt": "2+2=", "response": "4", "answer": "4"}, {"prompt": "2+2=", "response": "5", "answer": "4"}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ran = relax_here("try", "reward", "exact", "--data", tmp_path / "rows.jsonl", "--json")
-    assert ran.code == 0, ran.err
-    assert [record["reward"] for record in json.loads(ran.out)] == [1.0, 0.0]
-    read = relax_here("try", "reward", "exact", "--data", tmp_path / "rows.jsonl")
-    assert read.code == 0, read.err
-    assert "reward 1 " in read.out and "reward 0 " in read.out
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "rows.jsonl"
 
 
-def test_a_reward_that_runs_programs_is_tried_in_the_sandbox(relax_here: Relax, tmp_path: Path) -> None:
-    cases = [{"input": "2 3", "output": "5"}]
-    programs = ("a, b = map(int, input().split())\nprint(a + b)", "print(6)")
-    rows = [{"prompt": "Add two numbers.", "response": f"```python\n{one}\n```", "cases": cases} for one in programs]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ran = relax_here("try", "reward", "code", "--data", tmp_path / "rows.jsonl", "--json")
+SUM = {"prompt": "2+2=", "answer": "4"}
+CODE = {"prompt": "Add two numbers.", "cases": [{"input": "2 3", "output": "5"}]}
+
+
+@pytest.mark.parametrize(
+    ("reward", "right", "wrong"),
+    [
+        ("exact", {**SUM, "response": "4"}, {**SUM, "response": "5"}),
+        ("code", {**CODE, "response": "```python\nprint(5)\n```"}, {**CODE, "response": "```python\nprint(6)\n```"}),
+    ],
+    ids=["exact", "code"],
+)  # fmt: skip
+def test_a_reward_is_tried_on_written_responses(
+    relax_here: Relax, tmp_path: Path, reward: str, right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """`code` runs programs in the sandbox."""
+    words = ("try", "reward", reward, "--data", written(tmp_path, right, wrong))
+    ran = relax_here(*words, "--json")
     assert ran.code == 0, ran.err
     assert [record["reward"] for record in json.loads(ran.out)] == [1.0, 0.0]
+    if reward == "exact":
+        read = relax_here(*words)
+        assert read.code == 0 and "reward 1 " in read.out and "reward 0 " in read.out, read.err
 
 
 def test_a_row_without_a_response_is_named_by_its_line(relax_here: Relax, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b", "answer": "b"}\n{"prompt": "a"}\n')
-    ran = relax_here("try", "reward", "exact", "--data", tmp_path / "rows.jsonl")
-    assert ran.code == 2
-    assert "rows.jsonl:2" in ran.err and "response" in ran.err
+    rows = written(tmp_path, {"prompt": "a", "response": "b", "answer": "b"}, {"prompt": "a"})
+    ran = relax_here("try", "reward", "exact", "--data", rows)
+    assert ran.code == 2 and "rows.jsonl:2" in ran.err and "response" in ran.err

@@ -16,13 +16,9 @@ pytestmark = pytest.mark.process
 
 SERVERS = Path(__file__).parents[2] / "plugins" / "relax-plugin-mcp" / "tests" / "servers.py"
 SHORT = (
-    "steps=2",
-    "rollout.groups_per_step=2",
-    "rollout.group_size=4",
-    "eval.every=0",
-    'rewards=["exact"]',
+    "steps=2", "rollout.groups_per_step=2", "rollout.group_size=4", "eval.every=0", 'rewards=["exact"]',
     "model.tool_calls=hermes",
-)
+)  # fmt: skip
 
 
 def test_tools_are_told_before_a_run_and_a_run_with_others_is_refused(
@@ -42,10 +38,8 @@ def test_tools_are_told_before_a_run_and_a_run_with_others_is_refused(
     assert ran.code == 0, ran.err
     assert (ran.json["status"], ran.json["samples_trained"], ran.json["balanced"]) == ("finished", 2 * 2 * 4, True)
     run = open_run(tmp_path / "run")
-    assert {sample["outcome"] for step in run.sample_steps() for sample in run.samples(step)} <= {
-        "finished",
-        "truncated",
-    }
+    outcomes = {sample["outcome"] for step in run.sample_steps() for sample in run.samples(step)}
+    assert outcomes <= {"finished", "truncated"}
 
     wrong = f"sha256:{'0' * 64}"
     refused = train_here(*command[:-2], "--run-dir", "other", environment(f', digest="{wrong}"'))

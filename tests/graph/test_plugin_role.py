@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
-from tests.graph.conftest import Relax
+from relax_core.views.run import open_run
+from tests.graph.conftest import SMALL, Relax
 
 PLUGIN = Path(__file__).with_name("scorer.py")
 
@@ -19,12 +19,11 @@ def test_a_role_of_a_plugin_scores_with_a_model_of_its_own(train_here: Relax, ti
         f'plugins = ["{PLUGIN}"]\nalgorithm = "anchored"\n\n[placement.roles.scorer]\npath = "{tmp_path}/second-model"\n'
     )
     run = tmp_path / "run"
-    ran = train_here(tiny / "recipe.toml", overlay, "steps=3", "max_staleness=0", "optimizer.lr=1e-3", "eval.every=0",
+    ran = train_here(tiny / "recipe.toml", overlay, *SMALL, "steps=3", "max_staleness=0", "optimizer.lr=1e-3",
                      "--run-dir", run)  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.json["steps"] == 3 and ran.json["balanced"]
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    away = [step["scorer/away"] for step in steps if "scorer/away" in step]
+    away = open_run(run).metrics().column("scorer/away")
     assert away[0] < 1e-4 < away[-1], "the policy moves away from where both began"
 
 

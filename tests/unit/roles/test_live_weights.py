@@ -50,7 +50,7 @@ def test_every_engine_has_every_version_from_the_trainers_memory(
     assert [event.version.step for event in outcome.told(WeightsPublished)] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize(("seed", "staleness"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(("seed", "staleness"), [(0, 0), (1, 0), (1, 1)])
 def test_engines_that_die_at_any_time_are_served_while_the_actor_waits_for_rows(
     tmp_path: Path, seed: int, staleness: int
 ) -> None:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from relax_core.views.run import open_run
 from tests.authors.conftest import PROJECTS, Home, ended
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]
@@ -19,7 +19,7 @@ rewards = ["{PROJECTS["reward"]}", "half-right"]
 eval = {{ every = 0 }}
 run = {{ runner = "inline" }}
 """
-SHORT = ("steps=3", "rollout.groups_per_step=4", "rollout.group_size=8")
+SHORT = ("steps=2", "rollout.groups_per_step=4", "rollout.group_size=8")
 
 
 def test_new_projects_are_found_with_their_components(author: Home) -> None:
@@ -30,22 +30,10 @@ def test_new_projects_are_found_with_their_components(author: Home) -> None:
         assert [(component["kind"], component["name"]) for component in plugin["components"]] == [(kind, name)]
 
 
-def test_an_installed_plugin_conforms(author: Home) -> None:
-    checked = author.must("plugins", "check", PROJECTS["reward"], "--json").json
-    assert checked["failed"] == 0 and checked["passed"] > 10
-
-
 def test_own_tests_of_new_projects_and_of_the_guide_pass(author: Home) -> None:
     """The tests that `relax new` writes, and the one that `docs/plugins.md` shows."""
-    options = (
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        author.project("reward") / "pyproject.toml",
-        "--rootdir",
-        author.path,
-        "-rA",
-    )
+    settings = author.project("reward") / "pyproject.toml"
+    options = ("-p", "no:cacheprovider", "-c", settings, "--rootdir", author.path, "-rA")
     files = [*author.path.glob("relax-plugin-*/tests/test_*.py"), author.path / "test_half_right.py"]
     assert len(files) == len(PROJECTS) + 1
     done = ended([author.python, "-m", "pytest", *options, *files], author.path)
@@ -60,10 +48,9 @@ def test_a_run_trains_with_installed_plugins_and_a_single_file_by_name(
     overlay, run = tmp_path / "mine.toml", tmp_path / "run"
     overlay.write_text(f'plugins = ["{author.path}/half_right.py"]{CHOICE}')
     summary = author.must("train", game / "recipe.toml", overlay, *SHORT, "--run-dir", run, "--json").json
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [record for record in metrics if "reward/mean" in record]
-    assert (summary["status"], summary["steps"], summary["samples_trained"]) == ("finished", 3, 96)
-    assert [step["samples/balanced"] for step in steps] == [1, 1, 1]
+    steps = [row for row in open_run(run).metrics() if "reward/mean" in row]
+    assert (summary["status"], summary["steps"], summary["samples_trained"]) == ("finished", 2, 64)
+    assert [step["samples/balanced"] for step in steps] == [1, 1]
     assert any(step["train/grad_norm"] > 0 for step in steps)
     for name in ("environment", PROJECTS["reward"], "half-right"):
         assert any(step.get(f"reward/{name}", 0) > 0 for step in steps), name

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each runner makes one run, which loses an engine, a reward process and a rank at named points; all tests read these runs.
 
-Engines, actor and reference share one device. The first tests follow the run on Ray while it lasts, one stage after another.
+Engines, actor and reference share one device.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.graph.conftest import Relax, started_runs
+from tests.graph.conftest import Relax, relax_in
 from tests.graph.exact import EXACT, STEPS, assert_ends_like
-from tests.graph.failing import ENGINE_DIES_AT, RANK_DIES_AT, failing
-from tests.graph.ray_run import Running, until
+from tests.graph.failing import failing
 
 pytestmark = pytest.mark.process
 
@@ -36,31 +34,14 @@ class FinishedRun:
 
 
 @pytest.fixture(scope="module", params=RUNNERS)
-def run(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with started_runs(tmp_path_factory.mktemp(f"train-{request.param}")) as start:
-        path, marks = start.directory / "run", start.directory / "marks"
-        yield start(path, "train", tiny / "recipe.toml", *EXACT, *failing(marks), "--runner", request.param,
-                    "--run-dir", path, "--json")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def finished_run(run: Running) -> FinishedRun:
-    assert run.end() == 0, run.err
-    assert {path.stem for path in run.path.with_name("marks").glob("*.died")} == {"engine", "reward", "rank"}
-    return FinishedRun(run.path, json.loads(run.out), run.err)
-
-
-@pytest.mark.parametrize("run", RUNNERS[1:], indirect=True)
-def test_on_ray_all_roles_start(run: Running) -> None:
-    until(lambda: {role["role"] for role in run.status().get("roles", ())} >= {"rollout", "actor"}, lambda: run.err)
-
-
-@pytest.mark.parametrize("run", RUNNERS[1:], indirect=True)
-@pytest.mark.parametrize("step", [1, ENGINE_DIES_AT + 1, RANK_DIES_AT + 1])
-def test_on_ray_it_trains_before_an_engine_dies_and_goes_on_afterwards_and_after_a_rank(
-    run: Running, step: int
-) -> None:
-    run.until_steps(step)
+def finished_run(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    directory = tmp_path_factory.mktemp(f"train-{request.param}")
+    with relax_in(directory) as relax:
+        ran = relax("train", tiny / "recipe.toml", *EXACT, *failing(directory / "marks"), "--runner", request.param,
+                    "--run-dir", directory / "run", "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert {path.stem for path in (directory / "marks").glob("*.died")} == {"engine", "reward", "rank"}
+    return FinishedRun(directory / "run", ran.json, ran.err)
 
 
 def test_it_ends_with_the_weights_and_samples_of_a_run_that_lost_nothing(
@@ -75,27 +56,18 @@ def test_it_leaves_every_file_of_a_run(finished_run: FinishedRun) -> None:
     assert finished_run.summary["status"] == "finished"
     run = finished_run.path
     files = (
-        "config.toml",
-        "plugins.json",
-        "provenance.json",
-        "events.jsonl",
-        "metrics.jsonl",
-        "ledger.db",
-        "trace.json",
-        "report.html",
-        "reward.png",
-        "summary.json",
-        "export/config.json",
-        "export/model.safetensors",
-        "export/tokenizer.json",
-    )
+        "config.toml", "plugins.json", "provenance.json", "events.jsonl", "metrics.jsonl", "ledger.db", "trace.json",
+        "report.html", "reward.png", "summary.json", "export/config.json", "export/model.safetensors", "export/tokenizer.json",
+    )  # fmt: skip
     assert [name for name in files if not (run / name).is_file()] == []
     assert list((run / "samples").glob("step-*.jsonl.zst"))
     checkpoints = [f"step-{step:06d}" for step in range(2, STEPS + 1, 2)]
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == checkpoints
 
 
-def test_the_ledger_balances_at_every_step_and_the_trainer_sees_what_was_sampled(finished_run: FinishedRun) -> None:
+def test_at_every_step_the_ledger_balances_and_colocated_roles_wait_for_each_other_and_free_memory(
+    finished_run: FinishedRun, relax_here: Relax, tiny: Path
+) -> None:
     steps = _steps(finished_run.path)
     assert len(steps) == STEPS
     for row in steps:
@@ -103,13 +75,7 @@ def test_the_ledger_balances_at_every_step_and_the_trainer_sees_what_was_sampled
         assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
         assert row["lag/max"] == 0
         assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4
-
-
-def test_colocated_roles_wait_for_each_other_and_free_memory(
-    finished_run: FinishedRun, relax_here: Relax, tiny: Path
-) -> None:
-    steps = _steps(finished_run.path)
-    assert all(row["time/wait_turn_s"] >= 0 and "memory/freed_bytes" in row for row in steps)
+        assert row["time/wait_turn_s"] >= 0 and "memory/freed_bytes" in row
     assert "take turns on cpu:0" in relax_here("graph", tiny / "recipe.toml", *EXACT).out
 
 

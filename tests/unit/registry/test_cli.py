@@ -65,6 +65,34 @@ def test_show_of_an_unknown_name_says_what_to_do(relax, half, name, said):
     assert isinstance(error, ConfigError) and said in str(error)
 
 
+TWO = """
+@hook
+def relax_rewards():
+    return [Component("half", "fake_two.reward:Half", "Half a point"), Component("chance", "fake_two.reward:Chance", "")]
+"""
+TWO_REWARDS = """
+import random
+from relax_core.api import Reward
+class Half(Reward):
+    def score(self, task, trajectory):
+        return 0.5
+class Chance(Reward):
+    def score(self, task, trajectory):
+        return random.random()
+"""
+
+
+@pytest.mark.process
+def test_check_names_the_failing_check_and_ends_with_3(relax, site):
+    site.install("fake-two", TWO, files={"reward.py": TWO_REWARDS})
+    result = relax("plugins", "check", "fake-two", "--json")
+    verdicts = {(check["subject"], check["name"]): check["verdict"] for check in json.loads(result.stdout)["checks"]}
+    assert result.exit_code == 3
+    assert verdicts["reward chance", "the_same_input_gives_the_same_result"] == "failed"
+    sound = [verdict for (subject, _), verdict in verdicts.items() if subject != "reward chance"]
+    assert len(sound) > 10 and set(sound) == {"passed"}
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "name"),

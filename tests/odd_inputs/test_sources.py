@@ -20,7 +20,7 @@ CASES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text())["cas
 class Family:
     """A model family with one token for each medium."""
 
-    placeholders = {"image": 5}
+    placeholders, foreign_tokens = {"image": 5}, {}
 
     def start(self, prompt, tools=()):
         if "crash" in str(prompt):

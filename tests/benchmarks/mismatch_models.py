@@ -61,7 +61,7 @@ def build(folder: Path, shape: Shape, seed: int) -> dict[str, Any]:
     model = _drawn(shape, tokenizer.get_vocab_size())
     _learn(model, chain, shape.steps, first)
     model.save_pretrained(folder / "model")
-    lines = [json.dumps({"prompt": " ".join(words[at] for at in chain.walk(PROMPT_WORDS)), "answer": ""})
+    lines = [json.dumps({"prompt": " ".join(words[at] for at in chain.walk(PROMPT_WORDS)), "answer": words[0]})
              for _ in range(PROMPTS)]  # fmt: skip
     (folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return {

@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     )  # fmt: skip
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(config).save_pretrained(home / "model")
-    lines = [json.dumps({"prompt": " ".join(words[at : at + 4]), "answer": ""}) for at in range(8)]
+    lines = [json.dumps({"prompt": " ".join(words[at : at + 4]), "answer": words[at]}) for at in range(8)]
     (home / "train.jsonl").write_text("\n".join(lines) + "\n")
     return home
 

@@ -32,7 +32,7 @@ class Fixture(gymnasium.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"]}
 
-    def __init__(self, observed: str = "number", rewards: tuple[float, ...] = (1.0,), render_mode: str = "") -> None:
+    def __init__(self, observed: str = "number", rewards: tuple[float | str, ...] = (1.0,), render_mode: str = "") -> None:
         self.render_mode = render_mode or None
         self.action_space = spaces.Discrete(2, start=5)
         pixels = spaces.Box(0, 255, (4, 6, 3), np.uint8)
@@ -49,7 +49,7 @@ class Fixture(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.count += 1
-        return self._seen(), self.rewards[self.count - 1], self.count == len(self.rewards), False, {}
+        return self._seen(), float(self.rewards[self.count - 1]), self.count == len(self.rewards), False, {}
 
     def render(self) -> Any:
         return np.full((4, 6, 3), 9, np.uint8)
@@ -239,7 +239,7 @@ def test_the_environments_own_limit_is_told_as_one() -> None:
 
 def test_a_reward_that_is_no_number_is_an_error_and_no_reward() -> None:
     with pytest.raises(RuntimeError, match="Fixture-v0.* finite"):
-        played(["5"], id="Fixture-v0", kwargs={"rewards": (float("nan"), 1.0)})
+        played(["5"], id="Fixture-v0", kwargs={"rewards": ("nan", 1.0)})
 
 
 def test_samples_of_one_seed_are_the_same_and_of_others_not() -> None:

@@ -184,6 +184,8 @@ NOT_LEARNT = {
     "rollout.spare_groups": "which groups a step has; tests/unit/bus/test_rule.py",
     "rollout.refill_limit": "when a run gives up",
     "rollout.failure_limit": "when a run gives up",
+    "data.max_bad_golds": "whether a run starts",
+    "rollout.failure_limit": "when a run gives up",
     "rollout.media_store_mb": "what is kept on disk",
     "rollout.turn_timeout_s": "when a sample is given up",
     "rollout.step_timeout_s": "when a step is given up",

@@ -142,7 +142,10 @@ async def test_results_of_another_shape_crash_the_process_and_name_the_reward(en
 
 
 async def test_a_reward_whose_process_lies_gives_outcomes_and_no_scores() -> None:
-    answers = {"start": (False, False, ("sample", "odd.py:1", (), None, False)), "run_items": '([[0, "done", ["1"]]], False)'}
+    answers = {
+        "start": (False, False, ("sample", "odd.py:1", (), None, False)),
+        "run_items": '([[0, "done", ["1"]]], False)',
+    }
     workers: Any = LyingWorkers(answers)
     scorer = RewardScorer([RewardSettings(Chosen("reward", "odd"))], workers, SystemClock())
     await scorer.start()

@@ -212,7 +212,10 @@ def test_a_renamed_column_that_no_row_has_is_a_fault_of_the_file(tmp_path):
 def test_lines_of_json_end_at_line_feeds_alone_in_relax_try(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes('{"prompt": "a\u2028b", "response": "c\u0085d"}\r\n\n{"prompt": "q", "response": "r"}'.encode())
-    assert [(task.prompt, said.response) for task, said in _rows(path, "exact", ())] == [("a\u2028b", "c\u0085d"), ("q", "r")]
+    assert [(task.prompt, said.response) for task, said in _rows(path, "exact", ())] == [
+        ("a\u2028b", "c\u0085d"),
+        ("q", "r"),
+    ]
 
 
 BAD_LINES = (

@@ -32,7 +32,9 @@ class Fixture(gymnasium.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"]}
 
-    def __init__(self, observed: str = "number", rewards: tuple[float | str, ...] = (1.0,), render_mode: str = "") -> None:
+    def __init__(
+        self, observed: str = "number", rewards: tuple[float | str, ...] = (1.0,), render_mode: str = ""
+    ) -> None:
         self.render_mode = render_mode or None
         self.action_space = spaces.Discrete(2, start=5)
         pixels = spaces.Box(0, 255, (4, 6, 3), np.uint8)

@@ -278,7 +278,7 @@ def check_media(directory: Path, crash: Crash) -> None:
 
 
 def export(directory: Path, promise: Promise) -> None:
-    from relax_plugin_torch.checkpoint import new_directory
+    from relax_core.trainer_kit.checkpoint import new_directory
 
     for number in (1, 2):
         with new_directory(str(directory / "export")) as unfinished:

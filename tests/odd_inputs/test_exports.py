@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relax_plugin_torch.tokenizer_files import TokenizerFiles
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api import Message
 from relax_core.api.errors import ConfigError
 from relax_core.data.chat import ChatFamily
+from relax_core.trainer_kit.tokenizer_files import TokenizerFiles
 
 EXPORTS = tomllib.loads((Path(__file__).parent / "exports.toml").read_text())["exports"]
 OWN = "\n  own:{{ messages[0].content }}{{ enable_thinking }}{{ words }}{{ n }}{{ all }}"

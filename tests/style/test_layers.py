@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-PUBLIC = "Plugins import only the public rooms: api, learn, engine_kit, media and tensor_files"
+PUBLIC = "Plugins import only the public rooms: api, learn, trainer_kit, engine_kit, media and tensor_files"
 ROOT = Path(__file__).parents[2]
 LIGHT = """
 import importlib, pkgutil, sys

@@ -9,11 +9,11 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from relax_plugin_torch import checkpoint
 from safetensors.numpy import load_file
 
 from relax_core.api import ConfigError
 from relax_core.api.errors import DiskFull
+from relax_core.trainer_kit import checkpoint
 from tests.trainers import running, train
 
 

@@ -4,13 +4,13 @@
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.setup import bfloat16_lacks, choose_format
 from relax_plugin_torch.trainer import TorchTrainer
-from relax_plugin_torch.update import LossScale
 
 from relax_core.api import ConfigError, UpdateOutcome
 from relax_core.learn.counts import count
 from relax_core.testing.trainer import TrainerSuite, chunk, make_rows, update, with_values
+from relax_core.trainer_kit.setup import bfloat16_lacks, choose_format
+from relax_core.trainer_kit.update import LossScale
 from tests.trainers import train, weights
 
 CPU = torch.device("cpu")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from relax_core.api import ConfigError, TrainerSpec
+from relax_core.trainer_kit.setup import TRAINED_ROLES
 from relax_plugin_torch.freezing import found, freeze, frozen_in, named
-from relax_plugin_torch.setup import TRAINED_ROLES
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -9,7 +9,7 @@ body. The head always computes in float32.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,26 +17,16 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from relax_core import learn
-from relax_core.api import Algorithm, ConfigError, Output, TrainerSpec
+from relax_core.api import ConfigError, Output
 from relax_core.learn.attention import load_attending
+from relax_core.trainer_kit.model_folder import FIELD, check_folder, first_line
+from relax_core.trainer_kit.setup import SCALAR_HEAD
 from relax_plugin_torch.layout import Layout, whole_rows
-from relax_plugin_torch.model import ATTENTION, FIELD, check_complete, check_folder, first_line
+from relax_plugin_torch.model import ATTENTION, check_complete
 from relax_plugin_torch.policy import Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-HEAD = "score.weight"
-SCALARS = frozenset({"values", "rewards"})
-
-
-def scalars(spec: TrainerSpec, build: Callable[..., Algorithm]) -> frozenset[str]:
-    """Return the scalar outputs that the model needs in this role; empty if it keeps its language-model head."""
-    if spec.role == "critic":
-        return frozenset({"values"})
-    if spec.role != "actor":
-        return frozenset()
-    return SCALARS & {output.name for output in build(spec.algorithm).outputs()}
 
 
 def load_scalar_model(path: str, attention: str, device: torch.device, *, auto: bool = False) -> PreTrainedModel:
@@ -65,10 +55,12 @@ def load_scalar_model(path: str, attention: str, device: torch.device, *, auto: 
         raise ConfigError(
             FIELD, path, f"transformers can't load it with a scalar head ({first_line(error)}); choose another model"
         ) from error
-    if HEAD not in model.state_dict():
-        raise ConfigError(FIELD, path, f"{type(model).__name__} has no {HEAD}; choose a model whose family has one")
-    fresh = HEAD in report["missing_keys"]
-    check_complete(path, {**report, "missing_keys": set(report["missing_keys"]) - {HEAD}})
+    if SCALAR_HEAD not in model.state_dict():
+        raise ConfigError(
+            FIELD, path, f"{type(model).__name__} has no {SCALAR_HEAD}; choose a model whose family has one"
+        )
+    fresh = SCALAR_HEAD in report["missing_keys"]
+    check_complete(path, {**report, "missing_keys": set(report["missing_keys"]) - {SCALAR_HEAD}})
     if fresh:
         torch.nn.init.zeros_(model.score.weight)
     return model.to(device).eval()  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
+from relax_core.trainer_kit.chunk_rows import wanted
 from relax_plugin_torch.expert_replay import ExpertReplay, beside
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
 from relax_plugin_torch.row_media import RowMedia
@@ -227,28 +228,3 @@ def _family(vocab_size: int) -> RowBatch:
     masks = [np.array([0] + [1] * (len(row) - 1), np.uint8) for row in tokens]
     ids = tuple(RowId(int(index > 2), index, 0, 0) for index in range(len(tokens)))
     return RowBatch(ids, {"tokens": Ragged.of(arrays), "loss_mask": Ragged.of(masks)})
-
-
-def wanted(outputs: Collection[Output], batch: learn.PackedBatch, trained: Tensor, vocab_size: int) -> learn.Wanted:
-    """Return the scores that `outputs` need at the batch's trained positions.
-
-    Raises ValueError for a k or a token id beyond the vocabulary.
-    """
-    top = max((output.k for output in outputs if output.name == "top_k"), default=0)
-    if top > vocab_size:
-        raise ValueError(f"top_k:{top}: got more than the {vocab_size} tokens of the model; ask for fewer")
-    columns = sorted(output.ids for output in outputs if output.name == "log_probs_at")
-    at = {name: _ids(name, batch, trained, vocab_size) for name in columns}
-    return learn.Wanted(any(output.name == "entropy" for output in outputs), top, at)
-
-
-def _ids(name: str, batch: learn.PackedBatch, trained: Tensor, vocab_size: int) -> Tensor:
-    """Return a column's token ids at the trained positions, [trained, k]."""
-    ids = batch.column(name)[trained].long()
-    if ids.dim() != 2:
-        raise ValueError(f"log_probs_at:{name}: got ids of shape {list(ids.shape)}; the column must be [tokens, k]")
-    if ids.numel() and not bool(((ids >= 0) & (ids < vocab_size)).all()):
-        raise ValueError(
-            f"log_probs_at:{name}: got ids from {int(ids.min())} to {int(ids.max())}; the model has 0 to {vocab_size - 1}"
-        )
-    return ids

@@ -15,7 +15,8 @@ import torch
 
 from relax_core.api import Chosen, InfrastructureError, Manifest, Version, WeightTransport
 from relax_core.api.weights import Payload
-from relax_plugin_torch.model import named_tensors, own_tensors, published_array, published_arrays, whole_tensors
+from relax_core.trainer_kit.model_folder import published_array, published_arrays
+from relax_plugin_torch.model import named_tensors, own_tensors, whole_tensors
 from relax_plugin_torch.sharding import gathered, share_like, whole
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from relax_core.api import (
     Output,
     Ragged,
     RowBatch,
-    Source,
     TrainerSpec,
     UpdateOutcome,
     UpdateResult,
@@ -30,52 +29,53 @@ from relax_core.api import (
 )
 from relax_core.api.weights import Payload
 from relax_core.learn.packed import columns_of
+from relax_core.trainer_kit.checkpoint import Snapshot, Writing, new_directory, save_checkpoint, seed_all
+from relax_core.trainer_kit.chunk_rows import (
+    check_lag,
+    micro_batches,
+    parsed_outputs,
+    scored_rows,
+    trained,
+    with_gradient,
+)
+from relax_core.trainer_kit.model_folder import check_rows, fingerprint
+from relax_core.trainer_kit.ranks import Ranks, collective_call
+from relax_core.trainer_kit.setup import (
+    HEAD_OUTPUTS,
+    TRAINED_ROLES,
+    check_outputs,
+    check_spec,
+    choose_device,
+    choose_format,
+    publish_format,
+    scalars,
+    set_up,
+)
+from relax_core.trainer_kit.tokenizer_files import TokenizerFiles
+from relax_core.trainer_kit.update import LossScale, Progress, Update
 from relax_plugin_torch.adapters import FOLDER, Dropout, choose_trained
 from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
-from relax_plugin_torch.checkpoint import Snapshot, Writing, load_checkpoint, new_directory, save_checkpoint, seed_all
+from relax_plugin_torch.checkpoint import load_checkpoint, take_snapshot
 from relax_plugin_torch.expert_replay import OUTPUT, ExpertReplay
 from relax_plugin_torch.freezing import hold_frozen_in
-from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
-from relax_plugin_torch.model import (
-    check_rows,
-    export_folder,
-    fingerprint,
-    load_model,
-    named_tensors,
-    own_tensors,
-    whole_tensors,
-)
+from relax_plugin_torch.head import ScalarPolicy, load_scalar_model
+from relax_plugin_torch.model import export_folder, load_model, named_tensors, own_tensors, whole_tensors
 from relax_plugin_torch.offloading import Offloader, check_offload
 from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
 from relax_plugin_torch.options import TorchOptions
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.publication import Publication
-from relax_plugin_torch.ranks import Ranks, collective_call
 from relax_plugin_torch.row_media import RowMedia, check_media, check_text_only, towers
-from relax_plugin_torch.setup import (
-    HEAD_OUTPUTS,
-    TRAINED_ROLES,
-    check_outputs,
-    check_spec,
-    choose_attention,
-    choose_device,
-    choose_format,
-    frozen_format,
-    publish_format,
-    rounded,
-    set_up,
-)
+from relax_plugin_torch.setup import choose_attention, frozen_format, rounded
 from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, whole
 from relax_plugin_torch.tensor_parallel import TensorParallelGroup, check_tensor_parallel
-from relax_plugin_torch.tokenizer_files import TokenizerFiles
-from relax_plugin_torch.update import LossScale, Progress, Update
 
 
 class Rank:
     """The model, optimizer and training progress of one rank."""
 
     def __init__(self, spec: TrainerSpec, options: TorchOptions, build: Callable[[Chosen], Any]) -> None:
-        check_spec(spec)
+        check_spec(spec, "torch")
         self._spec, self._options, self._build = spec, options, build
         self._undo_set_up = set_up(spec)
         self._device = choose_device(options.device, spec.rank)
@@ -190,20 +190,23 @@ class Rank:
         self._offloader.need("weights", "optimizer", "gradients")
         self._optimizer.zero_grad(set_to_none=True)
         self._dropout.begin()
-        self._update = Update(self._policy, self._algorithm, denominators, self._spec.role, self._scale.value)
+        self._update = Update(self._algorithm, denominators, self._spec.role, self._scale.value)
 
     @collective_call
     def accumulate(self, chunk: Chunk) -> None:
         update = self._open_update()
-        self._check_lag(chunk.rows)
+        check_lag(chunk.rows, self._algorithm, self._spec, self.progress.step)
         step_start = None if self.progress.updated else self.progress.step
-        wanted = self._with_gradient(chunk.rows)
+        wanted = with_gradient(chunk.rows, self._algorithm, self._spec.role)
         with self._dropout.on():
-            for batch in self._micro_batches(chunk, wanted, wanted & _trained(chunk.rows)):
+            for batch in self._micro_batches(chunk, wanted, wanted & trained(chunk.rows)):
                 if batch is None:
-                    update.attend()
-                else:
-                    update.add(batch, step_start)
+                    self._policy.attend().backward()
+                    continue
+                outputs = self._policy.score(batch, self._algorithm.outputs())
+                update.loss(batch, outputs, step_start).backward()
+                if self._policy.expert_replay is not None:
+                    update.measured(self._policy.expert_replay.metrics())
 
     @collective_call
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
@@ -259,59 +262,28 @@ class Rank:
             raise ValueError("no update is open; call begin_update first")
         return self._update
 
-    def _check_lag(self, rows: RowBatch) -> None:
-        if self._spec.role != "actor":
-            return  # the staleness bound is for the policy, not for a critic
-        if "weight_versions" in rows.columns:
-            learn.check_lag(rows, self.progress.step, self._spec.max_staleness)
-        elif self._algorithm.source is Source.ROLLOUT:
-            raise ValueError(
-                f"accumulate: rows have only columns {', '.join(rows.columns)}; add weight_versions to check their lag"
-            )
-
-    def _with_gradient(self, rows: RowBatch) -> set[int]:
-        skip = self._spec.role == "actor" and self._algorithm.zero_advantage_skips and "advantages" in rows.columns
-        return set(learn.rows_with_gradient(rows)) if skip else set(range(len(rows)))
-
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
-        """Yield this rank's micro-batches that have a `needed` row, each reduced to its `wanted` rows.
-
-        With sharded weights every rank takes part, so yield None for a micro-batch in which only other ranks have rows.
-        """
-        rows, config, plan = chunk.rows, self._model.config.get_text_config(), chunk.plan.micro_batches
-        check_rows(rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
-        self._row_media.check(rows)
-        for turn, planned in enumerate(plan[self._spec.rank]):
-            if not needed.isdisjoint(planned):
-                indices = [index for index in planned if index in wanted]
-                yield learn.PackedBatch(rows.take(indices), device=str(self._device))
-            elif self._sharded and any(not needed.isdisjoint(rank[turn]) for rank in plan):
-                yield None
+        """Yield this rank's micro-batches; None for one in which only other ranks have rows, if weights are sharded."""
+        config = self._model.config.get_text_config()
+        check_rows(chunk.rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
+        self._row_media.check(chunk.rows)
+        yield from micro_batches(
+            chunk, self._spec.rank, wanted, needed, device=str(self._device), together=self._sharded
+        )
 
     # -- forward ------------------------------------------------------------------------------------------------
 
     @collective_call
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        able = sorted(
-            self._scalars or (HEAD_OUTPUTS if self._policy.expert_replay is None else HEAD_OUTPUTS | {OUTPUT})
-        )
-        outputs = [Output.parse(key) for key in columns]
-        unknown = [output.key for output in outputs if output.name not in able]
-        if unknown:
-            raise ValueError(f"forward: got columns {unknown}; this trainer computes {', '.join(able)}")
-        filled = [name for output in outputs for name in output.gives]
+        able = self._scalars or (HEAD_OUTPUTS if self._policy.expert_replay is None else HEAD_OUTPUTS | {OUTPUT})
+        outputs = parsed_outputs(columns, able)
         self._offloader.need("weights")
         self._publication.check_whole()
         spread = self._sharded or self._tensor_group.size > 1
         # tensors that FSDP or tensor parallelism make in inference mode could not be trained later
         with torch.inference_mode(not spread), torch.no_grad():
             parts = list(self._filled(chunk, outputs))
-        indices = [index for planned in chunk.plan.micro_batches[self._spec.rank] for index in planned]
-        order = sorted(range(len(indices)), key=lambda place: indices[place])
-        ids = tuple(chunk.rows.ids[indices[place]] for place in order)
-        if not parts or not self._tensor_group.first:
-            return RowBatch((), {name: Ragged.of([]) for name in filled})
-        return RowBatch(ids, {name: Ragged.concatenate([part[name] for part in parts]).take(order) for name in filled})
+        return scored_rows(chunk, self._spec.rank, outputs, parts, self._tensor_group.first)
 
     def _filled(self, chunk: Chunk, outputs: Sequence[Output]) -> Iterator[dict[str, Ragged]]:
         everything = set(range(len(chunk.rows)))
@@ -365,7 +337,7 @@ class Rank:
         state["optimizer"] = self._options.optimizer
         self._offloader.need("weights")
         with self._offloader.with_optimizer():
-            return Snapshot.take(self._model, self._optimizer, state, self.ranks, self._adapters)
+            return take_snapshot(self._model, self._optimizer, state, self.ranks, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
@@ -409,8 +381,3 @@ class Rank:
         self._writing.stop()
         self.ranks.leave()
         self._undo_set_up()
-
-
-def _trained(rows: RowBatch) -> set[int]:
-    """Return the indices of rows that have a trained token."""
-    return {index for index, mask in enumerate(rows.columns["loss_mask"].rows()) if mask.any()}

@@ -53,8 +53,8 @@ class TorchTrainer(Trainer[TorchOptions]):
         return ChunkPlan(tuple(part for part in shared.micro_batches for _ in range(group_size)))
 
     def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
+        from relax_core.trainer_kit.setup import scalars
         from relax_plugin_torch.estimate import estimate
-        from relax_plugin_torch.head import scalars
         from relax_plugin_torch.tensor_parallel import check_divides
 
         check_divides(spec.world_size, self.options.tensor_parallel)

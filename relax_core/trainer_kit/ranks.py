@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from relax_core.api import ConfigError, InfrastructureError, TrainerSpec
 
@@ -71,7 +72,7 @@ class Ranks:
         for bucket in _buckets(tensors) if self.size > 1 else ():
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             dist.all_reduce(flat, group=group)
-            for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            for tensor, total in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
     @contextmanager
@@ -105,7 +106,9 @@ class _Member(Protocol):
     ranks: Ranks
 
 
-M, P, R = TypeVar("M", bound=_Member), ParamSpec("P"), TypeVar("R")
+M = TypeVar("M", bound=_Member)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def collective_call(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
@@ -116,10 +119,10 @@ def collective_call(method: Callable[Concatenate[M, P], R]) -> Callable[Concaten
         with self.ranks.meeting(method.__name__):
             return method(self, *args, **named)
 
-    return call
+    return call  # type: ignore[return-value]  # mypy names the wrapper's first parameter
 
 
-def _store(spec: TrainerSpec, timeout: timedelta) -> dist.TCPStore:
+def _store(spec: TrainerSpec, timeout: timedelta) -> Store:
     """Return the store through which ranks connect.
 
     Rank 0 listens on the host of `rendezvous` only; by default torch would listen on every interface of the machine.
@@ -132,7 +135,9 @@ def _store(spec: TrainerSpec, timeout: timedelta) -> dist.TCPStore:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
     if spec.rank == 0:
         listening = socket.create_server((host, int(port))).detach()
-    return dist.TCPStore(host, int(port), spec.world_size, spec.rank == 0, timeout=timeout, master_listen_fd=listening)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), spec.world_size, spec.rank == 0, timeout=timeout, master_listen_fd=listening
+    )
 
 
 def _loopback_interface() -> str:

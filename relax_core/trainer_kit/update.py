@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sums of an open update, the trainer's progress in steps and versions, and the loss scale of float16.
 
-The gradient of an open update is in the parameters. At the end each rank returns its `share`, and every rank calls
+A trainer computes the outputs of a micro-batch, asks the update for their loss, and runs the backward pass; so the
+gradient of an open update is in the parameters. At the end each rank returns its `share`, and every rank calls
 `join` with the shares of all ranks, so that all ranks hold the same sums.
 """
 
@@ -18,18 +19,16 @@ from torch import Tensor
 from relax_core import learn
 from relax_core.api import Algorithm, Version
 from relax_core.learn.counts import Metric
-from relax_plugin_torch.policy import Policy
 
 
 class Update:
-    """The gradients, loss terms and metrics of one update, summed over micro-batches."""
+    """The loss terms and metrics of one update, summed over micro-batches."""
 
     def __init__(
-        self, policy: Policy, algorithm: Algorithm, denominators: Mapping[str, float], role: str = "actor",
-        scale: float = 1.0,
-    ) -> None:  # fmt: skip
-        """Start an update. Gradients are multiplied by `scale`; loss terms and metrics are not."""
-        self._policy, self._algorithm, self._role, self._scale = policy, algorithm, role, scale
+        self, algorithm: Algorithm, denominators: Mapping[str, float], role: str = "actor", scale: float = 1.0
+    ) -> None:
+        """Start an update. Losses are multiplied by `scale`; recorded loss terms and metrics are not."""
+        self._algorithm, self._role, self._scale = algorithm, role, scale
         self.denominators = learn.Denominators(denominators)
         self._terms: dict[str, Tensor] = {}
         self._mismatch = learn.Mismatch()
@@ -37,12 +36,12 @@ class Update:
         self._totals: dict[str, float] = {}
         self._merged: dict[str, Metric] = {}
 
-    def add(self, batch: learn.PackedBatch, step_start: int | None) -> None:
-        """Run one micro-batch forward and backward.
+    def loss(self, batch: learn.PackedBatch, outputs: Mapping[str, Tensor], step_start: int | None) -> Tensor:
+        """Return the loss of one micro-batch, a scalar from which the backward pass starts; record its terms.
 
-        `step_start`: step number of the policy's version; None after an update of this training step was applied.
+        `outputs`: the algorithm's outputs by name. `step_start`: step number of the policy's version; None after an
+        update of this training step was applied.
         """
-        outputs = self._policy.score(batch, self._algorithm.outputs())
         if "log_probs" in outputs and not batch.has("old_log_probs") and step_start is not None:
             batch.put("old_log_probs", outputs["log_probs"].detach())
         given = learn.Outputs(outputs)
@@ -50,22 +49,20 @@ class Update:
         with learn.charged_to(self._algorithm):
             loss = self._algorithm.loss(batch, given) if actor else self._algorithm.fit_loss(self._role, batch, given)
             terms = learn.reduce(loss, batch, self.denominators)
-        (torch.stack(tuple(terms.values())).sum() * self._scale).backward()
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()
-        self._metrics.append(loss.metrics)
-        if self._policy.expert_replay is not None:
-            self._metrics.append(self._policy.expert_replay.metrics())
+        self.measured(loss.metrics)
         if "log_probs" in outputs and step_start is not None and batch.has("rollout_log_probs"):
             apart = outputs["log_probs"].detach() - batch.column("rollout_log_probs")
             fresh = None  # tokens without lag, whose difference comes from the engine and not from learning
             if batch.has("weight_versions"):
                 fresh = batch.loss_mask & (batch.column("weight_versions") == step_start)
             self._mismatch.add(apart, batch.loss_mask, fresh)
+        return torch.stack(tuple(terms.values())).sum() * self._scale
 
-    def attend(self) -> None:
-        """Take part in the collectives of a micro-batch in which this rank has no rows."""
-        self._policy.attend().backward()
+    def measured(self, metrics: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Record metrics of a micro-batch as (sum, count)."""
+        self._metrics.append(metrics)
 
     def share(self, speaks: bool = True) -> dict[str, Any]:
         """Return this rank's counts, loss terms and metrics as plain data.

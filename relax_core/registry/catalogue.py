@@ -254,7 +254,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "vllm": "relax-plugin-vllm",
         "sglang": "relax-plugin-sglang",
     },
-    "trainer": {"torch": "relax-plugin-torch"},
+    "trainer": {"megatron": "relax-plugin-megatron", "torch": "relax-plugin-torch"},
     "sink": {"tensorboard": "relax-plugin-tensorboard"},
     "sandbox": dict.fromkeys(("bubblewrap", "landlock", "process"), "relax-plugin-sandboxes"),
     "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),

@@ -54,7 +54,7 @@ def test_two_components_of_one_name_need_their_distribution(half):
     ("kind", "name", "said"),
     [
         ("reward", "haf", "did you mean 'half'"),
-        ("trainer", "megatron", "no plugin offers it; known names are .*torch"),
+        ("trainer", "deepspeed", "no plugin offers it; known names are .*torch"),
         ("environment", "half", "offers it as a component of kind reward; move it to .rewards."),
         ("reward", "other-dist:half", "write fake-half:half"),
         ("rewards", "half", "did you mean 'reward'"),

@@ -57,7 +57,7 @@ def test_show_of_a_name_with_several_meanings_asks_for_one(relax, half):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("hallf", "did you mean 'half'"), ("megatron", "no plugin has this name; known names are")]
+    ("name", "said"), [("hallf", "did you mean 'half'"), ("fsdp-xyz", "no plugin has this name; known names are")]
 )
 def test_show_of_an_unknown_name_says_what_to_do(relax, half, name, said):
     half()

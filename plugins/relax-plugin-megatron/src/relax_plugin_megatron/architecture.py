@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The architecture of a Hugging Face folder as fields of Megatron's configuration, read from config.json without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relax_core.api import ConfigError, TrainerSpec
+from relax_plugin_megatron.layout import Grid
+
+FIELD = "model.path"
+DENSE, MIXTURES = ("llama", "qwen2", "qwen3"), ("qwen3_moe", "mixtral")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Sizes and switches of a decoder."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    key_value_heads: int
+    head_width: int
+    mlp_width: int
+    vocabulary: int
+    context: int
+    norm_eps: float
+    rope_base: float
+    rope_factor: float
+    """Factor of Llama 3's stretched positions; 1: plain positions."""
+    tied: bool
+    """True if the head's weight is the embedding's."""
+    attention_bias: bool
+    """True if query, key and value projections have a bias."""
+    head_norms: bool
+    """True if queries and keys are normalised head by head."""
+    experts: int = 0
+    """Experts of a layer; 0: every layer is dense."""
+    experts_per_token: int = 0
+    expert_width: int = 0
+    renormalised: bool = True
+    """True if the weights of a token's experts are scaled to a sum of 1."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers without experts in a mixture of experts."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], path: str) -> Architecture:
+        """Read a config.json. Raises ConfigError for a family or a switch that the mapping does not know."""
+        family = str(config.get("model_type"))
+        if family not in (*DENSE, *MIXTURES):
+            known = ", ".join((*DENSE, *MIXTURES))
+            raise ConfigError(FIELD, f"{path} of the family {family}", f"megatron trains {known}; use trainer = torch")
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        base, factor = _rope(config, path)
+        moe = family in MIXTURES
+        layers = int(config["num_hidden_layers"])
+        _refuse(config, family, path)
+        return cls(
+            family=family, layers=layers, hidden=hidden, heads=heads,
+            key_value_heads=int(config.get("num_key_value_heads") or heads),
+            head_width=int(config.get("head_dim") or hidden // heads),
+            mlp_width=int(config["intermediate_size"]), vocabulary=int(config["vocab_size"]),
+            context=int(config.get("max_position_embeddings", 0)), norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_base=base, rope_factor=factor, tied=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=family == "qwen2", head_norms=family in ("qwen3", "qwen3_moe"),
+            experts=int(config.get("num_experts") or config.get("num_local_experts") or 0) if moe else 0,
+            experts_per_token=int(config.get("num_experts_per_tok", 0)) if moe else 0,
+            expert_width=int(config.get("moe_intermediate_size") or config["intermediate_size"]) if moe else 0,
+            renormalised=family == "mixtral" or bool(config.get("norm_topk_prob", False)),
+            dense_layers=_dense_layers(config, layers) if moe else (),
+        )  # fmt: skip
+
+    def check(self, grid: Grid, sequence_parallel: bool) -> None:
+        """Raise ConfigError for sizes that the grid's groups do not divide, or switches that do not go together."""
+        for key, size, count, what in (
+            ("tensor_parallel", grid.tensor, self.heads, "attention heads"),
+            ("tensor_parallel", grid.tensor, self.key_value_heads, "key-value heads"),
+            ("pipeline_parallel", grid.pipeline, self.layers, "layers"),
+            ("expert_parallel", grid.expert, self.experts, "experts"),
+        ):
+            if count % size or (size > 1 and not count):
+                raise ConfigError(f"trainer.{key}", size, f"it must divide the {count} {what} of the model")
+        if sequence_parallel and grid.tensor == 1:
+            fix = "it splits rows over tensor-parallel ranks; set trainer.tensor_parallel to 2 or more"
+            raise ConfigError("trainer.sequence_parallel", True, fix)
+        if self.experts and grid.tensor > 1 and not sequence_parallel:
+            fix = "with tensor_parallel, Megatron trains mixtures of experts only so; set trainer.sequence_parallel = true"
+            raise ConfigError("trainer.sequence_parallel", False, fix)
+
+    # -- size -----------------------------------------------------------------------------------------------------------
+
+    def parameters(self, grid: Grid, rank: int, scalar: bool = False) -> int:
+        """Return the number of parameters that a rank holds; `scalar`: with a scalar head."""
+        stage, layers = grid.stage(rank), self.layers // grid.pipeline
+        own = sum(self._layer(layer, grid) for layer in range(stage * layers, (stage + 1) * layers))
+        vocabulary = -(-self.vocabulary // grid.tensor) * self.hidden
+        last = stage == grid.pipeline - 1
+        own += vocabulary if stage == 0 else 0
+        if last and scalar:
+            own += self.hidden
+        elif last and not (self.tied and stage == 0):
+            own += vocabulary
+        return own + (self.hidden if last else 0)
+
+    def _layer(self, layer: int, grid: Grid) -> int:
+        """Return the number of a layer's parameters on one rank."""
+        wide = (self.heads + 2 * self.key_value_heads) * self.head_width // grid.tensor
+        attention = (
+            wide * (self.hidden + self.attention_bias) + self.heads * self.head_width * self.hidden // grid.tensor
+        )
+        norms = 2 * self.hidden + 2 * self.head_width * self.head_norms
+        if not self.experts or layer in self.dense_layers:
+            return attention + norms + 3 * self.hidden * self.mlp_width // grid.tensor
+        experts = self.experts // grid.expert * 3 * self.hidden * self.expert_width // grid.expert_tensor
+        return attention + norms + experts + self.experts * self.hidden
+
+
+def _rope(config: Mapping[str, Any], path: str) -> tuple[float, float]:
+    """Return the base and the factor of the positions' rotation."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    base = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    if kind == "default":
+        return base, 1.0
+    llama = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    if kind == "llama3" and all(rope.get(name) == value for name, value in llama.items()):
+        return base, float(rope["factor"])
+    raise ConfigError(
+        FIELD, f"{path} with positions of the type {kind}", "megatron has default and llama3 positions only"
+    )
+
+
+def _refuse(config: Mapping[str, Any], family: str, path: str) -> None:
+    """Raise ConfigError for a switch that changes the computation and has no counterpart here."""
+    switches = ("use_sliding_window", "mlp_bias", *(("attention_bias",) if family != "qwen2" else ()))
+    for name in switches:
+        if config.get(name):
+            raise ConfigError(FIELD, f"{path} with {name}", "megatron's mapping has no such layer; use trainer = torch")
+    if family == "mixtral" and config.get("sliding_window"):
+        raise ConfigError(FIELD, f"{path} with sliding_window", "megatron attends to all tokens; use trainer = torch")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ConfigError(FIELD, f"{path} with hidden_act {config['hidden_act']}", "megatron's mapping knows silu only")
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    step, dense = int(config.get("decoder_sparse_step", 1)), set(config.get("mlp_only_layers") or ())
+    return tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step)
+
+
+def check_parts(spec: TrainerSpec) -> None:
+    """Raise ConfigError for parts of the `[model]` table that this trainer does not have."""
+    for name in ("lora", "freeze"):
+        if spec.model.get(name):
+            raise ConfigError(f"model.{name}", "set", "megatron trains all weights; use trainer = torch")

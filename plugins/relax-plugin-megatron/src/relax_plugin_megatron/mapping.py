@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and splits of weights: which tensors of a Hugging Face folder a Megatron tensor holds, and which part of each.
+
+A Megatron tensor holds one or several Hugging Face tensors. Every source is split over the tensor-parallel ranks along
+the same axis, and the parts of a rank are joined: the three projections of attention head group by head group, and gate
+and up projection one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from relax_core.api import ConfigError
+from relax_core.trainer_kit.setup import SCALAR_HEAD
+
+Join = Literal["single", "attention", "concatenated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Hugging Face names of a Megatron tensor, with `{layer}` and `{expert}`, and the axis of their split."""
+
+    sources: tuple[str, ...]
+    axis: int | None = None
+    """Axis along which the ranks split every source; None: every rank holds the whole tensor."""
+    join: Join = "single"
+    vocabulary: bool = False
+    """True if axis 0 is the vocabulary, which is padded with zeros to a multiple of the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A rule for one tensor, with its names filled in."""
+
+    sources: tuple[str, ...]
+    rule: Rule
+    expert: bool
+    """True for a tensor of an expert, which the expert-tensor-parallel ranks split instead."""
+
+
+LAYER = "model.layers.{layer}."
+DENSE_MLP = {
+    "mlp.linear_fc1.weight": Rule((LAYER + "mlp.gate_proj.weight", LAYER + "mlp.up_proj.weight"), 0, "concatenated"),
+    "mlp.linear_fc2.weight": Rule((LAYER + "mlp.down_proj.weight",), 1),
+}
+ATTENTION = tuple(LAYER + f"self_attn.{part}_proj" for part in "qkv")
+BLOCK = {
+    "input_layernorm.weight": Rule((LAYER + "input_layernorm.weight",)),
+    "self_attention.linear_qkv.weight": Rule(tuple(f"{name}.weight" for name in ATTENTION), 0, "attention"),
+    "self_attention.linear_qkv.bias": Rule(tuple(f"{name}.bias" for name in ATTENTION), 0, "attention"),
+    "self_attention.q_layernorm.weight": Rule((LAYER + "self_attn.q_norm.weight",)),
+    "self_attention.k_layernorm.weight": Rule((LAYER + "self_attn.k_norm.weight",)),
+    "self_attention.linear_proj.weight": Rule((LAYER + "self_attn.o_proj.weight",), 1),
+    "pre_mlp_layernorm.weight": Rule((LAYER + "post_attention_layernorm.weight",)),
+}
+ENDS = {
+    "embedding.word_embeddings.weight": Rule(("model.embed_tokens.weight",), 0, vocabulary=True),
+    "decoder.final_layernorm.weight": Rule(("model.norm.weight",)),
+    "output_layer.weight": Rule(("lm_head.weight",), 0, vocabulary=True),
+    SCALAR_HEAD: Rule((SCALAR_HEAD,)),
+}
+
+
+def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Rule]:
+    """Return the rules of a mixture of experts whose layer is named `block` in the folder."""
+    expert = LAYER + block + ".experts.{expert}."
+    return {
+        "mlp.router.weight": Rule((LAYER + block + ".gate.weight",)),
+        "mlp.experts.linear_fc1.weight": Rule((f"{expert}{gate}.weight", f"{expert}{up}.weight"), 0, "concatenated"),
+        "mlp.experts.linear_fc2.weight": Rule((f"{expert}{down}.weight",), 1),
+    }
+
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+FAMILIES: Mapping[str, Mapping[str, Rule]] = {
+    "llama": {**BLOCK, **DENSE_MLP},
+    "qwen2": {**BLOCK, **DENSE_MLP},
+    "qwen3": {**BLOCK, **DENSE_MLP},
+    "qwen3_moe": {**BLOCK, **DENSE_MLP, **_experts("mlp", *PROJECTIONS)},
+    "mixtral": {**BLOCK, **_experts("block_sparse_moe", "w1", "w3", "w2")},
+    "olmoe": {**BLOCK, **_experts("mlp", *PROJECTIONS)},
+}
+"""Rules of a layer's tensors by the `model_type` of config.json."""
+
+
+def mapped(family: str, name: str, first_layer: int, first_expert: int) -> Mapped:
+    """Return the rule of a rank's Megatron tensor. The rank's layers and experts begin at `first_layer`, `first_expert`.
+
+    Raises ConfigError for a tensor without a rule.
+    """
+    if name in ENDS:
+        return Mapped(ENDS[name].sources, ENDS[name], False)
+    match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    inside = re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)\.(.+)", match[2]) if match else None
+    key = f"mlp.experts.{inside[2]}" if inside else match[2] if match else name
+    rule = FAMILIES[family].get(key)
+    if match is None or rule is None:
+        raise ConfigError(
+            "model.path", f"{family} with the tensor {name}", "the mapping of this family has no such tensor"
+        )
+    layer, expert = first_layer + int(match[1]), first_expert + int(inside[1]) if inside else 0
+    return Mapped(tuple(one.format(layer=layer, expert=expert) for one in rule.sources), rule, inside is not None)
+
+
+def part(rule: Rule, shape: Sequence[int], rank: int, size: int) -> tuple[slice, ...]:
+    """Return the part of a source of this shape that a rank of `size` ranks holds.
+
+    Raises ConfigError for an axis that the ranks do not divide. The last ranks' part of a vocabulary may be shorter.
+    """
+    index = [slice(0, length) for length in shape]
+    if rule.axis is None or size == 1:
+        return tuple(index)
+    length = shape[rule.axis]
+    if length % size and not rule.vocabulary:
+        raise ConfigError(
+            "trainer.tensor_parallel", f"{size} for {rule.sources[0]} of shape {tuple(shape)}",
+            f"it must divide {length}; choose another size",
+        )  # fmt: skip
+    each = -(-length // size)
+    index[rule.axis] = slice(min(rank * each, length), min((rank + 1) * each, length))
+    return tuple(index)
+
+
+def join(rule: Rule, parts: Sequence[Tensor], head_groups: int) -> Tensor:
+    """Join a rank's parts of the sources to its Megatron tensor. `head_groups`: key-value heads of the rank."""
+    if rule.join == "single":
+        return parts[0]
+    if rule.join == "concatenated":
+        return torch.cat(list(parts))
+    grouped = [one.reshape(head_groups, -1, *one.shape[1:]) for one in parts]
+    return torch.cat(grouped, dim=1).reshape(-1, *parts[0].shape[1:])
+
+
+def apart(rule: Rule, tensor: Tensor, head_groups: int, heads_per_group: int) -> list[Tensor]:
+    """Undo `join`: return a rank's parts of the sources. `heads_per_group`: query heads per key-value head."""
+    if rule.join == "single":
+        return [tensor]
+    if rule.join == "concatenated":
+        return list(tensor.chunk(2))
+    grouped = tensor.reshape(head_groups, heads_per_group + 2, -1, *tensor.shape[1:])
+    query, key, value = grouped.split([heads_per_group, 1, 1], dim=1)
+    return [one.reshape(-1, *tensor.shape[1:]) for one in (query, key, value)]

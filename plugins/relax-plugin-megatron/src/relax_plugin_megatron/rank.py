@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One started rank of the trainer: its part of the decoder, its optimizer, and updates through Megatron's schedules.
+
+The ranks of a pipeline compute the same micro-batches; the last stage computes log-probs and losses. Gradients stay in
+Megatron's buffers until the update ends, and are summed over the data-parallel ranks only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from torch import Tensor
+from torch.nn.functional import linear
+
+from relax_core import learn
+from relax_core.api import (
+    Algorithm,
+    Chosen,
+    Chunk,
+    ConfigError,
+    Manifest,
+    Output,
+    Ragged,
+    RowBatch,
+    RowId,
+    TrainerSpec,
+    UpdateOutcome,
+    UpdateResult,
+    Version,
+)
+from relax_core.api.weights import Payload
+from relax_core.learn.packed import columns_of
+from relax_core.trainer_kit.checkpoint import Snapshot, Writing, new_directory, save_checkpoint, seed_all
+from relax_core.trainer_kit.chunk_rows import (
+    check_lag,
+    micro_batches,
+    padded,
+    parsed_outputs,
+    scored_rows,
+    trained,
+    wanted,
+    with_gradient,
+)
+from relax_core.trainer_kit.model_folder import FIELD, check_folder, check_rows, read_json
+from relax_core.trainer_kit.ranks import Ranks, collective_call
+from relax_core.trainer_kit.setup import (
+    HEAD_OUTPUTS,
+    SCALAR_HEAD,
+    TRAINED_ROLES,
+    check_outputs,
+    check_spec,
+    choose_device,
+    choose_format,
+    publish_format,
+    scalars,
+    set_up,
+)
+from relax_core.trainer_kit.tokenizer_files import TokenizerFiles
+from relax_core.trainer_kit.update import LossScale, Progress, Update
+from relax_plugin_megatron.architecture import Architecture, check_parts
+from relax_plugin_megatron.checkpoint import load_checkpoint, take_snapshot
+from relax_plugin_megatron.folder import FolderReader, exported_config, write_folder
+from relax_plugin_megatron.model import Head, features, make_decoder, transformer_config
+from relax_plugin_megatron.optimizer import WEIGHT, Optimizer
+from relax_plugin_megatron.options import MegatronOptions
+from relax_plugin_megatron.publication import Publication
+from relax_plugin_megatron.weights import Weights
+
+Scores = dict[str, Tensor]
+
+
+class Rank:
+    """The part of the model, the optimizer and the training progress of one rank."""
+
+    def __init__(self, spec: TrainerSpec, options: MegatronOptions, build: Callable[[Chosen], Any]) -> None:
+        check_spec(spec, "megatron")
+        self._spec, self._options = spec, options
+        self._grid = grid = options.grid(spec.world_size)
+        grid.check()
+        self._path = path = str(spec.model["path"])
+        self._config = read_json(check_folder(path), "config.json")
+        self._shape = Architecture.of(self._config, path)
+        self._shape.check(grid, options.sequence_parallel)
+        check_parts(spec)
+        self._undo_set_up = set_up(spec)
+        self._device = choose_device("auto", spec.rank)
+        self._dtype = choose_format(spec.model.get("dtype", "float32"), self._device)
+        self._scale = LossScale.of(self._dtype, options.loss_scale, options.loss_scale_window)
+        self._files = TokenizerFiles.of(spec.model)
+        self.progress = Progress()
+        self._update: Update | None = None
+        self._algorithm: Algorithm | None = None
+        if spec.role in TRAINED_ROLES:
+            self._algorithm = build(spec.algorithm)
+            check_outputs(self._algorithm, spec.role)
+        self._scalars = scalars(spec, build)
+        self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
+        with self.ranks.meeting("start"):
+            self._join_groups()
+            self._load(path)
+        self._publication = Publication(self._weights, publish_format(spec, self._dtype), build, self.ranks)
+        self._writing = Writing()
+        seed_all(spec.seed)
+
+    def _join_groups(self) -> None:
+        timeout = timedelta(seconds=self._options.collective_timeout_s)
+        if self._spec.world_size == 1:  # Megatron needs a group even so
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        parallel_state.initialize_model_parallel(
+            self._grid.tensor, self._grid.pipeline, expert_model_parallel_size=self._grid.expert,
+            expert_tensor_parallel_size=self._grid.expert_tensor,
+            distributed_timeout_minutes=max(1, int(self._options.collective_timeout_s / 60)),
+        )  # fmt: skip
+        # Dropout is always 0, so the tracker of random states may do nothing.
+        model_parallel_cuda_manual_seed(self._spec.seed, inference_rng_tracker=True)
+
+    def _load(self, path: str) -> None:
+        config = transformer_config(self._shape, self._grid, self._options, self._dtype)
+        decoder = make_decoder(config, self._shape, self._grid, bool(self._scalars)).to(self._device)
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        self._head = Head(decoder, self._shape, self._spec.suppress_tokens) if last and not self._scalars else None
+        self._decoder, self._model = decoder, decoder
+        self._optimizer: Optimizer | None = None
+        self._weights = Weights(decoder, self._shape, self._grid, self.ranks)
+        if self._algorithm is None:
+            decoder.requires_grad_(False)
+        else:
+            ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+            self._model = DistributedDataParallel(config, ddp, decoder)
+            config.no_sync_func = self._model.no_sync
+            self._optimizer = Optimizer(self._model, self._spec.optimizer, self._dtype)
+        with FolderReader(path) as folder:
+            for name, entry in self._weights.entries.items():
+                if not (name == SCALAR_HEAD and SCALAR_HEAD not in folder) and folder.shape(name) != entry.shape:
+                    shapes = f"{folder.shape(name)} in its weights but {entry.shape} by its config.json"
+                    raise ConfigError(FIELD, path, f"{name} is {shapes}; save the model again")
+            for held in self._weights.held:
+                if held.mapped.sources == (SCALAR_HEAD,) and SCALAR_HEAD not in folder:
+                    value = torch.zeros(held.parameter.shape)
+                else:
+                    value = self._weights.read(held, folder)
+                if self._optimizer is None:
+                    held.parameter.data.copy_(value)
+                else:  # its float32 weights come from the folder's values, not from rounded ones
+                    self._optimizer.restore(held.parameter, {WEIGHT: value})
+
+    @collective_call
+    def facts(self) -> dict[str, Any]:
+        return {
+            "parameters": self._weights.size,
+            "parameters_of_rank": sum(parameter.numel() for parameter in self._decoder.parameters()),
+            "trainable": self._weights.size if self._algorithm is not None else 0,
+            "max_context": self._shape.context,
+            "vocab_size": self._shape.vocabulary,
+            "fingerprint": self._publication.fingerprint(),
+            "base": "",
+            "device": str(self._device),
+            "offloads": [],
+            "threads": torch.get_num_threads(),
+            "ranks": self.ranks.size,
+            "tensor_parallel": self._grid.tensor,
+            "pipeline_parallel": self._grid.pipeline,
+            "expert_parallel": self._grid.expert,
+        }
+
+    # -- updates ------------------------------------------------------------------------------------------------
+
+    def begin_update(self, denominators: Mapping[str, float]) -> None:
+        optimizer = self._trained("begin_update")
+        if not self.progress.begun:
+            raise ValueError("begin_update: no step was begun; call begin_step first")
+        optimizer.clear_gradient()
+        self._update = Update(self._algorithm, denominators, self._spec.role, self._scale.value)
+
+    @collective_call
+    def accumulate(self, chunk: Chunk) -> None:
+        update, algorithm = self._open_update(), self._algorithm
+        check_lag(chunk.rows, algorithm, self._spec, self.progress.step)
+        step_start = None if self.progress.updated else self.progress.step
+        wanted = with_gradient(chunk.rows, algorithm, self._spec.role)
+
+        def loss(batch: learn.PackedBatch, scores: Scores) -> Tensor:
+            return update.loss(batch, scores, step_start)
+
+        batches = list(self._micro_batches(chunk, wanted, wanted & trained(chunk.rows)))
+        self._run(batches, algorithm.outputs(), loss)
+
+    @collective_call
+    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        update, optimizer = self._open_update(), self._trained()
+        update.join(self.ranks.tell(update.share(speaks=self._grid.reports(self._spec.rank))))
+        factor = update.denominators.rescale(denominators)
+        norm = optimizer.finish_gradient(factor / self._scale.value)
+        self._update = None
+        lr = self._spec.optimizer.lr * learn.lr_factor(self._spec.optimizer, self.progress.step)
+        if not (np.isfinite(norm) and update.finite):
+            optimizer.clear_gradient()
+            lower = update.finite and self._scale.overflowed()
+            return UpdateResult(UpdateOutcome.OVERFLOW if lower else UpdateOutcome.NOT_FINITE, grad_norm=norm, lr=lr)
+        optimizer.advance(lr)
+        self.progress.updated = True
+        optimizer.clear_gradient()
+        scale = {"train/loss_scale": (self._scale.value, 1.0)} if self._scale.dynamic else {}
+        self._scale.applied()
+        return UpdateResult(UpdateOutcome.APPLIED, {**update.metrics(factor), **scale}, norm, lr)
+
+    def abort_update(self) -> None:
+        self._update = None
+        if self._optimizer is not None:
+            self._optimizer.clear_gradient()
+
+    def _open_update(self) -> Update:
+        if self._update is None:
+            raise ValueError("no update is open; call begin_update first")
+        return self._update
+
+    def _trained(self, call: str = "finish_update") -> Optimizer:
+        """Return the optimizer; raise ValueError in a role that is not trained."""
+        if self._optimizer is None:
+            raise ValueError(f"{call}: role {self._spec.role} only computes forward passes")
+        return self._optimizer
+
+    def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
+        """Yield this rank's micro-batches; None for one of other ranks that exchange tokens of experts with this rank."""
+        check_rows(chunk.rows, self._shape.vocabulary, self._shape.context)
+        yield from micro_batches(
+            chunk, self._spec.rank, wanted, needed, device=str(self._device), together=self._grid.expert > 1
+        )
+
+    # -- one pass through the pipeline ------------------------------------------------------------------------------
+
+    def _run(
+        self, batches: Sequence[learn.PackedBatch | None], outputs: Sequence[Output],
+        loss: Callable[[learn.PackedBatch, Scores], Tensor] | None,
+    ) -> list[tuple[learn.PackedBatch, Scores]]:  # fmt: skip
+        """Run micro-batches forward, and backward if `loss` is given; return their scores on the last stage.
+
+        None stands for a micro-batch in which this rank has no rows: a dummy row takes part without a gradient.
+        """
+        if not batches:
+            return []
+        scored: list[tuple[learn.PackedBatch, Scores]] = []
+        multiple = self._grid.tensor if self._options.sequence_parallel else 1
+
+        def step(given: Iterator[learn.PackedBatch | None], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            own = next(given)
+            batch = _dummy(str(self._device)) if own is None else own
+            ids, before = padded(batch, multiple, whole="rewards" in self._scalars)
+            tokens = torch.from_numpy(ids).to(self._device)
+            positions = torch.arange(tokens.shape[1], device=self._device).expand_as(tokens)
+            hidden = model(tokens, positions, None)
+
+            def finish(hidden: Tensor, non_loss_data: bool = False) -> Any:
+                scores = self._scores(batch, hidden, before, outputs)
+                if own is not None:
+                    scored.append((batch, scores))
+                if loss is None:
+                    return scores
+                whole = sum(values.sum() for values in scores.values()) * 0.0 if own is None else loss(batch, scores)
+                return whole, torch.ones((), dtype=torch.int, device=self._device), {}
+
+            return hidden, finish
+
+        widths = [padded(batch, multiple)[0].shape[1] + 1 for batch in batches if batch is not None]
+        get_forward_backward_func()(
+            forward_step_func=step, data_iterator=iter(batches), model=self._model, num_microbatches=len(batches),
+            seq_length=max(widths, default=multiple), micro_batch_size=1, forward_only=loss is None,
+            collect_non_loss_data=loss is None,
+        )  # fmt: skip
+        return scored
+
+    def _scores(
+        self, batch: learn.PackedBatch, hidden: Tensor, before: np.ndarray, outputs: Sequence[Output]
+    ) -> Scores:
+        """Return scores by name: of trained tokens, [tokens, ...], 0 elsewhere; `rewards` of rows, [rows]."""
+        sequence_parallel = self._options.sequence_parallel
+        flat = features(hidden, sequence_parallel, split_head=self._head is not None)
+        places, previous = batch.loss_mask.nonzero().squeeze(1), torch.from_numpy(before).to(self._device)
+        if self._head is not None:
+            values = self._head.vocabulary.score(
+                flat.index_select(0, previous[places]), self._head.logits, batch.tokens[places],
+                wanted(outputs, batch, places, self._shape.vocabulary),
+                temperature=self._spec.temperature, max_logits=self._options.logits_mb * 2**18,
+            )  # fmt: skip
+            return {name: spread(value, places, len(batch.tokens)) for name, value in values.items()}
+        weight = self._decoder.score.weight.float()
+        scored = {}
+        if "values" in self._scalars:
+            values = linear(flat.index_select(0, previous[places]).float(), weight).squeeze(-1)
+            scored["values"] = spread(values, places, len(batch.tokens))
+        if "rewards" in self._scalars:
+            ends = previous[batch.lengths.cumsum(0) - 1] + 1
+            scored["rewards"] = linear(flat.index_select(0, ends).float(), weight).squeeze(-1)
+        return scored
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    @collective_call
+    def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
+        outputs = parsed_outputs(columns, self._scalars or HEAD_OUTPUTS)
+        self._publication.check_whole()
+        everything = set(range(len(chunk.rows)))
+        with torch.no_grad():
+            scored = self._run(list(self._micro_batches(chunk, everything, everything)), outputs, None)
+        parts = [columns_of(batch, scores) for batch, scores in scored]
+        return scored_rows(chunk, self._spec.rank, outputs, parts, self._grid.reports(self._spec.rank))
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    @collective_call
+    def publish(
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
+        self.progress.check(version, "publish")
+        return self._publication.send(version, transport, location, payload, base)
+
+    @collective_call
+    def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
+        self.progress.check(manifest.version, "transfer")
+        return self._publication.transfer(manifest, transport, receivers, wait_s)
+
+    @collective_call
+    def load_published(self, manifest: Manifest, transport: Chosen) -> None:
+        self._publication.load(manifest, transport)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    @collective_call
+    def save(self, directory: str) -> None:
+        save_checkpoint(self._copied("save"), directory, self.ranks)
+
+    @collective_call
+    def snapshot(self, directory: str) -> None:
+        """Copy the state that a checkpoint holds, and let a thread write the copy."""
+        self._writing.write(self._copied("snapshot"), directory)
+
+    async def saved(self) -> None:
+        await self._writing.over()
+
+    def _copied(self, call: str) -> Snapshot:
+        state = {"progress": self.progress.state(), "loss_scale": self._scale.state(), "base": ""}
+        return take_snapshot(self._weights, self._saving(call), state, self.ranks)
+
+    def load(self, directory: str) -> None:
+        state = load_checkpoint(directory, self._weights, self._saving("load"))
+        self.progress = Progress(**state["progress"])
+        self._scale.restore(state.get("loss_scale"))
+
+    def _saving(self, call: str) -> Optimizer:
+        """Return the optimizer; raise ValueError in a role without checkpoints, or while an update is open."""
+        if self._optimizer is None:
+            raise ValueError(f"{call}: role {self._spec.role} is not trained, so it has no checkpoints")
+        if self._update is not None:
+            raise ValueError(f"{call}: an update is open; finish or abort it first")
+        return self._optimizer
+
+    @collective_call
+    def export(self, directory: str) -> None:
+        tensors = self._weights.stream(self._dtype)
+        if not self.ranks.first:
+            for _ in tensors:
+                pass
+            return
+        try:
+            with new_directory(directory) as path:
+                config = exported_config(
+                    self._config, str(self._dtype).removeprefix("torch."), scalar=bool(self._scalars)
+                )
+                write_folder(tensors, config, Path(self._path), self._files, path)
+        finally:
+            for _ in tensors:  # no other rank waits for a rank that stopped early
+                pass
+
+    def stop(self) -> None:
+        self._update = None
+        self._writing.stop()
+        parallel_state.destroy_model_parallel()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._undo_set_up()
+
+
+def spread(values: Tensor, places: Tensor, size: int) -> Tensor:
+    """Return values at their places of `size` tokens, 0 elsewhere."""
+    return values.new_zeros(size, *values.shape[1:]).index_put((places,), values)
+
+
+def _dummy(device: str) -> learn.PackedBatch:
+    row = RowBatch((RowId(0, 0, 0, 0),), {
+        "tokens": Ragged.of([np.zeros(2, np.int32)]), "loss_mask": Ragged.of([np.array([0, 1], np.uint8)]),
+    })  # fmt: skip
+    return learn.PackedBatch(row, device=device)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of one rank under Hugging Face names: read in parts, published one tensor at a time, saved as pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from torch import Tensor
+
+from relax_core.trainer_kit.ranks import Ranks
+from relax_core.trainer_kit.shards import Piece, to_host
+from relax_plugin_megatron.architecture import Architecture
+from relax_plugin_megatron.layout import Grid
+from relax_plugin_megatron.mapping import Mapped, apart, join, mapped, part
+from relax_plugin_megatron.model import Decoder
+
+
+class Parts(Protocol):
+    """Tensors of which parts can be read."""
+
+    def read(self, name: str, index: Sequence[slice]) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One Megatron tensor of this rank, its sources, and its place among the ranks that split it."""
+
+    parameter: torch.nn.Parameter
+    mapped: Mapped
+    shapes: tuple[tuple[int, ...], ...]
+    """Shapes of the whole sources."""
+    group: dist.ProcessGroup
+    """The ranks that split the tensor."""
+    original: bool
+    """False if another rank, or another tensor of this rank, publishes and saves the same part."""
+
+    def index(self, source: int) -> tuple[slice, ...]:
+        """Return the part of a source that this rank holds."""
+        return part(self.mapped.rule, self.shapes[source], self.group.rank(), self.group.size())
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A published tensor."""
+
+    shape: tuple[int, ...]
+    owner: int
+    """The rank that gathers it from the ranks that split it."""
+    key: str
+    """First source of its Megatron tensor."""
+    source: int
+    """Index of the tensor among the sources of the Megatron tensor."""
+
+
+class Weights:
+    """The weights of one rank, and their way from and to the names of a Hugging Face folder."""
+
+    def __init__(self, decoder: Decoder, shape: Architecture, grid: Grid, ranks: Ranks) -> None:
+        """Map every parameter of the decoder. All ranks must call."""
+        self._shape, self._grid, self._decoder, self._ranks = shape, grid, decoder, ranks
+        self._heads_per_group = shape.heads // shape.key_value_heads
+        self._head_groups = shape.key_value_heads // grid.tensor
+        self.held = [self._place(name, parameter) for name, parameter in decoder.named_parameters()]
+        self._by_key = {held.mapped.sources[0]: held for held in self.held if held.original}
+        own = [
+            [source, list(held.shapes[at]), held.mapped.sources[0], at]
+            for held in self.held if held.original and held.group.rank() == 0
+            for at, source in enumerate(held.mapped.sources)
+        ]  # fmt: skip
+        self.entries = {
+            name: Entry(tuple(shape), owner, key, at)
+            for owner, told in enumerate(ranks.tell(own)) for name, shape, key, at in told
+        }  # fmt: skip
+        """All published tensors by name; the same on every rank."""
+
+    def _place(self, name: str, parameter: torch.nn.Parameter) -> Held:
+        layers = self._decoder.decoder.layers
+        first_layer = layers[0].layer_number - 1 if len(layers) else 0
+        state = parallel_state
+        first_expert = state.get_expert_model_parallel_rank() * (self._shape.experts // self._grid.expert)
+        copied = name == "output_layer.weight" and self._shape.tied
+        rule = mapped(
+            self._shape.family, "embedding.word_embeddings.weight" if copied else name, first_layer, first_expert
+        )
+        if rule.expert:
+            group, copy = state.get_expert_tensor_parallel_group(), state.get_expert_data_parallel_rank()
+        else:
+            group, copy = state.get_tensor_model_parallel_group(), state.get_data_parallel_rank()
+        # the gradient's norm counts tensors without this attribute on one rank only
+        if not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, rule.rule.axis is not None, rule.rule.axis or 0, 1)
+        shapes = []
+        for one in apart(rule.rule, parameter.detach(), self._head_groups, self._heads_per_group):
+            whole = list(one.shape)
+            if rule.rule.axis is not None:
+                size = whole[rule.rule.axis] * group.size()
+                whole[rule.rule.axis] = self._shape.vocabulary if rule.rule.vocabulary else size
+            shapes.append(tuple(whole))
+        return Held(parameter, rule, tuple(shapes), group, copy == 0 and not copied)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters of the whole model."""
+        return sum(math.prod(entry.shape) for entry in self.entries.values())
+
+    # -- into this rank -----------------------------------------------------------------------------------------------
+
+    def read(self, held: Held, parts: Parts, prefix: str = "", suffix: str = "") -> Tensor:
+        """Return a Megatron tensor of this rank from its sources, float32; the vocabulary's padding is 0."""
+        found = [
+            parts.read(f"{prefix}{source}{suffix}", held.index(at)).to(torch.float32)
+            for at, source in enumerate(held.mapped.sources)
+        ]
+        return self._padded(held, join(held.mapped.rule, found, self._head_groups))
+
+    @torch.no_grad()
+    def put(self, name: str, value: Tensor) -> None:
+        """Copy this rank's part of a whole tensor into the Megatron tensors that it is a source of."""
+        for held in self.held:
+            if name not in held.mapped.sources:
+                continue
+            at, rule = held.mapped.sources.index(name), held.mapped.rule
+            own = apart(rule, held.parameter.detach(), self._head_groups, self._heads_per_group)
+            own[at] = self._padded(held, value[held.index(at)].to(held.parameter))
+            held.parameter.copy_(join(rule, own, self._head_groups))
+
+    def _padded(self, held: Held, value: Tensor) -> Tensor:
+        """Fill up a part of the vocabulary with zeros to the size that every rank holds."""
+        missing = held.parameter.shape[0] - value.shape[0] if held.mapped.rule.vocabulary else 0
+        return torch.nn.functional.pad(value, (0, 0, 0, missing)) if missing else value
+
+    # -- out of this rank ---------------------------------------------------------------------------------------------
+
+    def pieces(self, held: Held, tensor: Tensor, prefix: str = "", suffix: str = "") -> dict[str, Piece]:
+        """Return the pieces of a tensor that has the shape of a parameter, copied to host memory.
+
+        Empty on ranks other than the first of those that hold the same part.
+        """
+        rule = held.mapped.rule
+        if not held.original or (rule.axis is None and held.group.rank()):
+            return {}
+        found = {}
+        for at, own in enumerate(apart(rule, tensor, self._head_groups, self._heads_per_group)):
+            index = held.index(at)
+            own = own[tuple(slice(0, one.stop - one.start) for one in index)]  # without padding of the vocabulary
+            if own.numel():
+                name = f"{prefix}{held.mapped.sources[at]}{suffix}"
+                found[name] = Piece(to_host(own), tuple(one.start for one in index))
+        return found
+
+    @torch.no_grad()
+    def stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, whole tensor) in host memory on rank 0 and nothing on other ranks. All ranks must iterate.
+
+        Each tensor is gathered by the ranks that split it and sent to rank 0 when rank 0 asks for it.
+        """
+        rank, key, wholes = self._ranks.rank, "", list[Tensor]()
+        for name, entry in self.entries.items():
+            if entry.key in self._by_key and entry.key != key:
+                key, wholes = entry.key, self._gathered(self._by_key[entry.key], dtype)
+            if entry.owner == rank == 0:
+                yield name, wholes[entry.source]
+            elif entry.owner == rank:
+                dist.send(wholes[entry.source], 0)
+            elif rank == 0:
+                arriving = torch.empty(entry.shape, dtype=dtype)
+                dist.recv(arriving, entry.owner)
+                yield name, arriving
+
+    @torch.no_grad()
+    def whole(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a whole tensor in host memory on every rank. All ranks must call."""
+        entry = self.entries[name]
+        held = self._by_key.get(entry.key)
+        value = torch.empty(entry.shape, dtype=dtype)
+        if held is not None:
+            value = self._gathered(held, dtype)[entry.source]
+        if self._ranks.size > 1:
+            dist.broadcast(value, entry.owner)
+        return value
+
+    def _gathered(self, held: Held, dtype: torch.dtype) -> list[Tensor]:
+        """Return the whole sources of a tensor; all ranks of its group call together."""
+        rule = held.mapped.rule
+        wholes = []
+        for own in apart(rule, held.parameter.detach(), self._head_groups, self._heads_per_group):
+            own = own.to("cpu", dtype).contiguous()
+            if rule.axis is not None and held.group.size() > 1:
+                everyone = [torch.empty_like(own) for _ in range(held.group.size())]
+                dist.all_gather(everyone, own, group=held.group)
+                own = torch.cat(everyone, dim=rule.axis)
+            wholes.append(own[: self._shape.vocabulary] if rule.vocabulary else own)
+        return wholes

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Megatron trainer conforms in every layout: data, tensor, sequence and pipeline parallel on several processes."""
+
+import pytest
+
+from relax_core.testing.moe import tiny_moe
+from relax_core.testing.trainer import FurtherConfiguration, TrainerSuite, tiny_model
+from tests.megatron_on_cpu.trainer import MegatronOnCpu, PatchedRanks
+
+
+class OnCpu(TrainerSuite):
+    component = "megatron"
+
+    @classmethod
+    def make(cls):
+        return PatchedRanks(MegatronOnCpu, cls.options, cls.ranks, cls.tensor_parallel)
+
+
+class TestMegatron(OnCpu):
+    pass
+
+
+class Further(OnCpu, FurtherConfiguration):
+    pass
+
+
+class TestDataParallel(Further):
+    ranks = 2
+
+
+class Split(Further):
+    """Both ranks compute the same rows."""
+
+    ranks = tensor_parallel = 2
+    test_the_plan_holds_every_row_once_on_an_instance_not_started = None
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory):
+        return tiny_model(tmp_path_factory.mktemp("model"), key_value_heads=2, dtype=self.dtype)
+
+
+class TestTensorAndSequenceParallel(Split):
+    options = {"tensor_parallel": 2, "sequence_parallel": True}
+
+
+class TestPipelineParallel(Split):
+    options = {"pipeline_parallel": 2}
+
+
+class TestExpertParallel(Further):
+    options = {"expert_parallel": 2}
+    ranks = 2
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory):
+        return tiny_moe(str(tmp_path_factory.mktemp("model")), 0, pad_token_id=None)
+
+
+class TestInBfloat16(Further):
+    dtype, tolerance, rounding = "bfloat16", 0.05, 0.15

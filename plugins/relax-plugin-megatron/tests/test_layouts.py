@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In every layout the Megatron trainer computes what the torch trainer computes: scores, 20 steps, and checkpoints."""
+
+import json
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from relax_plugin_megatron.trainer import MegatronTrainer
+
+from relax_core.api import ConfigError, OptimizerSpec, TrainerSpec, Version, Workload
+from relax_core.testing.moe import tiny_moe
+from relax_core.testing.trainer import Reinforce, forward, make_rows, tiny_model
+from relax_core.testing.trainer_fixture import VOCAB
+from tests.megatron_on_cpu.trainer import DISK, MegatronOnCpu, PatchedRanks
+from tests.trainers import ALGORITHM, running, train
+
+STEPS, SAVED = 20, 10
+OPTIMIZER = OptimizerSpec(1e-3, warmup_steps=3, weight_decay=0.1)
+COLUMNS = ("log_probs", "entropy")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of a trainer and how they share the model."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    together: int = 1
+    """Number of ranks that compute the same rows."""
+
+
+ONE = Layout()
+DP2 = Layout({}, 2)
+TP2 = Layout({"tensor_parallel": 2}, 2, 2)
+TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
+PP2 = Layout({"pipeline_parallel": 2}, 2, 2)
+EP2 = Layout({"expert_parallel": 2}, 2)
+
+
+@contextmanager
+def megatron(path, layout, **spec):
+    """Start a Megatron trainer in a layout."""
+    trainer = PatchedRanks(MegatronOnCpu, layout.options, layout.ranks, layout.together)
+    trainer.facts = trainer.start(TrainerSpec({"path": str(path)}, ALGORITHM, OPTIMIZER, **spec))
+    try:
+        yield trainer
+    finally:
+        trainer.stop()
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("dense"), key_value_heads=2)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory):
+    return tiny_moe(str(tmp_path_factory.mktemp("mixture")), 0, pad_token_id=None)
+
+
+def steps(trainer, start, stop):
+    """Train steps; return (loss, gradient norm) of each."""
+    results = [train(trainer, step) for step in range(start, stop)]
+    return [(result.metrics["train/loss"][0], result.grad_norm) for result in results]
+
+
+@dataclass(frozen=True)
+class Curve:
+    scores: dict[str, np.ndarray]
+    early: list[tuple[float, float]]
+    late: list[tuple[float, float]]
+    checkpoint: str
+
+
+def curve(trainer, path) -> Curve:
+    """Score rows, train, save on the way."""
+    scores = {name: forward(trainer, make_rows(99), 0, (name,)).values for name in COLUMNS}
+    early = steps(trainer, 0, SAVED)
+    trainer.save(str(path / "checkpoint"))
+    return Curve(scores, early, steps(trainer, SAVED, STEPS), str(path / "checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def expected(dense, tmp_path_factory):
+    with running(dense, optimizer=OPTIMIZER) as trainer:
+        return curve(trainer, tmp_path_factory.mktemp("torch"))
+
+
+@pytest.fixture(scope="session")
+def expected_of_mixture(mixture, tmp_path_factory):
+    with running(mixture, optimizer=OPTIMIZER) as trainer:
+        return curve(trainer, tmp_path_factory.mktemp("torch"))
+
+
+def assert_near(found: Curve, expected: Curve) -> None:
+    for name in COLUMNS:
+        assert np.allclose(found.scores[name], expected.scores[name], rtol=0, atol=1e-5), name
+    assert np.allclose(found.early + found.late, expected.early + expected.late, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [ONE, DP2, TP2, TP2_SP, PP2], ids=["1", "DP2", "TP2", "TP2 SP", "PP2"])
+def test_a_dense_model_scores_and_learns_as_with_torch(dense, expected, layout, tmp_path):
+    with megatron(dense, layout) as trainer:
+        assert_near(curve(trainer, tmp_path), expected)
+
+
+@pytest.mark.parametrize("layout", [ONE, EP2, PP2], ids=["1", "EP2", "PP2"])
+def test_a_mixture_of_experts_scores_and_learns_as_with_torch(mixture, expected_of_mixture, layout, tmp_path):
+    with megatron(mixture, layout) as trainer:
+        assert_near(curve(trainer, tmp_path), expected_of_mixture)
+
+
+def test_a_checkpoint_continues_in_any_layout_and_with_any_trainer(dense, expected, tmp_path):
+    with megatron(dense, TP2_SP) as trainer:
+        made = curve(trainer, tmp_path)
+    for layout in (DP2, PP2):
+        with megatron(dense, layout) as trainer:
+            for checkpoint, late in ((made.checkpoint, made.late), (expected.checkpoint, expected.late)):
+                trainer.load(checkpoint)
+                assert np.allclose(steps(trainer, SAVED, STEPS), late, rtol=2e-4, atol=1e-6)
+    with running(dense, optimizer=OPTIMIZER) as trainer:
+        trainer.load(made.checkpoint)
+        assert np.allclose(steps(trainer, SAVED, STEPS), made.late, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "experts split twice"])
+def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture, tmp_path):
+    layout = PP2
+    if family == "4 ranks":
+        path, layout = dense, Layout({"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": "full"}, 4, 4)
+    elif family == "experts split twice":
+        path, layout = mixture, Layout({**TP2_SP.options, "expert_parallel": 1, "expert_tensor_parallel": 2}, 2, 2)
+    elif family in ("mixtral", "qwen3_moe plain"):
+        path, layout = tiny_moe(str(tmp_path / "model"), 0, family, pad_token_id=None), EP2
+    else:
+        path = of_family(family, tmp_path / "model")
+    with running(path, optimizer=OPTIMIZER) as trainer:
+        expected = curve(trainer, tmp_path / "torch")
+    with megatron(path, layout) as trainer:
+        assert_near(curve(trainer, tmp_path / "megatron"), expected)
+
+
+def of_family(family, path) -> str:
+    """Save a small model of a dense family, with a head of its own."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        family, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=32, max_position_embeddings=128, initializer_range=0.3, tie_word_embeddings=False,
+        pad_token_id=None, bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    return str(path)
+
+
+def critic_steps(trainer):
+    return [train(trainer, step).grad_norm for step in range(3)]
+
+
+def test_a_critic_learns_and_is_exported_as_with_torch(dense, tmp_path):
+    with running(dense, role="critic", optimizer=OPTIMIZER) as trainer:
+        expected = critic_steps(trainer)
+        values = forward(trainer, make_rows(9), 0, ("values",)).values
+    for layout in (TP2_SP, PP2):
+        with megatron(dense, layout, role="critic") as trainer:
+            assert np.allclose(critic_steps(trainer), expected, rtol=2e-4)
+            assert np.allclose(forward(trainer, make_rows(9), 0, ("values",)).values, values, rtol=0, atol=1e-5)
+            trainer.export(str(tmp_path / str(layout.options)))
+        with running(tmp_path / str(layout.options), role="critic") as trainer:
+            assert np.allclose(forward(trainer, make_rows(9), 0, ("values",)).values, values, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [TP2_SP, PP2], ids=["TP2 SP", "PP2"])
+def test_a_forward_role_loads_versions_and_deltas_that_another_layout_published(dense, layout, tmp_path):
+    rows, folder = make_rows(9), str(tmp_path)
+    with megatron(dense, DP2) as actor, megatron(dense, layout, role="actor_fwd") as follower:
+        whole = actor.publish(Version("actor", 0, 0), DISK, folder)
+        follower.load_published(whole, DISK)
+        train(actor, 0)
+        delta = actor.publish(Version("actor", 0, 1), DISK, folder, "delta", "actor@0.0")
+        follower.load_published(delta, DISK)
+        assert follower.publish(Version("actor", 0, 0), DISK, folder).fingerprint == delta.fingerprint
+        assert np.allclose(forward(follower, rows, 0).values, forward(actor, rows, 0).values, rtol=0, atol=1e-5)
+        with pytest.raises(ValueError, match=r"on top of actor@0\.0; this trainer has actor@0\.1"):
+            follower.load_published(delta, DISK)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "model", "said"),
+    [
+        ({"tensor_parallel": 2}, 3, {}, r"trainer.tensor_parallel: got tensor_parallel 2 .* on 3 ranks"),
+        ({"tensor_parallel": 4}, 4, {}, r"trainer.tensor_parallel: got 4; it must divide the 2 attention heads"),
+        ({"pipeline_parallel": 4}, 4, {}, r"trainer.pipeline_parallel: got 4; it must divide the 2 layers"),
+        ({"expert_parallel": 2}, 2, {}, r"trainer.expert_parallel: got 2; it must divide the 0 experts"),
+        ({"sequence_parallel": True}, 1, {}, r"trainer.sequence_parallel: got True; .* set trainer.tensor_parallel"),
+        ({}, 1, {"lora": {"rank": 4}}, r"model.lora: .* use trainer = torch"),
+        ({}, 1, {"freeze": ["layers.0"]}, r"model.freeze: .* use trainer = torch"),
+        ({}, 1, {"path": "gemma"}, r"model.path: got .*gemma of the family gemma3_text; megatron trains llama"),
+        ({}, 1, {"path": "yarn"}, r"model.path: got .*yarn with positions of the type yarn"),
+        ({}, 1, {"path": "window"}, r"model.path: got .*window with use_sliding_window"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(dense, tmp_path, options, ranks, model, said):
+    config = json.loads((Path(dense) / "config.json").read_text())
+    folder = tmp_path / model.get("path", "model")
+    shutil.copytree(dense, folder)
+    changed = {
+        "gemma": {"model_type": "gemma3_text"}, "yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "window": {"use_sliding_window": True},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**config, **changed.get(folder.name, {})}))
+    trainer = MegatronTrainer(MegatronTrainer.options_model()(**options))
+    trainer.build = lambda chosen: Reinforce()
+    spec = TrainerSpec({**model, "path": str(folder)}, ALGORITHM, OPTIMIZER, world_size=ranks)
+    with pytest.raises(ConfigError, match=said):
+        trainer.estimate(spec, Workload(2, 2, 8, 8))
+
+
+def test_a_mixture_split_over_tensor_parallel_ranks_needs_sequence_parallel(mixture):
+    trainer = MegatronTrainer(MegatronTrainer.options_model()(tensor_parallel=2))
+    trainer.build = lambda chosen: Reinforce()
+    with pytest.raises(
+        ConfigError, match=r"trainer.sequence_parallel: got False; .* set trainer.sequence_parallel = true"
+    ):
+        trainer.estimate(TrainerSpec({"path": mixture}, ALGORITHM, OPTIMIZER, world_size=2), Workload(2, 2, 8, 8))
+
+
+@pytest.mark.parametrize("layout", [ONE, TP2_SP, PP2, EP2], ids=["1", "TP2 SP", "PP2", "EP2"])
+def test_an_estimate_counts_the_parameters_of_each_rank(dense, mixture, layout):
+    path = mixture if layout is EP2 else dense
+    trainer = MegatronTrainer(MegatronTrainer.options_model()(**layout.options))
+    trainer.build = lambda chosen: Reinforce()
+    estimated = [
+        trainer.estimate(
+            TrainerSpec({"path": path}, ALGORITHM, OPTIMIZER, rank=rank, world_size=layout.ranks), Workload(2, 2, 8, 8)
+        ).phases["train"]["parameters"]
+        for rank in range(layout.ranks)
+    ]  # fmt: skip
+    with megatron(path, layout) as started:
+        assert estimated == [4 * facts["parameters_of_rank"] for facts in started.facts_of_ranks]

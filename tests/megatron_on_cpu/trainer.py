@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Megatron trainer in rank processes on a CPU: each process patches megatron-core before it starts a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from relax_plugin_megatron.trainer import MegatronTrainer
+
+from relax_core.api import Chosen, Manifest, TrainerSpec
+from relax_core.tensor_files.transport import Disk
+from relax_core.testing.trainer_ranks import RankedTrainer, TrainerRanks
+
+DISK = Chosen("weight-transport", "disk")
+"""A transport through files; other names give a transport in memory."""
+
+
+class MegatronOnCpu(MegatronTrainer):
+    """The trainer in a process of its own, which it patches."""
+
+    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
+        import torch
+
+        from tests.megatron_on_cpu import apply
+
+        if not torch.cuda.is_available():
+            apply()
+        build, disk = self.build, Disk()
+        self.build = lambda chosen: disk if chosen == DISK else build(chosen)
+        return super().start(spec)
+
+
+class PatchedRanks(RankedTrainer):
+    """Ranks in processes that no other trainer uses."""
+
+    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
+        self.facts_of_ranks: list[Mapping[str, Any]] = []
+        return super().start(spec)
+
+    def _each(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        answers = super()._each(method, calls)
+        if method == "start":
+            self.facts_of_ranks = answers
+        return answers
+
+    def load_published(self, manifest: Manifest, transport: Chosen) -> None:
+        self._all("load_published", manifest, transport)
+
+    idle: ClassVar[dict[int, list[TrainerRanks]]] = {}

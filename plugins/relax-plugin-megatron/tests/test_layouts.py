@@ -39,6 +39,7 @@ DP2 = Layout({}, 2)
 TP2 = Layout({"tensor_parallel": 2}, 2, 2)
 TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
 PP2 = Layout({"pipeline_parallel": 2}, 2, 2)
+CP2 = Layout({"context_parallel": 2}, 2, 2)
 EP2 = Layout({"expert_parallel": 2}, 2)
 
 
@@ -103,7 +104,7 @@ def assert_near(found: Curve, expected: Curve) -> None:
     assert np.allclose(found.early + found.late, expected.early + expected.late, rtol=2e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", [ONE, DP2, TP2, TP2_SP, PP2], ids=["1", "DP2", "TP2", "TP2 SP", "PP2"])
+@pytest.mark.parametrize("layout", [ONE, DP2, TP2, TP2_SP, PP2, CP2], ids=["1", "DP2", "TP2", "TP2 SP", "PP2", "CP2"])
 def test_a_dense_model_scores_and_learns_as_with_torch(dense, expected, layout, tmp_path):
     with megatron(dense, layout) as trainer:
         assert_near(curve(trainer, tmp_path), expected)
@@ -129,11 +130,13 @@ def test_a_checkpoint_continues_in_any_layout_and_with_any_trainer(dense, expect
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "experts split twice"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "4 ranks with context", "experts split twice"])
 def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture, tmp_path):
     layout = PP2
     if family == "4 ranks":
         path, layout = dense, Layout({"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": "full"}, 4, 4)
+    elif family == "4 ranks with context":
+        path, layout = dense, Layout({**TP2_SP.options, "context_parallel": 2}, 4, 4)
     elif family == "experts split twice":
         path, layout = mixture, Layout({**TP2_SP.options, "expert_parallel": 1, "expert_tensor_parallel": 2}, 2, 2)
     elif family in ("mixtral", "qwen3_moe plain"):
@@ -169,7 +172,7 @@ def test_a_critic_learns_and_is_exported_as_with_torch(dense, tmp_path):
     with running(dense, role="critic", optimizer=OPTIMIZER) as trainer:
         expected = critic_steps(trainer)
         values = forward(trainer, make_rows(9), 0, ("values",)).values
-    for layout in (TP2_SP, PP2):
+    for layout in (TP2_SP, PP2, CP2):
         with megatron(dense, layout, role="critic") as trainer:
             assert np.allclose(critic_steps(trainer), expected, rtol=2e-4)
             assert np.allclose(forward(trainer, make_rows(9), 0, ("values",)).values, values, rtol=0, atol=1e-5)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from relax_plugin_megatron.architecture import Architecture
 from relax_plugin_megatron.layout import Grid
@@ -34,17 +36,56 @@ class Norm(nn.RMSNorm):
 
 
 class Attention(MegatronModule):
-    """Causal attention of torch over whole rows, [tokens, rows, heads, width]."""
+    """Causal attention of torch over whole rows, [tokens, rows, heads, width].
+
+    Context-parallel ranks hold two chunks of each row (`zigzag`) and gather the keys and values of all.
+    """
 
     def __init__(self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__(config)
-        self._scale = softmax_scale
+        self._scale, self._context = softmax_scale, parallel_state.get_context_parallel_group()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        ranks, rank = self._context.size(), self._context.rank()
+        if ranks == 1:
+            return self._attend(query, key, value)
+        gathered = (gather_from_sequence_parallel_region(one.contiguous(), group=self._context) for one in (key, value))
+        keys, values = (in_order(one.chunk(ranks)) for one in gathered)
+        chunk = len(query) // 2
+        parts = [
+            self._attend(part, keys[: (place + 1) * chunk], values[: (place + 1) * chunk])
+            for place, part in zip((rank, 2 * ranks - 1 - rank), query.split(chunk), strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend from the last tokens of the keys, as many as there are queries."""
         heads = [one.permute(1, 2, 0, 3) for one in (query, key, value)]
         grouped = query.shape[2] != key.shape[2]
-        seen = functional.scaled_dot_product_attention(*heads, is_causal=True, scale=self._scale, enable_gqa=grouped)
+        if len(query) == len(key):
+            seen = functional.scaled_dot_product_attention(
+                *heads, is_causal=True, scale=self._scale, enable_gqa=grouped
+            )
+        else:
+            if grouped:
+                heads[1:] = [one.repeat_interleave(query.shape[2] // key.shape[2], 1) for one in heads[1:]]
+            causal = causal_lower_right(len(query), len(key))
+            seen = functional.scaled_dot_product_attention(*heads, attn_mask=causal, scale=self._scale)
         return seen.permute(2, 0, 1, 3).flatten(2)
+
+
+def zigzag(tokens: int, rank: int, ranks: int) -> Tensor:
+    """Return the positions that a context-parallel rank holds: one chunk from the front and one from the back."""
+    if ranks == 1:
+        return torch.arange(tokens)
+    chunks = torch.arange(tokens).chunk(2 * ranks)
+    return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
+
+
+def in_order(parts: Sequence[Tensor]) -> Tensor:
+    """Join the tokens of all context-parallel ranks, [tokens, ...], in the order of the row."""
+    fronts, backs = zip(*(part.chunk(2) for part in parts), strict=True)
+    return torch.cat([*fronts, *reversed(backs)])
 
 
 class Decoder(GPTModel):
@@ -80,6 +121,7 @@ def transformer_config(
         qk_layernorm=shape.head_norms, attention_dropout=0.0, hidden_dropout=0.0, use_cpu_initialization=True,
         params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16,
         tensor_model_parallel_size=grid.tensor, pipeline_model_parallel_size=grid.pipeline,
+        context_parallel_size=grid.context,
         expert_model_parallel_size=grid.expert, expert_tensor_parallel_size=grid.expert_tensor,
         sequence_parallel=options.sequence_parallel, variable_seq_lengths=grid.pipeline > 1,
         batch_p2p_comm=False, moe_token_dispatcher_type="alltoall", gradient_accumulation_fusion=False,

@@ -20,6 +20,8 @@ class MegatronOptions(Options):
     """Split norms and activations between blocks along the tokens of a row over the tensor-parallel ranks."""
     pipeline_parallel: int = Field(1, ge=1)
     """Number of stages with consecutive layers; micro-batches pass through them one forward, one backward (1F1B)."""
+    context_parallel: int = Field(1, ge=1)
+    """Number of ranks that split the tokens of every row; each gathers the keys and values of all. For long rows."""
     expert_parallel: int = Field(1, ge=1)
     """Number of ranks over which the experts of a mixture-of-experts layer are spread."""
     expert_tensor_parallel: int = Field(1, ge=1)
@@ -39,5 +41,10 @@ class MegatronOptions(Options):
     def grid(self, world: int) -> Grid:
         """Return the grid of `world` ranks."""
         return Grid(
-            world, self.tensor_parallel, self.pipeline_parallel, 1, self.expert_parallel, self.expert_tensor_parallel
+            world,
+            self.tensor_parallel,
+            self.pipeline_parallel,
+            self.context_parallel,
+            self.expert_parallel,
+            self.expert_tensor_parallel,
         )

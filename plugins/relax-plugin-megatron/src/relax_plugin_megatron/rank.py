@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -70,7 +71,7 @@ from relax_core.trainer_kit.update import LossScale, Progress, Update
 from relax_plugin_megatron.architecture import Architecture, check_parts
 from relax_plugin_megatron.checkpoint import load_checkpoint, take_snapshot
 from relax_plugin_megatron.folder import FolderReader, exported_config, write_folder
-from relax_plugin_megatron.model import Head, features, make_decoder, transformer_config
+from relax_plugin_megatron.model import Head, features, make_decoder, transformer_config, zigzag
 from relax_plugin_megatron.optimizer import WEIGHT, Optimizer
 from relax_plugin_megatron.options import MegatronOptions
 from relax_plugin_megatron.publication import Publication
@@ -117,7 +118,8 @@ class Rank:
         if self._spec.world_size == 1:  # Megatron needs a group even so
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         parallel_state.initialize_model_parallel(
-            self._grid.tensor, self._grid.pipeline, expert_model_parallel_size=self._grid.expert,
+            self._grid.tensor, self._grid.pipeline, context_parallel_size=self._grid.context,
+            expert_model_parallel_size=self._grid.expert,
             expert_tensor_parallel_size=self._grid.expert_tensor,
             distributed_timeout_minutes=max(1, int(self._options.collective_timeout_s / 60)),
         )  # fmt: skip
@@ -250,18 +252,25 @@ class Rank:
         if not batches:
             return []
         scored: list[tuple[learn.PackedBatch, Scores]] = []
+        context = parallel_state.get_context_parallel_group()
         multiple = self._grid.tensor if self._options.sequence_parallel else 1
+        multiple *= 2 * context.size() if context.size() > 1 else 1
 
         def step(given: Iterator[learn.PackedBatch | None], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             own = next(given)
             batch = _dummy(str(self._device)) if own is None else own
             ids, before = padded(batch, multiple, whole="rewards" in self._scalars)
-            tokens = torch.from_numpy(ids).to(self._device)
-            positions = torch.arange(tokens.shape[1], device=self._device).expand_as(tokens)
+            held = zigzag(ids.shape[1], context.rank(), context.size())
+            tokens = torch.from_numpy(ids)[:, held].to(self._device)
+            positions = torch.arange(ids.shape[1], device=self._device)[held].expand_as(tokens)
             hidden = model(tokens, positions, None)
 
             def finish(hidden: Tensor, non_loss_data: bool = False) -> Any:
-                scores = self._scores(batch, hidden, before, outputs)
+                local = torch.full(ids.shape, -1)
+                local[:, held] = torch.arange(tokens.numel()).view(tokens.shape)
+                local, previous = local.flatten().to(self._device), torch.from_numpy(before).to(self._device)
+                at = (previous + 1).clamp(max=len(local) - 1)
+                scores = self._scores(batch, hidden, local[previous], local[at], outputs)
                 if own is not None:
                     scored.append((batch, scores))
                 if loss is None:
@@ -280,28 +289,33 @@ class Rank:
         return scored
 
     def _scores(
-        self, batch: learn.PackedBatch, hidden: Tensor, before: np.ndarray, outputs: Sequence[Output]
-    ) -> Scores:
-        """Return scores by name: of trained tokens, [tokens, ...], 0 elsewhere; `rewards` of rows, [rows]."""
-        sequence_parallel = self._options.sequence_parallel
-        flat = features(hidden, sequence_parallel, split_head=self._head is not None)
-        places, previous = batch.loss_mask.nonzero().squeeze(1), torch.from_numpy(before).to(self._device)
+        self, batch: learn.PackedBatch, hidden: Tensor, before: Tensor, at: Tensor, outputs: Sequence[Output]
+    ) -> Scores:  # fmt: skip
+        """Return scores by name: of trained tokens, [tokens, ...], 0 elsewhere; `rewards` of rows, [rows].
+
+        `before` and `at`: places of each token's predecessor and of the token in `hidden`; -1: another rank has it.
+        """
+        flat = features(hidden, self._options.sequence_parallel, split_head=self._head is not None)
+        places = (batch.loss_mask & (before >= 0)).nonzero().squeeze(1)
         if self._head is not None:
-            values = self._head.vocabulary.score(
-                flat.index_select(0, previous[places]), self._head.logits, batch.tokens[places],
+            scored = self._head.vocabulary.score(
+                flat.index_select(0, before[places]), self._head.logits, batch.tokens[places],
                 wanted(outputs, batch, places, self._shape.vocabulary),
                 temperature=self._spec.temperature, max_logits=self._options.logits_mb * 2**18,
             )  # fmt: skip
-            return {name: spread(value, places, len(batch.tokens)) for name, value in values.items()}
+            return {name: spread(value, places, len(batch.tokens)) for name, value in scored.items()}
         weight = self._decoder.score.weight.float()
-        scored = {}
+        found = {}
         if "values" in self._scalars:
-            values = linear(flat.index_select(0, previous[places]).float(), weight).squeeze(-1)
-            scored["values"] = spread(values, places, len(batch.tokens))
+            found["values"] = places, before[places], len(batch.tokens)
         if "rewards" in self._scalars:
-            ends = previous[batch.lengths.cumsum(0) - 1] + 1
-            scored["rewards"] = linear(flat.index_select(0, ends).float(), weight).squeeze(-1)
-        return scored
+            ends = at[batch.lengths.cumsum(0) - 1]
+            rows = (ends >= 0).nonzero().squeeze(1)
+            found["rewards"] = rows, ends[rows], len(ends)
+        return {
+            name: spread(linear(flat.index_select(0, own).float(), weight).squeeze(-1), targets, size)
+            for name, (targets, own, size) in found.items()
+        }
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -391,8 +405,16 @@ class Rank:
 
 
 def spread(values: Tensor, places: Tensor, size: int) -> Tensor:
-    """Return values at their places of `size` tokens, 0 elsewhere."""
-    return values.new_zeros(size, *values.shape[1:]).index_put((places,), values)
+    """Return values at their places of `size` tokens or rows, 0 elsewhere, joined over the context-parallel ranks.
+
+    All of these ranks compute the same loss; the backward pass gives each rank the gradient of its own values.
+    """
+    group = parallel_state.get_context_parallel_group()
+    whole = values.new_zeros(size, *values.shape[1:]).index_put((places,), values)
+    if group.size() == 1 or whole.is_floating_point():
+        return reduce_from_tensor_model_parallel_region(whole, group=group)
+    dist.all_reduce(whole, group=group)
+    return whole
 
 
 def _dummy(device: str) -> learn.PackedBatch:

@@ -92,7 +92,7 @@ class Weights:
         if rule.expert:
             group, copy = state.get_expert_tensor_parallel_group(), state.get_expert_data_parallel_rank()
         else:
-            group, copy = state.get_tensor_model_parallel_group(), state.get_data_parallel_rank()
+            group, copy = state.get_tensor_model_parallel_group(), state.get_data_parallel_rank(True)
         # the gradient's norm counts tensors without this attribute on one rank only
         if not hasattr(parameter, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(parameter, rule.rule.axis is not None, rule.rule.axis or 0, 1)

@@ -15,6 +15,7 @@ from relax_core.cli.terminal import AsJson, say
 
 if TYPE_CHECKING:
     from relax_core.cli.data_survey import DataFile, Survey
+    from relax_core.data.overlap import Overlap
     from relax_core.rewards.golds import GoldReport
 
 SHOWN_BAD_ROWS = 50
@@ -44,13 +45,17 @@ def check(
 ) -> None:
     """List every unusable row with the reason, and count the usable rows.
 
-    With a model, also show the rendered prompt and the trained text of the first rows. The exit code is 2 if a row is unusable.
+    Also count the rows that repeat an earlier row, and the tasks of evaluation sets that are in the training file. With a
+    model, also show the rendered prompt and the trained text of the first rows. The exit code is 2 if a row is unusable.
     """
-    from relax_core.cli.data_survey import data_files, survey
+    from relax_core.cli.data_survey import data_files, survey, survey_overlap
 
-    reports = []
+    reports, trained = [], None
     for found in data_files(file, model, reward):
         result = survey(found, media)
+        survey_overlap(found, result, trained)
+        if found.evaluated is None:
+            trained = found, result
         reports.append({**_report(result), "first": _first(found, sorted(result.rows)[:FIRST_ROWS])})
     if as_json:
         say(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
@@ -97,10 +102,22 @@ def _report(found: Survey) -> dict[str, Any]:
         "skipped": found.skipped,
         "bad": [{"where": row.where, "reason": row.reason, "field": row.field, "fix": row.fix} for row in found.bad],
         "columns": dict(found.columns),
+        "overlap": _overlap(found.overlap),
         "golds": _golds(found.golds),
         "media": found.media,
         "tokens": _spread(found.lengths),
     }
+
+
+def _overlap(found: Overlap | None) -> dict[str, Any]:
+    """Return the rows that repeat each other as JSON data: of a training file, or of an evaluation set in that file."""
+    if found is None:
+        return {}
+    if not found.sets:
+        return {"repeated": [one._asdict() for one in found.repeated], "summary": [found.said()]}
+    (own,) = found.sets.values()
+    shared = {name: [one._asdict() for one in getattr(own, name)] for name in ("equal", "similar")}
+    return {**shared, "summary": [own.said(name) for name in shared]}
 
 
 def _golds(report: GoldReport | None) -> dict[str, Any]:
@@ -142,6 +159,8 @@ def _print_report(report: dict[str, Any]) -> None:
         say(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more bad rows; --json lists all")
     skipped = f", {report['skipped']} skipped as too long" if report["skipped"] else ""
     say(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
+    for text in report["overlap"].get("summary", ()):
+        say(f"overlap  {text}")
     if report["golds"]:
         say("golds    " + report["golds"]["summary"])
     for gold in report["golds"].get("read", ()):

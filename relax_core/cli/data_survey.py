@@ -27,10 +27,11 @@ from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
 from relax_core.config.checks import learns_from_teachers
-from relax_core.config.tables import DataTable
+from relax_core.config.tables import DataTable, EvalSetTable
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, dataset_settings
 from relax_core.data.media_pipeline import MediaPipeline
+from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_overlap, row_content
 from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MEDIA_KINDS
@@ -205,6 +206,10 @@ class DataFile:
     filters: Sequence[str] = ()
     """Filters `only` of all rewards of the run."""
     plugin_files: Sequence[str] = ()
+    evaluated: EvalSetTable | None = None
+    """Table of the evaluation set whose file this is; None: the training file, or a file without a configuration."""
+    max_overlap: float = 1.0
+    """Largest share of an evaluation set that may also be in the training file."""
     unmatched: Callable[[], Iterable[ConfigError]] = tuple
     """Returns the errors that are known once all rows of all files of a configuration were read."""
 
@@ -221,6 +226,8 @@ class Survey:
     """Number of tasks with a value, by column."""
     rows: dict[int, int] = field(default_factory=dict)
     """Tokens of each usable prompt, by row; 0 if no model is given."""
+    overlap: Overlap | None = None
+    """Usable rows that repeat each other, and for an evaluation set those that are also in the training file."""
     golds: GoldReport | None = None
     """Result of scoring the gold answers of the usable rows; None without a reward that reads gold answers."""
     media: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -289,7 +296,8 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     family = _family(catalogue, config.family.chosen, config.model.model_dump(mode="json"))
     form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
     tools = tools_before_start(config, catalogue) if form is Form.ROLLOUT else {}
-    files = [(config.data.train, config.data.columns), *((found.path, found.columns) for found in config.eval.sets)]
+    files: list[tuple[Path, Mapping[str, str], EvalSetTable | None]] = [(config.data.train, config.data.columns, None)]
+    files += [(found.path, found.columns, found) for found in config.eval.sets]
     kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
     plugins = [str(path) for path in config.plugins]
     model = config.model.model_dump(mode="json")
@@ -297,7 +305,7 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     filters = [one.only for one in judges]
     teachers = config.teachers if learns_from_teachers(config, catalogue) else ()
     sets: list[TaskSet] = []
-    for number, (path, columns) in enumerate(files, 1):
+    for number, (path, columns, table) in enumerate(files, 1):
         if form is Form.ROLLOUT:
             settings = task_settings(config, catalogue.build, str(path), tools, () if sets else teachers)
         else:
@@ -306,9 +314,48 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
         source = cast(TaskSource, catalogue.build(config.source.chosen))
         opened = _opened(str(path), columns or config.data.columns, source, family, settings, form, read)
         sets += [opened.tasks] if isinstance(opened.tasks, TaskSet) else []
-        opened = replace(opened, rewards=_reading(judges, catalogue), filters=filters, plugin_files=plugins)
+        opened = replace(
+            opened, rewards=_reading(judges, catalogue), filters=filters, plugin_files=plugins, evaluated=table,
+            max_overlap=config.eval.max_overlap,
+        )  # fmt: skip
         # Filters are judged by the rows of all files, so after the last file.
         yield replace(opened, unmatched=partial(unmatched_filters, config, sets)) if number == len(files) else opened
+
+
+def survey_overlap(found: DataFile, result: Survey, trained: tuple[DataFile, Survey] | None) -> None:
+    """Compare the usable rows of a file with each other, and those of an evaluation set with the training file.
+
+    `trained`: the training file of the same configuration and its survey. Marks the set as bad if more of its tasks
+    than `max_overlap` are in the training file.
+    """
+    rows = sorted(result.rows)
+    if found.evaluated is None or trained is None:
+        result.overlap = find_overlap(_contents(found), rows, {})
+        return
+    name, used = found.evaluated.name, rows[: found.evaluated.size]
+    shared = find_overlap(_contents(trained[0]), sorted(trained[1].rows), {name: EvalRows(_contents(found), used)})
+    result.overlap = shared
+    try:
+        shared.sets[name].refuse("eval.max_overlap", found.max_overlap)
+    except ConfigError as error:
+        result.bad.append(BadRow(found.path, f"got {error.got}", error.field, error.fix))
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceRows:
+    """The rows of a task source without a configuration, to be compared."""
+
+    source: TaskSource
+
+    def content(self, index: int) -> RowContent:
+        return row_content(self.source[index])
+
+    def where(self, index: int) -> str:
+        return self.source.where(index)
+
+
+def _contents(found: DataFile) -> Rows:
+    return found.tasks or _SourceRows(found.source)
 
 
 def survey(found: DataFile, media: bool = False) -> Survey:

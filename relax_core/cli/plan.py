@@ -101,7 +101,9 @@ def print_data(sources: Sequence[str], overrides: Sequence[str]) -> None:
         return
     for at, stage in enumerate(planned.stages):
         with naming_stage(at if stage.name else None):
-            say(f"data: {stage.config.data.train}: {open_data(stage.config, planned.catalogue, stage.plan)}")
+            opened = open_data(stage.config, planned.catalogue, stage.plan)
+            for text in (f"{stage.config.data.train}: {opened}", *opened.compared):
+                say(f"data: {text}")
 
 
 def plan(

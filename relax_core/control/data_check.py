@@ -13,6 +13,7 @@ from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.memory_check import PlanContext
 from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import Dataset, open_held_out, open_training
+from relax_core.data.overlap import EvalRows, kept_apart
 from relax_core.data.tasks import TaskSet
 from relax_core.registry.catalogue import Catalogue
 from relax_core.sampling.evaluation import open_tasks
@@ -29,6 +30,8 @@ class OpenedData:
     """Indices of the rows to train on; the others are held out."""
     evaluated: Mapping[str, int]
     """Number of rows to evaluate, by evaluation set."""
+    compared: tuple[str, ...] = ()
+    """Sentences about rows that repeat each other, within the training rows and in evaluation sets."""
 
     def __str__(self) -> str:
         """Return the numbers of rows for display."""
@@ -47,10 +50,12 @@ def open_data(config: RunConfig, catalogue: Catalogue, plan: Plan) -> OpenedData
         family.open(config.model.model_dump(mode="json"))
         context = cast(RunContext, PlanContext(config, plan, catalogue.build))
         rows, train, sets = open_tasks(context, family, tools_before_start(config, catalogue))
-        evaluated = {one.name: len(one.indices) for one in sets}
+        held = {one.name: EvalRows(one.tasks, one.indices) for one in sets}
     else:
         rows, train = open_training(config, catalogue.build, plan.source)
-        held = open_held_out(config, catalogue.build, plan.source)
-        evaluated = {one.name: len(one.indices) for one in held}
+        given = open_held_out(config, catalogue.build, plan.source)
+        held = {one.name: EvalRows(one.dataset, one.indices) for one in given}
+    train, compared = kept_apart(config, rows, train, held)
     Selection(make_sampler(config, catalogue.build, plan.source), {}, rows, train, config.seed, 0)
-    return OpenedData(rows, train, evaluated)
+    evaluated = {name: len(one.indices) for name, one in held.items()}
+    return OpenedData(rows, train, evaluated, tuple(text for _, text in compared))

@@ -24,6 +24,7 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
+from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 from relax_core.data.tasks import HOLD_OUT, RowSet, check_placeholders
@@ -167,6 +168,11 @@ class Dataset(RowSet):
         Raises MediaRefused if `hold` refuses a medium.
         """
         return tuple(self._cut(found) for found in self._examples(self._kept[index], hold))
+
+    def content(self, index: int) -> RowContent:
+        row = self._kept[index]
+        task = self._read(row)
+        return row_content(task, self._texts(task, row))
 
     def messages(self, index: int) -> tuple[Message, ...]:
         """Return all messages of a row."""

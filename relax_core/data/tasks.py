@@ -29,6 +29,7 @@ from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.config.tables import TeacherTable
 from relax_core.data.chat_template import THINKS
+from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.placeholders import media_of, misplaced
 from relax_core.data.plain_data import plain
 from relax_core.data.row_tools import COLUMN as TOOLS, row_tools
@@ -43,6 +44,8 @@ HOLD_OUT = "held-out"
 NOT_SHOWN = f'to keep the column as data for rewards, rename it: columns = {{described = "{TOOLS}"}}'
 OTHERWISE = "otherwise"
 """Value of a reward's `only` for the tasks that no reward with a filter selects."""
+SINGLE_TURN = "single-turn"
+"""Name of the environment whose samples are one answer to the prompt."""
 TOO_LONG = ("skip", "truncate", "error")
 CACHED_PROMPTS = 4096  # enough for the groups in flight, whose samples share a prompt; an epoch need not fit
 MANY_TOKENS = 64
@@ -108,6 +111,10 @@ class RowSet(ABC):
     def where(self, index: int) -> str:
         """Return the location of a row, such as `file:line`."""
         return self._source.where(self._kept[index])
+
+    @abstractmethod
+    def content(self, index: int) -> RowContent:
+        """Return the part of a row that decides whether two rows are equal; `data.system_prompt` is not part."""
 
     def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Draw `size` rows for evaluation; return sorted (train, eval) indices. Equal seeds draw equal rows."""
@@ -264,20 +271,27 @@ class TaskSet(RowSet):
         too_long: str = "skip", needs: Sequence[ColumnNeed] = (), tools: Sequence[Tool] = (),
         tools_of: Mapping[str, Sequence[Tool]] | None = None, media: Sequence[str] = (), check: bool = True,
         access: SourceAccess | None = None, rules: Sequence[Rule] = (), filters: Sequence[str] = (),
+        answered_once: Callable[[Task], bool] = lambda task: True,
     ) -> None:  # fmt: skip
         """Check the tasks if `check` is set; raise ConfigError at the first unusable task.
 
         `tools_of`: tools by environment name. A task whose environment is missing there gets `tools`. `filters`: the
-        filters `only` of rewards and teachers; those that select no checked task stay in `unmatched`.
+        filters `only` of rewards and teachers; those that select no checked task stay in `unmatched`. `answered_once`
+        returns True for a task without a multi-turn environment: then the prompt alone decides what the policy reads.
         """
         super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
         self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
         self._needs, self._rules = tuple(need for need in needs if need.columns), tuple(rules)
+        self._answered_once = answered_once
         self.filters, self.unmatched = tuple(filters), list(filters)
         """All filters, and those that have selected no task yet."""
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
         if check:
             self._check()
+
+    def content(self, index: int) -> RowContent:
+        task = self._read(self._kept[index])
+        return row_content(task, whole=not self._answered_once(task))
 
     def prompt(self, index: int) -> Rendered:
         """Return the rendered prompt of a task, tokenized once."""
@@ -419,6 +433,7 @@ def task_settings(
         needs.append(ColumnNeed(name, environment.needs_columns, partial(_is_played, run, name)))
     tools = {name: found.get(name, environment.tools) for name, environment in environments.items()}
     main = run.environment.known_as
+    once = {choice.known_as for choice in (run.environment, *run.environments) if choice.name == SINGLE_TURN}
     rules: list[Rule] = [partial(_unplayed, environments)] if run.environments else []
     if filters and all(only not in ("", OTHERWISE) for only in filters):
         rules.append(partial(_unjudged, environments, environments[main], filters))
@@ -437,6 +452,7 @@ def task_settings(
         "filters": [
             only for only in (*filters, *(teacher.only for teacher in teachers)) if only not in ("", OTHERWISE)
         ],
+        "answered_once": lambda task: (task.environment or main) in once,
     }
 
 

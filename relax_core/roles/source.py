@@ -19,8 +19,9 @@ from relax_core.api.plan import Operation
 from relax_core.api.role import Role
 from relax_core.api.trajectory import Outcome
 from relax_core.config.run_config import RunContext
-from relax_core.data.dataset import Example, HeldOut, open_held_out, open_training, row_batch
+from relax_core.data.dataset import Dataset, Example, HeldOut, open_held_out, open_training, row_batch
 from relax_core.data.media_pipeline import opened_media_pipeline
+from relax_core.data.overlap import EvalRows, kept_apart
 from relax_core.data.placeholders import MediaRefused
 from relax_core.roles.rank_group import RankGroup
 from relax_core.sampling.evaluation import is_due
@@ -46,16 +47,14 @@ class RowSource(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context, self._admitted = context, 0
-        self._dataset, self._train = await asyncio.to_thread(
-            open_training, context.config, context.build, context.plan.source
-        )
+        self._dataset, self._train, remarks = await asyncio.to_thread(_open_apart, context)
         sampler = make_sampler(context.config, context.build, context.plan.source)
         seed = context.config.seed
         self._selection = await asyncio.to_thread(Selection, sampler, {}, self._dataset, self._train, seed, 0)
         if state := await context.bus.kept("sampler"):
             sampler.load(state)
-        for remark in self._dataset.remarks(self._train):
-            await context.run_status.emit(Logged("info", self.name, remark))
+        for level, remark in remarks:
+            await context.run_status.emit(Logged(level, self.name, remark))
         # The pipeline starts no process in a run without media.
         async with opened_media_pipeline(context, self._dataset.family) as self._media:
             self._failures = SampleFailures(context.config, context.run_dir)
@@ -182,6 +181,16 @@ class HeldOutEval:
             fix = "it has no log-probs of the run's starting weights; resume with the sets that the run began with"
             raise ConfigError("eval.sets", name, fix)
         return Ragged(kept, tokens.lengths)
+
+
+def _open_apart(context: RunContext) -> tuple[Dataset, Sequence[int], list[tuple[str, str]]]:
+    """Open the training rows; return them, the indices to train on, and log lines (level, text)."""
+    given = context.config, context.build, context.plan.source
+    dataset, train = open_training(*given)
+    said = [("info", remark) for remark in dataset.remarks(train)]
+    held = {one.name: EvalRows(one.dataset, one.indices) for one in open_held_out(*given)}
+    train, compared = kept_apart(context.config, dataset, train, held)
+    return dataset, train, said + compared
 
 
 async def _rows_of(context: RunContext, held: HeldOut, margins: bool) -> RowBatch:

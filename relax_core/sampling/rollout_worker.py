@@ -22,6 +22,7 @@ from relax_core.api.weights import Version
 from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import make_media_pipeline
+from relax_core.data.overlap import EvalRows, kept_apart
 from relax_core.data.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.engines.factories import AuxiliaryPools, make_pool
 from relax_core.engines.requests import SamplingParams
@@ -61,6 +62,10 @@ class RolloutWorker:
         self._context, self.family = context, build(run.family.chosen, ModelFamily)
         self.family.open(run.model.model_dump(mode="json"))
         self._tasks, self._train, self._sets = open_tasks(context, self.family, tools)
+        self._remarks = [("info", remark) for remark in self._tasks.remarks(self._train)]
+        held = {one.name: EvalRows(one.tasks, one.indices) for one in self._sets}
+        self._train, compared = kept_apart(run, self._tasks, self._train, held)
+        self._remarks += compared
         rewards = [RewardSettings.of(table, context.functions) for table in run.rewards]
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
         replaced = replaced_events(context.run_status)
@@ -119,8 +124,8 @@ class RolloutWorker:
         run, tools = context.config, await found_tools(context.config, context.build, context.children)
         await keep_tools(context.bus, tools)
         made = cls(context, report, await context.bus.version(), tools)
-        for remark in made._tasks.remarks(made._train):
-            await context.run_status.emit(Logged("info", "rollout", remark))
+        for level, remark in made._remarks:
+            await context.run_status.emit(Logged(level, "rollout", remark))
         try:
             asks = run.media or run.placement.rollout.prelaunch
             issued: int = (await context.bus.statistics())["next_group"] if asks else 0

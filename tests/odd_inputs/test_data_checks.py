@@ -116,6 +116,32 @@ def test_the_sets_of_an_evaluation_are_checked_with_the_names_that_they_inherit(
     assert checked(file) == (2, 0, [])
 
 
+def test_rows_that_evaluation_shares_are_shown_and_refused_alike_everywhere(folder):
+    (folder / "held.jsonl").write_text('{"prompt": " 1+1 =", "answer": "2"}\n{"prompt": "3+3=", "answer": "6"}\n')
+    sets = ("[[eval.sets]]", 'name = "held"', 'path = "held.jsonl"')
+    rows = [*ROWS[:2], {**ROWS[0], "prompt": "1 + 1 ="}]
+    file = configured(folder, *sets, rows=rows)
+    text = file.read_text()
+    file.write_text(text.replace("every = 0", "every = 1\nmax_overlap = 0.5"))
+    result = CliRunner().invoke(app, ["data", "check", str(file)])
+    shared = f"1 of 2 tasks are also in data.train: {folder}/held.jsonl:1 and {folder}/tasks.jsonl:1"
+    assert result.exit_code == 0 and shared in result.stdout
+    assert f"1 of 3 rows repeat an earlier row: {folder}/tasks.jsonl:3 and {folder}/tasks.jsonl:1" in result.stdout
+    assert shared in dry(file).stdout
+    file.write_text(text.replace("every = 0", "every = 1\nmax_overlap = 0.4"))
+    assert any(shared in bad for bad in checked(file)[2])
+    with pytest.raises(ConfigError, match=r"eval\.sets\.0\.path.*max_overlap = 0\.4"):
+        opened(file)
+
+
+def test_a_file_alone_is_searched_for_repeated_rows(folder):
+    (folder / "tasks.jsonl").write_text('{"prompt": "a b"}\n{"prompt": "A b."}\n')
+    (report,) = json.loads(CliRunner().invoke(app, ["data", "check", str(folder / "tasks.jsonl"), "--json"]).stdout)[
+        "files"
+    ]
+    assert [one["first"] for one in report["overlap"]["repeated"]] == [f"{folder / 'tasks.jsonl'}:1"]
+
+
 SFT = ('[algorithm]\nname = "sft"',)
 
 

@@ -185,6 +185,7 @@ NOT_LEARNT = {
     "rollout.refill_limit": "when a run gives up",
     "rollout.failure_limit": "when a run gives up",
     "data.max_bad_golds": "whether a run starts",
+    "eval.max_overlap": "whether a run starts",
     "rollout.media_store_mb": "what is kept on disk",
     "rollout.turn_timeout_s": "when a sample is given up",
     "rollout.step_timeout_s": "when a step is given up",

@@ -10,7 +10,7 @@ import pytest
 
 from relax_core.api import Context, Role
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import StepFinished, WeightsPublished
+from relax_core.api.events import Logged, StepFinished, WeightsPublished
 from relax_core.roles import RankGroup, StepTimes, StepTrainer, TrainerDeviceLease
 from tests.unit.roles.simulated_run import SimulatedRun
 
@@ -44,6 +44,19 @@ def test_rows_are_ready_a_step_ahead_and_no_further(tmp_path: Path) -> None:
     outcome = simulation(tmp_path, "sft", steps=6).run()
     assert max(outcome.metric("samples/in_flight")) == 2 * 4  # the step that is trained, and one more
     assert max(outcome.metric("samples/issued")) == 24
+
+
+def test_rows_that_a_set_shares_are_reported_and_refused_above_the_limit(tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"prompt": "P1.", "completion": "Yes"}\n{"prompt": "p1", "completion": "no"}\n')
+    table = {"every": 2, "sets": [{"name": "held", "path": str(held)}]}
+    outcome = simulation(tmp_path, "sft", steps=2, eval={**table, "max_overlap": 0.5}).run()
+    said = [(event.level, event.message) for event in outcome.told(Logged) if event.role == "source"]
+    place = f"{tmp_path}/held.jsonl:1 and {tmp_path}/written.jsonl:2"
+    assert said == [("warning", f"eval set held: 1 of 2 tasks are also in data.train: {place}")]
+    with pytest.raises(ExceptionGroup) as raised:
+        simulation(tmp_path, "sft", steps=2, eval={**table, "max_overlap": 0.4}).run()
+    assert raised.group_contains(ConfigError, match=r"eval\.sets\.0\.path: got 1 of 2 tasks.*eval\.max_overlap = 0\.4")
 
 
 def test_a_file_without_what_is_trained_ends_the_run_by_name(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from relax_core.api.events import Logged
 from relax_core.sampling.evaluation import SEED_STREAM
 from relax_core.sampling.session import sample_seed
 from tests.unit.roles.simulated_run import Asked, SimulatedRun
@@ -37,6 +39,21 @@ def test_training_and_evaluation_ask_with_their_own_temperature_and_evaluation_d
     assert all(one == first for one in later), "two evaluations differ by the weights alone"
     trained = {one.seed for one in asked.requests if (one.temperature, one.top_p) == TRAINED}
     assert not trained & {seed for _, seed in first}
+
+
+def test_no_row_that_equals_a_held_out_task_is_trained(tmp_path: Path, asked: Asked) -> None:
+    """Eight prompts stand twice in the file, each in two spellings: the hold-out keeps both from training."""
+    tasks = tmp_path / "repeated.jsonl"
+    tasks.write_text("".join(json.dumps({"prompt": text}) + "\n" for at in range(8) for text in (f"p{at}", f" P{at}.")))
+    outcome = SimulatedRun(
+        tmp_path, steps=4, data={"train": str(tasks)}, eval={"every": 4, "size": HELD, "temperature": 0.4}
+    ).run()
+    prompts: dict[bool, set[str]] = {True: set(), False: set()}
+    for one in asked.requests:
+        prompts[one.temperature == 0.4].add("".join(map(chr, one.tokens)).strip(" .").lower())
+    assert prompts[True] and prompts[False] and not prompts[True] & prompts[False]
+    said = [event.message for event in outcome.told(Logged)]
+    assert any("rows equal a held-out row and are not trained on" in text for text in said)
 
 
 def test_evaluation_samples_as_training_does_unless_it_is_told_otherwise(tmp_path: Path, asked: Asked) -> None:

@@ -114,6 +114,8 @@ class EvalFinished:
     samples: tuple[Mapping[str, Any], ...] = ()
     measure: str = "mean"
     """Meaning of `mean`. `mean`: mean reward over `count` samples; `loss`: loss on given rows of `count` groups."""
+    tasks: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Rewards of the judged samples of each task, by a hash of the task's content; empty for a loss."""
 
 
 @dataclass(frozen=True, slots=True)

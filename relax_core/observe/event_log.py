@@ -29,7 +29,7 @@ from relax_core.observe.redaction import Redactor
 EVENTS = "events.jsonl"
 UNWRITTEN = (events.SamplesScored, events.RolloutMeasured, events.TimeSpent)
 """Events that have nothing besides samples, metrics or spans."""
-ELSEWHERE = ("metrics", "samples", "config", "summary", "evidence")
+ELSEWHERE = ("metrics", "samples", "tasks", "config", "summary", "evidence")
 """Fields of events that are left out of `events.jsonl`, because other files of the run directory hold them."""
 WARNINGS = (
     events.RoleFailed, events.RolledBack, events.RunRestarted, events.WorkRetried, events.GuardFired,

@@ -255,6 +255,8 @@ class Recorder:
             case events.EvalFinished():
                 self._metrics(event.step, self._totals.evaluated(event))
                 self.run_dir.append_samples(event.step, [{"purpose": "eval", **sample} for sample in event.samples])
+                if event.tasks:
+                    self.run_dir.append_evaluation(event.step, event.set_name, event.temperature, event.tasks)
             case events.TimeSpent():
                 self._trace.add(event.spans)
                 self._time.add(event)

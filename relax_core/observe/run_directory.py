@@ -46,6 +46,7 @@ LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
 RESERVE_BYTES = 64 * 1024
 """Size of a reserve file, whose deletion makes room for `summary.json` on a full disk."""
+EVALUATIONS = "evaluations.jsonl"
 Request = Literal["checkpoint", "continue", "stop"]
 """Requests to a run from another process, each made by creating a file; write access to the run directory suffices."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
@@ -163,6 +164,22 @@ class RunDirectory:
         """Yield the records of `events.jsonl` in the order of their writing."""
         return read_lines(self.path / EVENTS)
 
+    def append_evaluation(
+        self, step: int, set_name: str, temperature: float, tasks: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Append the rewards of an evaluation by task as one line of `evaluations.jsonl`."""
+        record = {"schema": "relax.evaluation/1", "step": step, "set": set_name, "temperature": temperature}
+        file = AppendOnlyFile(self.path / EVALUATIONS, whole_lines)
+        self._unsynced.add(file.path)
+        try:
+            file.append((encode({**record, "tasks": tasks}) + "\n").encode())
+        finally:
+            file.close()
+
+    def evaluations(self) -> Iterable[dict[str, Any]]:
+        """Yield the lines of `evaluations.jsonl` as written; an evaluation that was repeated has several lines."""
+        return read_lines(self.path / EVALUATIONS)
+
     def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Append transcripts of a step as one zstd frame."""
         if not samples:
@@ -187,7 +204,7 @@ class RunDirectory:
         return sorted(int(match.group(1)) for match in found if match)
 
     def rewind(self, step: int, in_place: bool = False) -> None:
-        """Delete metrics and transcripts of steps after `step`, the checkpoint to which the run goes back.
+        """Delete metrics, evaluations and transcripts of steps after `step`, the checkpoint to which the run goes back.
 
         `in_place`: rows sampled with the weights of `step` stay on the bus and are trained again. Their transcripts
         stay, too; they are filed under `step + 1`.
@@ -200,10 +217,13 @@ class RunDirectory:
                     write_bytes(self.samples_path(later), frame(encode(one) for one in sampled))
                 else:
                     self.samples_path(later).unlink()
-        metrics = self.path / "metrics.jsonl"
-        if metrics.exists():
-            kept = (encode(record) + "\n" for record in self.metrics() if record.get("step", 0) <= step)
-            write_bytes(metrics, "".join(kept).encode())
+        for path, records in (
+            (self.path / "metrics.jsonl", self.metrics()),
+            (self.path / EVALUATIONS, self.evaluations()),
+        ):
+            if path.exists():
+                kept = (encode(record) + "\n" for record in records if record.get("step", 0) <= step)
+                write_bytes(path, "".join(kept).encode())
 
     def save_evidence(
         self, step: int, guard: str, evidence: Mapping[str, Any], groups: Iterable[int], first_step: int

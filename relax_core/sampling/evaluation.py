@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,12 +45,18 @@ class EvalSet:
 
 
 class Evaluation:
-    """The evaluation sets of a run."""
+    """The evaluation sets of a run.
+
+    Invariants:
+    - The seeds of a sample depend on the run's seed, the content of its task and its number, and on nothing else.
+    - Equal tasks of a set count as one task with more samples: they have different seeds and form one cluster.
+    """
 
     def __init__(
         self, sets: Sequence[EvalSet], run: Any, samples: Samples, scorer: RewardScorer, pool: EnginePool
     ) -> None:
         self._sets, self._run, self._samples, self._scorer, self._pool = sets, run, samples, scorer, pool
+        self._draws = {one.name: _draws(one) for one in sets}
         self.done: set[Version] = set()
         """Evaluated versions. A rollback removes the versions of undone steps, so that these steps are due again."""
 
@@ -65,9 +72,15 @@ class Evaluation:
         return [await self._one(one, version.step) for one in self._sets]
 
     async def _one(self, one: EvalSet, step: int) -> EvalFinished:
-        groups = await asyncio.gather(*(self._group(one, index, step) for index in one.indices))
+        draws = self._draws[one.name]
+        groups = await asyncio.gather(
+            *(self._group(one, index, draw, step) for index, draw in zip(one.indices, draws, strict=True))
+        )
         scored_groups = await self._scorer.score(groups)
-        judged = [[scored.value for scored in group if scored.outcome.judged] for group in scored_groups]
+        tasks: dict[str, list[float]] = {}
+        for (key, _), group in zip(draws, scored_groups, strict=True):
+            tasks.setdefault(f"{key:016x}", []).extend(scored.value for scored in group if scored.outcome.judged)
+        judged = list(tasks.values())
         values = [value for group in judged for value in group]
         mean = statistics.fmean(values) if values else math.nan  # not measured, which is no reward of 0
         failed = sum(map(len, scored_groups)) - len(values)
@@ -77,13 +90,29 @@ class Evaluation:
             for trajectory, scored in zip(trajectories, scores, strict=True)
         )
         metrics = {"standard_error": standard_error(judged), "failed": float(failed), **best_of(judged)}
-        return EvalFinished(step, one.name, mean, len(values), one.sampling.temperature, metrics, records)
+        rewards = {key: tuple(own) for key, own in tasks.items()}
+        temperature = one.sampling.temperature
+        return EvalFinished(step, one.name, mean, len(values), temperature, metrics, records, tasks=rewards)
 
-    async def _group(self, one: EvalSet, index: int, step: int) -> tuple[Task, tuple[Trajectory, ...]]:
+    async def _group(
+        self, one: EvalSet, index: int, draw: tuple[int, int], step: int
+    ) -> tuple[Task, tuple[Trajectory, ...]]:
         task, prompt = one.tasks.rendered(index)
-        seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
+        key, first = draw
+        seeds = [sample_seed(self._run.seed ^ SEED_STREAM, key, first + number) for number in range(one.samples)]
         turns = EvaluatedTask((one.name, index), step, self._pool)
         return task, tuple(await self._samples(task, prompt, seeds, [one.sampling] * one.samples, turns))
+
+
+def _draws(one: EvalSet) -> list[tuple[int, int]]:
+    """Return (content of 64 bits, number of the first sample) of each task of a set."""
+    seen = Counter[int]()
+    draws = []
+    for index in one.indices:
+        key = int.from_bytes(one.tasks.content(index).key[:8])
+        draws.append((key, seen[key]))
+        seen[key] += one.samples
+    return draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,11 @@ class RunView:
         """Return the metrics of all steps so far."""
         return Metrics.merged(self._directory.metrics())
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the newest record of each evaluation with rewards by task, in order of steps and sets."""
+        found = {(int(one["step"]), str(one["set"])): one for one in self._directory.evaluations()}
+        return [found[key] for key in sorted(found)]
+
     def request(self, request: Request) -> None:
         """Ask the live run to write a checkpoint, to stop, or to continue after a pause."""
         self._directory.request(request)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from relax_core.views.run import open_run
 from tests.graph.conftest import Relax, relax_in
 from tests.graph.exact import EXACT, STEPS, assert_ends_like
 from tests.graph.failing import failing
@@ -50,13 +51,17 @@ def test_it_ends_with_the_weights_and_samples_of_a_run_that_lost_nothing(
     restarts = {"engine": 1, "actor": 1, "reward-failing-reward-0": 1}
     assert finished_run.summary["restarts"] == restarts, finished_run.err
     assert_ends_like(whole, finished_run.path, finished_run.summary)
+    evaluated = [open_run(run).evaluations() for run in (finished_run.path, whole)]
+    assert [(one["step"], len(one["tasks"])) for one in evaluated[0]] == [(0, 8), (4, 8), (STEPS, 8)]
+    assert evaluated[0] == evaluated[1], "the same weights and draws give the same rewards, task by task"
 
 
 def test_it_leaves_every_file_of_a_run(finished_run: FinishedRun) -> None:
     assert finished_run.summary["status"] == "finished"
     run = finished_run.path
     files = (
-        "config.toml", "plugins.json", "provenance.json", "events.jsonl", "metrics.jsonl", "ledger.db", "trace.json",
+        "config.toml", "plugins.json", "provenance.json", "events.jsonl", "metrics.jsonl", "evaluations.jsonl", "ledger.db",
+        "trace.json",
         "report.html", "reward.png", "summary.json", "export/config.json", "export/model.safetensors", "export/tokenizer.json",
     )  # fmt: skip
     assert [name for name in files if not (run / name).is_file()] == []

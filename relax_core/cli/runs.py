@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax train | resume | attach | stop | checkpoint | continue` and `relax runs | status | why | report`.
+"""The verbs `relax train | resume | attach | stop | checkpoint | continue` and `relax runs | status | why | compare | report`.
 
 The former start or control one run, the latter show live and ended runs. All decisions are made in `control`.
 """
@@ -424,6 +424,45 @@ def why(run: Run = None, json: AsJson = False) -> None:
         return
     for line in lines:
         say(line)
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run, and the step of one of its evaluations.")],
+    second: Annotated[
+        str | None, typer.Argument(metavar="RUN[@STEP]", help="The evaluation to compare; default: the first of RUN.")
+    ] = None,
+    set_name: Annotated[str, typer.Option("--set", help="Compare only this evaluation set.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Compare two evaluations on the same tasks: the paired difference with its error and interval.
+
+    Without a step, the last evaluation of a run counts. With one argument, the first evaluation of the run is compared
+    with its last evaluation, or with that of STEP.
+    """
+    from relax_core.views.compare import compare
+
+    found = compare(first, second, set_name, seed)
+    if json:
+        sets = [asdict(one) for one in found]
+        print_json({"schema": "relax.compare/1", "first": first if second else f"{first}, first evaluation",
+                    "second": second or first, "seed": seed, "sets": sets})  # fmt: skip
+        return
+    head = ("set", "steps", "tasks", "first", "second", "difference", "error", "95 % interval", "better", "worse")
+    rows = []
+    for one in found:
+        own = one.paired
+        rows.append((
+            one.set_name, f"{one.first_step}, {one.second_step}", str(own.tasks), f"{own.first:.3f}",
+            f"{own.second:.3f}", f"{own.difference:+.3f}", f"{own.standard_error:.3f}",
+            f"{own.low:+.3f} to {own.high:+.3f}", str(own.better), str(own.worse),
+        ))  # fmt: skip
+    print_table(head, rows)
+    for one in found:
+        if one.paired.left_out:
+            say(f"{one.set_name}: {one.paired.left_out} tasks are judged in only one evaluation and left out", err=True)
+        if one.temperatures[0] != one.temperatures[1]:
+            say(f"{one.set_name}: temperatures differ ({one.temperatures[0]:g}, {one.temperatures[1]:g})", err=True)
 
 
 def report(run: Run = None) -> None:

@@ -136,7 +136,11 @@ def _evals(metrics: Metrics) -> dict[str, list[tuple[int, float]]]:
 def _eval_rows(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, ...]]:
     for name, points in _evals(metrics).items():
         counts, heats = metrics.column(f"eval/{name}/count"), metrics.column(f"eval/{name}/temperature")
-        ends = [f"{value:.3f} (step {step})" for step, value in (points[0], points[-1])]
+        errors = dict(metrics.points(f"eval/{name}/standard_error"))
+        ends = [
+            f"{value:.3f}{f' ± {errors[step]:.3f}' if step in errors else ''} (step {step})"
+            for step, value in (points[0], points[-1])
+        ]
         yield name, *ends, f"{counts[-1]:.0f}" if counts else "", f"{heats[-1]:g}" if heats else ""
 
 

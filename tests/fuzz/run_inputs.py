@@ -172,10 +172,17 @@ SAMPLE = {
 }  # fmt: skip
 
 
+EVALUATIONS = [
+    {"schema": "relax.evaluation/1", "step": step, "set": "held-out", "temperature": 1.0, "tasks": {"0a": [1.0], "0b": []}}
+    for step in (0, 2)
+]  # fmt: skip
+
+
 def sound_documents() -> Files:
     """Return the configuration and the records of a run."""
     metrics = b"\n".join(json.dumps(line).encode() for line in METRICS)
-    return {"config.toml": toml_bytes(recipes()[0]), "metrics.jsonl": metrics}
+    evaluations = b"\n".join(json.dumps(line).encode() for line in EVALUATIONS)
+    return {"config.toml": toml_bytes(recipes()[0]), "metrics.jsonl": metrics, "evaluations.jsonl": evaluations}
 
 
 def documents_input(random: Random) -> Files:
@@ -203,6 +210,8 @@ def documents_input(random: Random) -> Files:
             files[name] = json_bytes(DOCUMENTS[name], random)
         elif name == "metrics.jsonl":
             files[name] = b"\n".join(json_bytes(line, random) for line in METRICS)
+        elif name == "evaluations.jsonl":
+            files[name] = b"\n".join(json_bytes(line, random) for line in EVALUATIONS)
         elif name.endswith(".zst") and random.random() < 0.2:  # little that unpacks to much
             files[name] = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 27))
         else:
@@ -211,7 +220,7 @@ def documents_input(random: Random) -> Files:
 
 
 def feed_documents(folder: Path) -> None:
-    """Read the run as `relax status`, `why` and `report` do, and begin its next start as `relax resume` does."""
+    """Read the run as `relax status`, `why`, `report` and `compare` do, and begin its next start as `relax resume` does."""
     later: list[RelaxError] = []
 
     def tried(work: Callable[[], Any]) -> None:
@@ -225,6 +234,8 @@ def feed_documents(folder: Path) -> None:
         tried(lambda: runs.status(str(folder)))
         tried(lambda: runs.why(str(folder), json=True))
         tried(lambda: runs.report(str(folder)))
+        tried(lambda: runs.compare(str(folder), json=True))
+        tried(lambda: runs.compare(str(folder)))
         tried(lambda: open_run(folder).config)
         tried(lambda: resumable_step(folder))
         tried(lambda: RunEpoch.begin(folder))

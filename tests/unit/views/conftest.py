@@ -88,7 +88,7 @@ def write_run(clock: HandClock) -> Callable[..., Path]:
             recorder.write(StepFinished(step, metrics | lag))
             recorder.write(WeightsPublished(Version("policy", 0, step), 0.02, 1 << 20, ("engine-0",)))
             if step % 30 == 0:
-                recorder.write(EvalFinished(step, "hold-out", curve(step), 64, 1.0))
+                recorder.write(EvalFinished(step, "hold-out", curve(step), 64, 1.0, {"standard_error": 0.0625}))
             if step == 50:
                 recorder.write(RoleFailed("rollout", "engine-0 ended with signal 9", 4, False))
                 recorder.write(RoleRecovered("rollout", 3.4, "engine-0 loaded policy@0.50"))

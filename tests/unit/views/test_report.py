@@ -59,6 +59,7 @@ def test_a_finished_run_has_everything_on_its_page(tmp_path, write_run):
     )
     for words in expected:
         assert words in text, words
+    assert "± 0.062 (step 30)" in text and "± 0.062 (step 120)" in text
 
 
 def test_what_policies_write_is_shown_and_not_run(tmp_path, write_run):

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paired comparison of two evaluations on the same tasks, of one run or of two.
+
+Both evaluations draw a task with the same seeds if their runs have the same `seed`, so much of the noise cancels.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from relax_core.api.errors import ConfigError
+from relax_core.sampling.evaluation import standard_error
+from relax_core.views.run import RunView, open_run, readable_documents
+
+RESAMPLES, AT_ONCE = 10_000, 100
+"""Resamples of the bootstrap, and those that are in memory at a time."""
+INTERVAL = (2.5, 97.5)
+"""Percentiles of the bootstrap's interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """The difference of two evaluations, second minus first, over the tasks that both have judged."""
+
+    tasks: int
+    """Number of tasks that both evaluations have judged."""
+    left_out: int
+    """Number of tasks that only one of the evaluations has judged."""
+    first: float
+    """Mean over the common tasks of the task's mean reward."""
+    second: float
+    difference: float
+    standard_error: float
+    """Standard error of `difference`, from the differences of the tasks; 0 for a single task."""
+    low: float
+    """2.5th percentile of the difference under the paired bootstrap."""
+    high: float
+    """97.5th percentile."""
+    better: int
+    """Number of tasks whose mean reward is higher in the second evaluation."""
+    worse: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetComparison:
+    """Two evaluations of one set, and their difference."""
+
+    set_name: str
+    first_step: int
+    second_step: int
+    temperatures: tuple[float, float]
+    paired: PairedDifference
+
+
+def paired_difference(
+    first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]], seed: int = 0
+) -> PairedDifference | None:
+    """Compare the rewards of each task, by task; return None if no task is judged in both.
+
+    The interval is the percentile interval of the paired bootstrap (Efron and Tibshirani 1993, chapter 13): tasks are
+    drawn with replacement `RESAMPLES` times, and a task brings its difference. Raises ValueError for a reward that is
+    not finite.
+    """
+    judged = [{task for task, rewards in one.items() if rewards} for one in (first, second)]
+    tasks = sorted(judged[0] & judged[1])
+    if not tasks:
+        return None
+    before, after = ([statistics.fmean(one[task]) for task in tasks] for one in (first, second))
+    differences = np.subtract(after, before)
+    if not np.isfinite(differences).all():
+        raise ValueError("a reward that is not finite")
+    random = np.random.default_rng(seed)
+    drawn = (random.integers(len(tasks), size=(AT_ONCE, len(tasks))) for _ in range(RESAMPLES // AT_ONCE))
+    means = [differences[places].mean(axis=1) for places in drawn]
+    low, high = np.percentile(means, INTERVAL)
+    return PairedDifference(
+        len(tasks), len(judged[0] ^ judged[1]), statistics.fmean(before), statistics.fmean(after),
+        float(differences.mean()), standard_error([[value] for value in differences.tolist()]), float(low), float(high),
+        int((differences > 0).sum()), int((differences < 0).sum()),
+    )  # fmt: skip
+
+
+def compare(first: str, second: str | None = None, set_name: str = "", seed: int = 0) -> list[SetComparison]:
+    """Compare the evaluations of two runs, or of one run, on each set that both have.
+
+    `first` and `second` are RUN or RUN@STEP; without a step, the last evaluation counts. Without `second`, the first
+    evaluation of the run `first` is compared with the evaluation that `first` names. `set_name`: the only set to
+    compare; empty: all sets. Raises ConfigError if no task is judged in two evaluations.
+    """
+    run, step = _split(first)
+    other, other_step = (run, step) if second is None else _split(second)
+    with readable_documents(run), readable_documents(other):
+        records, others = run.evaluations(), other.evaluations()
+        before = _by_set(records, step) if second is not None else _by_set(records[::-1], None)
+        after = _by_set(others, other_step)
+        found = []
+        for name in before if not set_name else before.keys() & {set_name}:
+            start, end = before[name], after.get(name)
+            if end is None or (run.path == other.path and start["step"] == end["step"]):
+                continue
+            if (paired := paired_difference(start["tasks"], end["tasks"], seed)) is not None:
+                steps, heats = (int(start["step"]), int(end["step"])), (start["temperature"], end["temperature"])
+                found.append(SetComparison(name, *steps, (float(heats[0]), float(heats[1])), paired))
+    if not found:
+        kept = " and ".join(_steps(one) for one in ((records,) if second is None else (records, others)))
+        got = f"{first} and {second or 'its first evaluation'}, which judged no task of the same set"
+        fix = "name two evaluations of the same tasks; the runs keep rewards by task of the steps"
+        raise ConfigError("run", f"{got} {set_name}".rstrip(), f"{fix} {kept}")
+    return found
+
+
+def _split(name: str) -> tuple[RunView, int | None]:
+    """Return the run and the step of RUN or RUN@STEP."""
+    run, _, step = name.rpartition("@")
+    return (open_run(run), int(step)) if run and step.isdecimal() else (open_run(name), None)
+
+
+def _by_set(records: Iterable[dict[str, Any]], step: int | None) -> dict[str, dict[str, Any]]:
+    """Return the last of the records of a step, or of all steps for None, by set."""
+    return {str(record["set"]): record for record in records if step in (None, record["step"])}
+
+
+def _steps(records: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(map(str, sorted({int(record["step"]) for record in records}))) or "none"

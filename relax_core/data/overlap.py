@@ -67,11 +67,12 @@ def row_content(
     for number, text in enumerate((task.prompt, *written)):
         for message in (Message("user", text),) if isinstance(text, str) else text or ():
             found = words(message.text)
-            digest.update("\n".join(found).encode("utf-8", errors="surrogatepass") + b"\0")
             if number == 0 and message.role not in ("system", "assistant"):
                 asked += found
             parts = () if isinstance(message.content, str) else message.content
-            digest.update("".join(f"{p.media.kind} {p.media.reference}\0" for p in parts if p.media).encode())
+            media = [f"{part.media.kind} {part.media.reference}" for part in parts if part.media]
+            said = "\0".join(["\n".join(found), *media, ""])
+            digest.update(said.encode("utf-8", errors="surrogatepass"))
     if whole:
         digest.update(encode([task.environment, task.answer, sorted(task.metadata.items())]))
     return RowContent(digest.digest(), asked)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.weights import Version
-from relax_core.cli.data_survey import data_files, survey
+from relax_core.cli.data_survey import data_files, survey, survey_overlap
 from relax_core.config.compose import compose
 from relax_core.config.run_config import literal
 from relax_core.control.memory_check import check_fits
@@ -194,4 +194,4 @@ def feed_model(folder: Path) -> None:
     """Check the configuration that names the folder, and render the tasks with its template as `relax data check` does."""
     feed_configuration(folder)
     for found in data_files(folder / "train.jsonl", folder / "model"):
-        survey(found)
+        survey_overlap(found, survey(found), None)

@@ -15,7 +15,7 @@ import numpy as np
 
 from relax_core.api.component import Chosen
 from relax_core.api.task import Media
-from relax_core.cli.data_survey import data_files, survey
+from relax_core.cli.data_survey import data_files, survey, survey_overlap
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import read_source, restricted
 from tests.fuzz.configuration_inputs import SECRET, Files, installed
@@ -82,7 +82,7 @@ def feed_tasks(folder: Path) -> None:
     """Read every row, as `relax data check` does, and then the bytes of the media that the rows hold."""
     (file,) = folder.iterdir()
     for found in data_files(file, None):
-        survey(found)
+        survey_overlap(found, survey(found), None)
         access = SourceAccess((), [str(folder)], 0.2)
         for row in range(len(found.source)):
             prompt = found.source[row].prompt

@@ -167,3 +167,15 @@ def test_a_hold_out_is_seeded_disjoint_and_whole(tmp_path, family):
     for size in (0, 20):
         with pytest.raises(ConfigError, match="at least one task to train on"):
             tasks.hold_out(size, seed=0)
+
+
+def test_the_content_of_a_task_is_its_prompt_and_for_a_longer_game_its_row(tmp_path, family):
+    rows = [{"prompt": chat("Play."), "seed": seed, "environment": name} for name in ("", "game") for seed in (1, 2)]
+
+    def keys(**settings):
+        tasks = opened(tmp_path, family, rows, answered_once=lambda task: not task.environment, **settings)
+        return [tasks.content(index).key for index in range(4)]
+
+    plain = keys()
+    assert plain[0] == plain[1] and len(set(plain)) == 3
+    assert keys(system_prompt="be good") == plain

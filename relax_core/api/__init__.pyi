@@ -48,7 +48,7 @@ from .events import (
     RolloutMeasured as RolloutMeasured, RunFinished as RunFinished, RunStarted as RunStarted,
     SamplesScored as SamplesScored, Sink as Sink, StepFinished as StepFinished, WeightsPublished as WeightsPublished,
 )
-from .family import ModelFamily as ModelFamily, ROUTES as ROUTES, Rendered as Rendered, Routing as Routing
+from .family import ModelFamily as ModelFamily, ROUTED_COLUMNS as ROUTED_COLUMNS, Rendered as Rendered, Routing as Routing
 from .hooks import hook as hook
 from .modality import (
     ModalityProcessor as ModalityProcessor, PlaceholderSpan as PlaceholderSpan, ProcessedMedia as ProcessedMedia,

@@ -118,7 +118,7 @@ class Delta:
     """Experts of consecutive positions, prompt included: [positions, layers, top_k] in the format of `family.Routing`.
     All deltas of a request together cover every position that went through the model, so not the last sampled token.
     Positions from a cache may be missing. Of two values for a position, the first counts."""
-    routes_from: int = 0
+    routed_from: int = 0
     """Index of the first position in `routed_experts`."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """For each token, the `num_top` most likely (id, log-prob) pairs."""

@@ -128,8 +128,8 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     def vocab_size(self) -> int: ...
 
 
-RoutingReplay = Literal["off", "rollout", "recompute"]
-ROUTES = ("routed_experts", "routed_valid")
+RoutingReplayMode = Literal["off", "rollout", "recompute"]
+ROUTED_COLUMNS = ("routed_experts", "routed_valid")
 """Bus columns: the experts that each token visited, and whether they are known."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
@@ -178,14 +178,14 @@ def routed_layers(config: Mapping[str, Any]) -> list[int]:
     for part in _PARTS:
         if isinstance(config.get(part), Mapping):
             return routed_layers(config[part])
-    return [layer for layer in range(config["num_hidden_layers"]) if _routes(config, layer)]
+    return [layer for layer in range(config["num_hidden_layers"]) if _has_router(config, layer)]
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
     return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
-def _routes(config: Mapping[str, Any], layer: int) -> bool:
+def _has_router(config: Mapping[str, Any], layer: int) -> bool:
     """Return True if this layer has experts; without any of the keys below, every layer has experts."""
     if layer in (config.get("mlp_only_layers") or ()) or layer < (config.get("first_k_dense_replace") or 0):
         return False

@@ -106,7 +106,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "trainer"
     streams: ClassVar[bool] = True
     """True: `accumulate` may run before all chunks of the update are known."""
-    replays_experts: ClassVar[bool] = False
+    replays_routing: ClassVar[bool] = False
     """True: rows with `routed_experts` visit these experts, and `forward` can return `routed_experts`."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     """Number formats in which the trainer can compute; it must be able to publish weights in any format."""

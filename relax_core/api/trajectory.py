@@ -82,10 +82,10 @@ class Node:
     """Number of the turn that sampled the node, from 0 in the order in which turns began; -1 for given tokens."""
     media: tuple[str, ...] = ()
     """Keys of the media of a given node, in the order of their placeholders."""
-    routes: bytes = field(default=b"", repr=False)
+    routed_experts: bytes = field(default=b"", repr=False)
     """[tokens, layers, top_k] experts that the tokens visited during sampling; empty: not known."""
-    routed: bytes = field(default=b"", repr=False)
-    """[tokens] 1 if `routes` are known; 0 for a sample's last token, which never goes through the model."""
+    routed_valid: bytes = field(default=b"", repr=False)
+    """[tokens] 1 if `routed_experts` are known; 0 for a sample's last token, which never goes through the model."""
     discarded: str = ""
     """The reason why the sampled tokens are never trained, such as `undelivered`; empty: they may be trained."""
 

@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pydantic_core import PydanticCustomError
 
 from relax_core.api.bus import LateRule
-from relax_core.api.family import RoutingReplay, ToolCallFormat
+from relax_core.api.family import RoutingReplayMode, ToolCallFormat
 from relax_core.api.options import LITERAL, Options, Secret
 from relax_core.config.annotation import PathOrText
 
@@ -75,7 +75,7 @@ class ModelTable(Options):
     """Format in which the policy writes tool calls; `auto`: the format that its chat template uses."""
     lora: Lora | None = None
     """Low-rank adapters; absent: all weights are trained."""
-    routing_replay: RoutingReplay = "off"
+    routing_replay: RoutingReplayMode = "off"
     """Source of the routing of tokens to experts in training, for a mixture of experts. `off`: the trainer's router
     decides anew in each pass. `rollout`: reuse the engine's routing (R3). `recompute`: reuse the trainer's routing from
     a forward pass at the start of a step with several updates (R2)."""

@@ -18,7 +18,7 @@ from typing import cast
 from relax_core.api.algorithm import Algorithm, Scope, Source
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
-from relax_core.api.family import ROUTES
+from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.api.plan import Operation, Plan, WorkerGroup
 from relax_core.api.role import Role
 from relax_core.api.trainer import Trainer
@@ -54,15 +54,15 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
     # Log-probs of the old policy need a pass only with several updates per step: with one, the ratio is exactly 1.
     read = {column.name for column in algorithm.columns()}
-    recomputes_routes = config.model.routing_replay == "recompute"
+    recomputes_routing = config.model.routing_replay == "recompute"
     own_pass = bool(algorithm.prepared()) or (
-        config.batch.updates_per_step > 1 and ("old_log_probs" in read or recomputes_routes)
+        config.batch.updates_per_step > 1 and ("old_log_probs" in read or recomputes_routing)
     )
     columns = {"tokens", "loss_mask", *(("media",) if config.media else ())} | read - {"old_log_probs"}
     columns |= set(_replayed_columns(config, catalogue, algorithm.source))
     if samples:  # every run measures the difference of the engine's and the trainer's log-probs
         columns |= {"weight_versions", "advantages", "rollout_log_probs"}
-    if own_pass and has_own_devices(config, "actor-fwd") and not recomputes_routes:
+    if own_pass and has_own_devices(config, "actor-fwd") and not recomputes_routing:
         columns.add("old_log_probs")
     credited = {column.name for column in algorithm.advantage_columns()}
     fit_columns = {
@@ -139,13 +139,13 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
 
 def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -> tuple[str, ...]:
-    """Return the columns that the actor reads for routing replay. Raises ConfigError if routes can't be replayed."""
+    """Return the columns that the actor reads for routing replay. Raises ConfigError if replay is impossible."""
     replay, field = config.model.routing_replay, "model.routing_replay"
     if replay == "off":
         return ()
     trainer = config.trainer.chosen.name
-    if not cast(type[Trainer], catalogue.target("trainer", trainer)).replays_experts:
-        raise ConfigError(field, replay, f"trainer {trainer} can't replay routes: use torch, or leave it out")
+    if not cast(type[Trainer], catalogue.target("trainer", trainer)).replays_routing:
+        raise ConfigError(field, replay, f"trainer {trainer} can't replay routing: use torch, or leave it out")
     if (config.model.path / "config.json").is_file() and routing(config.model.path) is None:
         raise ConfigError(field, replay, f"{config.model.path} has no experts to route to: leave it out")
     if replay == "recompute":
@@ -154,7 +154,7 @@ def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -
             raise ConfigError(field, replay, fix)
         return ()
     if source is not Source.ROLLOUT:
-        fix = "rows of a dataset were not sampled here, so their routes are unknown: leave it out"
+        fix = "rows of a dataset were not sampled here, so their routed experts are unknown: leave it out"
         raise ConfigError(field, replay, fix)
     engine = config.engine.chosen.name
     if not engine_class(catalogue, engine).capabilities.routed_experts:
@@ -162,7 +162,7 @@ def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -
         use = " or ".join(able) or "another"
         fix = f"engine {engine} does not report the experts that its tokens visited: use {use}, or leave it out"
         raise ConfigError(field, replay, fix)
-    return ROUTES
+    return ROUTED_COLUMNS
 
 
 def _why_whole_steps(

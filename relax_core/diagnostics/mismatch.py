@@ -22,7 +22,7 @@ from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId, Ragged, RowBatch
 from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
-from relax_core.api.family import ROUTES
+from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.config.compose import parse_config
 from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
@@ -39,7 +39,7 @@ from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch
 
 FORMATS = ("float32", "bfloat16", "float16")
-EXPERTS, VALID = ROUTES
+EXPERTS, VALID = ROUTED_COLUMNS
 FIRST = 16
 """Number of sampled tokens in a sample's first part; each later part ends at four times the previous part's end."""
 MAX_LOG_RATIO = 20.0
@@ -214,7 +214,7 @@ async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int
 
 async def _compared(trainer: RankGroup, rows: RowBatch, setting: Setting) -> MismatchReport:
     """Compare a trainer's log-probs with those of the engine that sampled the rows."""
-    own = {name: column for name, column in rows.columns.items() if name not in ROUTES}
+    own = {name: column for name, column in rows.columns.items() if name not in ROUTED_COLUMNS}
     asks, given = ("log_probs",), RowBatch(rows.ids, own)
     if EXPERTS not in rows.columns:
         return MismatchReport(setting, Differences.of(rows, (await trainer.forward(given, asks))["log_probs"]))

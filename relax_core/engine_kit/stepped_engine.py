@@ -46,7 +46,7 @@ class StepOutput:
     """For a scored sequence: log-probs of each token except the first."""
     cached_tokens: int = 0
     """Prompt tokens found in the cache of an earlier request; set in the last output of a request."""
-    routes: bytes = b""
+    routed_experts: bytes = b""
     """Experts visited at each position from 0, as in `Delta.routed_experts`; in the last output, if requested."""
 
 
@@ -97,8 +97,8 @@ class Stepper(Protocol):
         """Return the requests whose computation has started; needed to keep caches over an update."""
         return ()
 
-    def routes(self, name: str) -> bytes:
-        """Return the routes of a running request so far, as in `StepOutput.routes`; empty before its first step."""
+    def routed_experts(self, name: str) -> bytes:
+        """Return the experts of a running request so far, as in `StepOutput.routed_experts`; empty before its first step."""
         return b""
 
     def checksums(self) -> Mapping[str, str]:
@@ -165,13 +165,13 @@ class StepperThread(EngineThread[SteppedRequest]):
             raise
 
     def _abort(self, names: list[str]) -> None:
-        routes = {name: self._routes(self._open[name]) for name in names}
+        experts = {name: self._routed_experts(self._open[name]) for name in names}
         self.model.abort(names)
         for name in names:
-            self._grown(name, StepOutput((), (), "abort", routes=routes[name]))
+            self._grown(name, StepOutput((), (), "abort", routed_experts=experts[name]))
 
-    def _routes(self, member: SteppedRequest) -> bytes:
-        return self.model.routes(member.request.id) if member.request.routed_experts else b""
+    def _routed_experts(self, member: SteppedRequest) -> bytes:
+        return self.model.routed_experts(member.request.id) if member.request.routed_experts else b""
 
     def score(self, sequences: Sequence[tuple[int, ...]], temperature: float) -> list[Future[list[float]]]:
         answers: list[Future[list[float]]] = []
@@ -194,8 +194,10 @@ class StepperThread(EngineThread[SteppedRequest]):
                 if name in self._open and self._open[name].oldest < 0:
                     self._open[name].oldest = self.version.step
         for name, member in self._open.items():
-            if routes := self._routes(member):  # save the routes of the old weights: a recomputation may differ
-                self._grown(name, StepOutput((), (), routes=routes))
+            if experts := self._routed_experts(
+                member
+            ):  # save the experts of the old weights: a recomputation may differ
+                self._grown(name, StepOutput((), (), routed_experts=experts))
         self.model.forget_caches(running=not keeps)
         if not keeps:
             for member in self._open.values():
@@ -229,7 +231,9 @@ class StepperThread(EngineThread[SteppedRequest]):
         likeliest = tuple(pairs[: member.request.num_top] for pairs in new.top) if member.request.num_top else ()
         self._hold(
             member.stream,
-            Delta(name, new.tokens, new.log_probs, step, oldest, new.finish, new.error, new.routes, top=likeliest),
+            Delta(
+                name, new.tokens, new.log_probs, step, oldest, new.finish, new.error, new.routed_experts, top=likeliest
+            ),
         )
 
     def _close(self) -> None:

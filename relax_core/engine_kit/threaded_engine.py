@@ -364,5 +364,5 @@ def _fault(request: GenerateRequest, can: Capabilities, vocab_size: int, max_con
     if request.media and not can.media:
         return "got media, but this engine takes text only"
     if request.routed_experts and not can.routed_experts:
-        return "routed_experts is true, but this engine does not record routes"
+        return "routed_experts is true, but this engine does not record experts"
     return ""

@@ -184,9 +184,9 @@ def _fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int
         return f"finish {delta.finish!r}; want one of {', '.join(map(repr, FINISHES))}"
     if len(log_probs) != len(tokens):
         return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
-    if delta.routed_experts and pending.routes is not None:
+    if delta.routed_experts and pending.routed_experts is not None:
         length = len(pending.prompt) + len(pending.tokens) + len(tokens)
-        if fault := pending.routes.fault(delta.routes_from, delta.routed_experts, length):
+        if fault := pending.routed_experts.fault(delta.routed_from, delta.routed_experts, length):
             return fault
     if not tokens:
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to an engine pool with the tokens sampled so far, and MoE routes.
+"""Requests to an engine pool with the tokens sampled so far, and the experts that a mixture of experts chose.
 
 Episodes call a `Generate` function and never see engines; the router decides where a request runs. This module does no
 IO.
@@ -35,7 +35,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     routing: Routing | None = None
-    """Routing of the MoE model if routes are to be recorded; None: do not record routes."""
+    """Routing of the MoE model if its experts are to be recorded; None: do not record them."""
 
 
 SAMPLING = SamplingParams()
@@ -103,7 +103,7 @@ class PendingRequest:
     Extended when the request is dispatched, not for each token."""
     finish: Ending = ""
     error: str = ""
-    routes: Routes | None = None
+    routed_experts: RoutedExperts | None = None
     """Experts visited at each position of prompt and completion, as far as reported; None: not requested."""
     batch: tuple[PendingRequest, ...] = ()
     """Requests that were sent to the engine in the same call."""
@@ -128,8 +128,8 @@ class PendingRequest:
             self.log_probs += delta.log_probs
             self.versions += [delta.version] * len(tokens)
             self.oldest_cache += [delta.oldest_cache] * len(tokens)
-        if self.routes is not None and delta.routed_experts:
-            self.routes.add(delta.routes_from, delta.routed_experts)
+        if self.routed_experts is not None and delta.routed_experts:
+            self.routed_experts.add(delta.routed_from, delta.routed_experts)
         self.finish, self.error = delta.finish, delta.error
         if self.watch is not None and tokens and self.watch(self.tokens) and self.finish in ("", "abort"):
             self.finish = "stop"
@@ -140,7 +140,7 @@ class PendingRequest:
         return GenerateRequest(
             self.id, self.prompt + tuple(self.tokens), self.tokens_left, sampling.temperature, sampling.top_p,
             sampling.top_k, self.seed, self.stop_tokens, suppress_tokens, self.media, self.floor,
-            routed_experts=self.routes is not None,
+            routed_experts=self.routed_experts is not None,
         )  # fmt: skip
 
     def restarted(self, batch: tuple[PendingRequest, ...]) -> PendingRequest:
@@ -152,11 +152,11 @@ class PendingRequest:
             return PendingRequest(
                 self.prompt, self.max_new_tokens, self.seed, self.sampling, self.stop_tokens, media=self.media, id=self.id,
                 group_floor=self.group_floor, session=self.session, group=self.group, settled=True,
-                routes=None if self.routes is None else Routes(self.routes.routing),
+                routed_experts=None if self.routed_experts is None else RoutedExperts(self.routed_experts.routing),
             )  # fmt: skip
         for sampled in (self.tokens, self.log_probs, self.versions, self.oldest_cache, self.incarnations):
             sampled.clear()
-        self.routes = None if self.routes is None else Routes(self.routes.routing)
+        self.routed_experts = None if self.routed_experts is None else RoutedExperts(self.routed_experts.routing)
         self.finish, self.error = "", ""
         return self
 
@@ -221,11 +221,11 @@ def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -
 _KNOWN, _HOLE = b"\1", b"\0"
 
 
-class Routes:
+class RoutedExperts:
     """The MoE experts visited at each position of a sequence, from position 0.
 
     Invariants:
-    - The first report of a position is kept: the token was sampled with those routes, and another engine or newer
+    - The first report of a position is kept: the token was sampled with those experts, and another engine or newer
       weights may compute different ones.
     - A position without a report is a hole, filled with zeros; a later report may fill it.
     """
@@ -241,7 +241,7 @@ class Routes:
         return len(self._known)
 
     def add(self, start: int, values: bytes) -> None:
-        """Record the routes of consecutive positions from `start`; positions with a report keep their first routes."""
+        """Record the experts of consecutive positions from `start`; positions with a report keep their first experts."""
         width, stop = self.width, start + len(values) // self.width
         had = len(self._known)
         if stop > had:
@@ -257,34 +257,34 @@ class Routes:
                 self._known[at] = 1
 
     def fault(self, start: int, values: bytes, length: int) -> str:
-        """Return why reported routes are invalid for a sequence of `length` tokens; empty: valid."""
+        """Return why reported experts are invalid for a sequence of `length` tokens; empty: valid."""
         count, over = divmod(len(values), self.width)
         if over or start < 0 or start + count > length:
             return (
-                f"{len(values)} bytes of routes from position {start}; want {self.width} bytes per position, within "
+                f"{len(values)} bytes of routed experts from position {start}; want {self.width} bytes per position, within "
                 f"{length} tokens"
             )
         most = int(_array(values, self.routing).max(initial=0))
-        return f"routes to expert {most} of {self.routing.experts} experts" if most >= self.routing.experts else ""
+        return f"routed to expert {most} of {self.routing.experts} experts" if most >= self.routing.experts else ""
 
     def between(self, start: int, stop: int) -> tuple[bytes, bytes]:
-        """Return (routes, known) of the positions `start` to `stop`; `known` has one byte a position, 0 for a hole."""
+        """Return (experts, known) of the positions `start` to `stop`; `known` has one byte a position, 0 for a hole."""
         values = bytes(self._values[start * self.width : stop * self.width])
         known = bytes(self._known[start:stop])
         return values.ljust((stop - start) * self.width, _HOLE), known.ljust(stop - start, _HOLE)
 
 
-def filled(node: Node, start: int, routes: Routes) -> tuple[bytes, bytes] | None:
-    """Return a node's (routes, routed) with its holes filled from `routes`; None if `routes` fills no hole.
+def filled(node: Node, start: int, experts: RoutedExperts) -> tuple[bytes, bytes] | None:
+    """Return a node's (routed_experts, routed_valid) with its holes filled from `experts`; None if it fills no hole.
 
     `start` is the position of the node's first token in the sequence.
     """
-    if node.routed and _HOLE not in node.routed:
+    if node.routed_valid and _HOLE not in node.routed_valid:
         return None
-    values_here, known = routes.between(start, start + len(node.tokens))
-    if not node.routed:
+    values_here, known = experts.between(start, start + len(node.tokens))
+    if not node.routed_valid:
         return (values_here, known) if _KNOWN in known else None
-    values, have, width = bytearray(node.routes), bytearray(node.routed), routes.width
+    values, have, width = bytearray(node.routed_experts), bytearray(node.routed_valid), experts.width
     fresh = [at for at, (mine, theirs) in enumerate(zip(have, known, strict=True)) if theirs and not mine]
     for at in fresh:
         values[at * width : (at + 1) * width] = values_here[at * width : (at + 1) * width]
@@ -292,13 +292,13 @@ def filled(node: Node, start: int, routes: Routes) -> tuple[bytes, bytes] | None
     return (bytes(values), bytes(have)) if fresh else None
 
 
-def route_columns(paths: Sequence[Path], routing: Routing, lengths: np.ndarray) -> dict[str, Ragged]:
+def routed_columns(paths: Sequence[Path], routing: Routing, lengths: np.ndarray) -> dict[str, Ragged]:
     """Return the columns `routed_experts` and `routed_valid` of the rows along `paths`, with `lengths` tokens each."""
     import numpy as np
 
     nodes = [node for path in paths for node, _ in path]
-    values = b"".join(node.routes or bytes(len(node.tokens) * routing.width) for node in nodes)
-    known = b"".join(node.routed or bytes(len(node.tokens)) for node in nodes)
+    values = b"".join(node.routed_experts or bytes(len(node.tokens) * routing.width) for node in nodes)
+    known = b"".join(node.routed_valid or bytes(len(node.tokens)) for node in nodes)
     return {
         "routed_experts": Ragged(_array(values, routing), lengths),
         "routed_valid": Ragged(np.frombuffer(known, np.uint8), lengths),

@@ -206,7 +206,7 @@ def routing_of(model: nn.Module) -> Routing | None:
     return told if found and told is not None and told.layers == len(found) else None
 
 
-class RouteRecorder:
+class RouterRecorder:
     """A recorder of the experts that a model's routers choose while `on` is set; `take` returns and clears them."""
 
     def __init__(self, model: nn.Module, routing: Routing) -> None:
@@ -226,7 +226,7 @@ class RouteRecorder:
         return torch.stack(chosen, dim=1).to(self._dtype).cpu().numpy().view(self.routing.dtype)
 
 
-class RouteReplay:
+class RouterReplay:
     """Replay of the experts that `tell` sets in a model's routers, also when the backward pass recomputes a layer.
 
     The router still computes its logits, so that its gate gets a gradient. Only the choice of experts is replayed
@@ -246,7 +246,7 @@ class RouteReplay:
         self._known: Tensor | None = None
         self._own: list[Tensor | None] = [None] * len(self._routers)
         for layer, router in enumerate(self._routers):
-            router.register_forward_hook(partial(self._route, layer))
+            router.register_forward_hook(partial(self._replay, layer))
 
     def tell(self, planned: Tensor | None = None, known: Tensor | None = None) -> None:
         """Set the experts to replay, `planned` [positions, layers, top_k]; None replays nothing.
@@ -257,7 +257,7 @@ class RouteReplay:
         self._known = None if known is None or planned is None else known[:, None]
         self._own = [None] * len(self._routers)
 
-    def _route(self, layer: int, router: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+    def _replay(self, layer: int, router: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
         logits, weights, own = output
         if self._own[layer] is None:  # later calls recompute the layer for the backward pass
             self._own[layer] = own.detach()

@@ -86,7 +86,7 @@ TOLERANCE = 1e-9
 
 
 def pack_units(units: Sequence[Unit]) -> Any:
-    """Pack units to send: each task once, each unit as indices of tasks, all trajectories in order without routes."""
+    """Pack units to send: each task once, each unit as indices of tasks, all trajectories in order, without routed experts."""
     numbers: dict[int, int] = {}
     tasks: list[Task] = []
     for task in (task for unit in units for task, _ in unit):
@@ -94,8 +94,10 @@ def pack_units(units: Sequence[Unit]) -> Any:
             numbers[id(task)] = len(tasks)
             tasks.append(task)
     trajectories = tuple(
-        replace(trajectory, forest=tuple(replace(node, routes=b"", routed=b"") for node in trajectory.forest))
-        if trajectory is not None and any(node.routed for node in trajectory.forest)
+        replace(
+            trajectory, forest=tuple(replace(node, routed_experts=b"", routed_valid=b"") for node in trajectory.forest)
+        )
+        if trajectory is not None and any(node.routed_valid for node in trajectory.forest)
         else trajectory
         for unit in units
         for _, trajectory in unit

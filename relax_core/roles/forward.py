@@ -23,7 +23,7 @@ from relax_core.api.algorithm import Algorithm, top_k
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.bus import ClaimRequest
 from relax_core.api.errors import RetryLater, StaleFence
-from relax_core.api.family import ROUTES
+from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import DeviceLease, Role
 from relax_core.api.weights import Version
@@ -226,9 +226,9 @@ class ActorForward(Role):
             columns["student_top_k_ids"] = "top_k_ids"
             outputs = (*outputs, top_k(width_of(context, "student_top_k_ids")).key)
         # Mixture-of-experts models replay the expert routing that was recorded when the tokens were sampled.
-        routes = ROUTES if context.config.model.routing_replay == "rollout" else ()
+        routed = ROUTED_COLUMNS if context.config.model.routing_replay == "rollout" else ()
         async with await RankGroup.start(context, self.name) as trainer:
-            forward = ForwardColumns(columns, outputs, (*INPUTS, *routes))
+            forward = ForwardColumns(columns, outputs, (*INPUTS, *routed))
             await _NewestWeights(context, self.name, forward, trainer).run()
 
 

@@ -14,7 +14,7 @@ from relax_core.api.batch import ALGORITHM_INDEX, AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.component import Chosen
 from relax_core.api.events import RolloutMeasured, SamplesScored, WeightsPublished
-from relax_core.api.family import ROUTES
+from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import DeviceLease, Role
 from relax_core.api.trajectory import DropReason
@@ -59,7 +59,7 @@ class Rollout(Role):
     def operations(cls) -> tuple[Operation, ...]:
         always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"}
         turns = {column.name for column in TURN_COLUMNS}
-        produced = frozenset(always | turns | {"teacher_index", "algorithm_index", "media", *ROUTES})
+        produced = frozenset(always | turns | {"teacher_index", "algorithm_index", "media", *ROUTED_COLUMNS})
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST),)
 
     async def run(self, context: RunContext) -> None:

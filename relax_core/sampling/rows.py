@@ -33,7 +33,7 @@ from relax_core.api.trajectory import Outcome, Path, Trajectory, context_key
 from relax_core.config.tables import TeacherTable
 from relax_core.data.placeholders import media_of
 from relax_core.data.tasks import teachers_of
-from relax_core.engines.requests import route_columns
+from relax_core.engines.requests import routed_columns
 from relax_core.media.source import shown
 from relax_core.media.store import key_bytes
 from relax_core.rewards.scorer import ScoredSample
@@ -93,7 +93,7 @@ def row_batch(
     """Make the rows of these samples with the columns of the rollout, and a seal for each sample.
 
     Unjudged samples, the sample with index `greedy` in each group, and with `masks_truncated` truncated samples have no
-    rows. Turn and media columns are made only if `asked` names them, expert routes only with a `routing`.
+    rows. Turn and media columns are made only if `asked` names them, routed experts only with a `routing`.
     """
     ids: list[RowId] = []
     rewards: list[float] = []
@@ -121,7 +121,7 @@ def row_batch(
         keys = [[key for node, _ in path for key in node.media] for path in chain.from_iterable(owned)]
         columns["media"] = Ragged.of([key_bytes(own) for own in keys], like=key_bytes(()))
     if routing is not None:
-        columns |= route_columns([*chain.from_iterable(owned)], routing, columns["tokens"].lengths)
+        columns |= routed_columns([*chain.from_iterable(owned)], routing, columns["tokens"].lengths)
     return RowBatch(tuple(ids), columns), sealed
 
 

@@ -27,7 +27,7 @@ from relax_core.engines.requests import (
     SAMPLING,
     Generate,
     PendingRequest,
-    Routes,
+    RoutedExperts,
     SamplingParams,
     Watch,
     filled,
@@ -80,7 +80,7 @@ class Sample:
     Invariants:
     - The forest holds sampled ids as the engine returned them, never re-tokenized text. Each message is rendered once.
     - A node's parent precedes it. Branches that start with the same tokens share their root. A node changes only to add
-      expert routes or to be marked as discarded.
+      routed experts or to be marked as discarded.
     - The first unjudged outcome is final, and no turn begins after it.
     """
 
@@ -340,7 +340,7 @@ class Branch:
         return PendingRequest(
             self._tokens, room, turn_seed(self._seed, self._turn - 1), sample.sampling, sample.family.stop_tokens, stops,
             self._media, sample.place, watch_for(stops, sample.family.decode),
-            routes=None if sample.sampling.routing is None else Routes(sample.sampling.routing),
+            routed_experts=None if sample.sampling.routing is None else RoutedExperts(sample.sampling.routing),
         )  # fmt: skip
 
     def take(self, request: PendingRequest, max_new_tokens: int | None = None) -> Action:
@@ -361,8 +361,8 @@ class Branch:
             for incarnation, step in request.newest(len(tokens)):
                 sample.newest[incarnation] = max(step, sample.newest.get(incarnation, step))
             self._grow(Node(self._leaf, tokens, True, tuple(request.log_probs[:end]), versions, self._newest_turn))
-        if request.routes is not None:
-            self._visit(request.routes)
+        if request.routed_experts is not None:
+            self._visit(request.routed_experts)
         text, calls, error = family.parse(tokens, self._tools, request.prompt)
         known = {tool.name for tool in self._tools}
         if wrong := [call.name for call in calls if call.name not in known]:
@@ -487,14 +487,14 @@ class Branch:
         self._tokens += node.tokens
         return self._leaf
 
-    def _visit(self, routes: Routes) -> None:
-        """Add expert routes to those nodes of this branch that lack routes."""
+    def _visit(self, experts: RoutedExperts) -> None:
+        """Add routed experts to those nodes of this branch that lack some."""
         forest, at, stop = self.sample.forest, self._leaf, len(self._tokens)
         while at is not None:
             node = forest[at]
             stop -= len(node.tokens)
-            if (told := filled(node, stop, routes)) is not None:
-                forest[at] = replace(node, routes=told[0], routed=told[1])
+            if (told := filled(node, stop, experts)) is not None:
+                forest[at] = replace(node, routed_experts=told[0], routed_valid=told[1])
             at = node.parent
 
 

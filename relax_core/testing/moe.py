@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny mixture-of-experts models, and their expert routes in a plain forward without cache, padding or batching."""
+"""Tiny mixture-of-experts models, and their routed experts in a plain forward without cache, padding or batching."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from relax_core.api.engine import Delta, Engine, GenerateRequest
 from relax_core.api.family import Routing
-from relax_core.engines.requests import Routes
+from relax_core.engines.requests import RoutedExperts
 from relax_core.testing.engine_fixture import CONTEXT, VOCABULARY
 
 LAYERS, TOP_K, EXPERTS = 2, 2, 8
@@ -49,13 +49,13 @@ def tiny_moe(directory: str, seed: int, kind: str = "qwen3_moe", **changes: Any)
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(moe_config(kind, **changes), dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):  # zero weights would give all tokens the same route
+            if name.endswith("mlp.gate.weight"):  # zero weights would give all tokens the same experts
                 torch.nn.init.normal_(parameter, std=0.5)
         model.save_pretrained(directory)
     return directory
 
 
-def plain_routes(directory: str, tokens: Sequence[int], layers: int = LAYERS) -> np.ndarray:
+def plain_experts(directory: str, tokens: Sequence[int], layers: int = LAYERS) -> np.ndarray:
     """Return the sorted experts [tokens, layers, top_k] that a plain forward of one sequence visits."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -73,15 +73,17 @@ def plain_routes(directory: str, tokens: Sequence[int], layers: int = LAYERS) ->
     return np.stack(seen, 1)
 
 
-async def routed(engine: Engine, requests: Sequence[GenerateRequest], routing: Routing) -> list[tuple[Delta, Routes]]:
-    """Run requests to their end; return for each a delta with all its tokens, and its reported routes."""
+async def routed(
+    engine: Engine, requests: Sequence[GenerateRequest], routing: Routing
+) -> list[tuple[Delta, RoutedExperts]]:
+    """Run requests to their end; return for each a delta with all its tokens, and its reported experts."""
     from dataclasses import replace
 
-    told = {request.id: Routes(routing) for request in requests}
+    told = {request.id: RoutedExperts(routing) for request in requests}
     parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
     async for deltas in engine.generate(requests):
         for delta in deltas:
             parts[delta.id].append(delta)
-            told[delta.id].add(delta.routes_from, delta.routed_experts)
+            told[delta.id].add(delta.routed_from, delta.routed_experts)
     whole = [replace(own[-1], tokens=tuple(token for part in own for token in part.tokens)) for own in parts.values()]
     return list(zip(whole, told.values(), strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mismatch of engine and trainer: what float16 gains on bfloat16, and what replaying the engine's routes gains.
+"""Mismatch of engine and trainer: what float16 gains on bfloat16, and what replaying the engine's experts gains.
 
 Models are fixed in `mismatch_models`; all of them, all seeds and every pair of formats are reported. The measuring is that
 of `relax bench mismatch`, with engine and trainer in this process. With `--out`, what is there already stays, so that one

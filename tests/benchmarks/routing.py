@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replayed routes: processor time that they add to a training step, and the bytes that they add to a sample.
+"""Routing replay: processor time that replay adds to a training step, and the bytes that routed experts add to a sample.
 
-Two trainers of the same weights train the same rows in turns, one with routes and one without, in pairs whose order
+Two trainers of the same weights train the same rows in turns, one with routed experts and one without, in pairs whose order
 is drawn; what is reported is the mean of the pairs' ratios with its 95 % interval. One thread, processor time.
 """
 
@@ -83,7 +83,7 @@ def step(of: TorchTrainer, rows: RowBatch, size: trainer.Size, number: int) -> f
     return float((clocks() - begun)[0])
 
 
-def with_routes(of: TorchTrainer, rows: RowBatch, size: trainer.Size) -> RowBatch:
+def with_experts(of: TorchTrainer, rows: RowBatch, size: trainer.Size) -> RowBatch:
     """As a rollout of the same weights gives them: all but a row's last token."""
     chunk = Chunk(rows, of.plan([size.length] * size.rows, 1, size.budget))
     experts = of.forward(chunk, ("routed_experts",)).columns["routed_experts"]
@@ -98,7 +98,7 @@ def pairs(mixture: Mixture, folder: str, repeats: int) -> Iterator[tuple[float, 
     trainers = {replay: started(folder, replay, size) for replay in ("rollout", "off")}
     try:
         plain = [trainer.rows_of(size, number) for number in range(WARM + repeats)]
-        rows = {"off": plain, "rollout": [with_routes(trainers["rollout"], one, size) for one in plain]}
+        rows = {"off": plain, "rollout": [with_experts(trainers["rollout"], one, size) for one in plain]}
         for number in range(WARM + repeats):
             turns = order.sample(sorted(trainers), 2)
             took = {replay: step(trainers[replay], rows[replay][number], size, number) for replay in turns}
@@ -136,7 +136,7 @@ def measure(name: str, mixture: Mixture, repeats: int) -> report.Row:
         "to": low["to"],
         "pairs": len(taken),
         "tokens a sample": size.length,
-        "bytes a sample, routes": own,
+        "bytes a sample, routed experts": own,
         "bytes a sample, else": size.length * (4 + 1 + 4 + 4 + 4),
     }
 

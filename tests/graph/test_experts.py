@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts through the command line, on the routes of the rollout and on its own."""
+"""A mixture of experts through the command line, with the experts of the rollout and with its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("own", [("model.routing_replay=recompute", "batch.updates_per_step=2"), ()])
-def test_a_mixture_of_experts_is_trained_on_the_routes_of_its_rollout(
+def test_a_mixture_of_experts_is_trained_with_the_experts_of_its_rollout(
     train_here: Relax, experts: Path, tmp_path: Path, own: tuple[str, ...]
 ) -> None:
     small = (*SMALL, "steps=2", "model.dtype=bfloat16", "algorithm.entropy_coef=0.01")  # no answer is right yet

@@ -61,12 +61,12 @@ def _logits(gate: Any, args: Any) -> torch.Tensor:
     return torch.nn.functional.linear(args[0].reshape(-1, gate.weight.shape[1]), gate.weight)
 
 
-def routes_of(parts: list[Delta], length: int) -> np.ndarray:
+def experts_of(parts: list[Delta], length: int) -> np.ndarray:
     """By position, sorted; what came first stays."""
     found = np.full((length, 2, TOP_K), -1)
     for part in parts:
         told = np.frombuffer(part.routed_experts, np.uint8).reshape(-1, 2, TOP_K)
-        for at, choice in enumerate(told, part.routes_from):
+        for at, choice in enumerate(told, part.routed_from):
             if found[at, 0, 0] < 0:
                 found[at] = np.sort(choice, -1)
     return found
@@ -82,7 +82,7 @@ def test_every_position_that_was_fed_tells_the_experts_of_a_plain_forward(lab: E
     for request in requests:
         parts = [delta for delta in deltas if delta.id == request.id]
         tokens = (*request.tokens, *(token for part in parts for token in part.tokens))
-        np.testing.assert_array_equal(routes_of(parts, len(tokens))[:-1], visited(lab.model, tokens)[:-1])
+        np.testing.assert_array_equal(experts_of(parts, len(tokens))[:-1], visited(lab.model, tokens)[:-1])
 
 
 def test_nobody_asked_nothing_told(lab: EngineFixture) -> None:
@@ -90,7 +90,7 @@ def test_nobody_asked_nothing_told(lab: EngineFixture) -> None:
     assert {delta.routed_experts for delta in deltas} == {b""}
 
 
-def test_routes_are_of_the_weights_that_drew_the_next_token(lab: EngineFixture) -> None:
+def test_experts_are_of_the_weights_that_sampled_the_next_token(lab: EngineFixture) -> None:
     """Whatever version a token is of, the engine may compute it again; what was told first is what it was drawn from."""
     request = lab.request(PROMPT, LONG, seed=3, routed_experts=True)
 
@@ -107,7 +107,7 @@ def test_routes_are_of_the_weights_that_drew_the_next_token(lab: EngineFixture) 
     new = [token for part in parts if part.version == 5 for token in part.tokens]
     assert old and new
     tokens, seam = (*PROMPT, *old, *new), len(PROMPT) + len(old) - 1
-    found = routes_of(parts, len(tokens))
+    found = experts_of(parts, len(tokens))
     np.testing.assert_array_equal(found[:seam], visited(lab.model, tokens)[:seam])
     np.testing.assert_array_equal(found[seam:-1], visited(lab.other, tokens)[seam:-1])
     lab.update(lab.publish(source=lab.model, version=Version("actor", 0, 6)))
@@ -125,7 +125,7 @@ def test_an_aborted_request_tells_what_it_visited(lab: EngineFixture) -> None:
     parts = lab.run(run())
     tokens = (*PROMPT, *(token for part in parts for token in part.tokens))
     assert parts[-1].finish == "abort" and len(tokens) < len(PROMPT) + LONG
-    np.testing.assert_array_equal(routes_of(parts, len(tokens))[:-1], visited(lab.model, tokens)[:-1])
+    np.testing.assert_array_equal(experts_of(parts, len(tokens))[:-1], visited(lab.model, tokens)[:-1])
 
 
 def test_log_probs_of_a_mixture_agree_with_a_plain_forward(lab: EngineFixture) -> None:

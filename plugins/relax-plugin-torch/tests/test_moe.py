@@ -69,7 +69,7 @@ def test_updates_of_a_step_visit_what_its_start_visited(folders, start):
     assert replays[-1]["routing/differs"][0] > 0.0
 
 
-def test_a_rollouts_routes_are_replayed_in_the_old_pass_too(folders, start):
+def test_experts_of_the_rollout_are_replayed_in_the_old_pass_too(folders, start):
     trainer, rows = start(folders[0], model=ROLLOUT), rows_of()
     own = trainer.forward(chunk(trainer, rows), ("log_probs", "routed_experts")).columns
     others = ((own["routed_experts"].values.astype(int) + 1) % EXPERTS).astype(np.uint8)

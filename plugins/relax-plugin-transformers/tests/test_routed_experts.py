@@ -9,9 +9,9 @@ import pytest
 
 from relax_core.api.engine import Delta
 from relax_core.api.family import Routing
-from relax_core.engines.requests import Routes
+from relax_core.engines.requests import RoutedExperts
 from relax_core.testing.engine_fixture import PROMPTS, EngineFixture, agrees
-from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, plain_routes, routed, tiny_moe
+from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, plain_experts, routed, tiny_moe
 
 ROUTING = Routing(LAYERS, TOP_K, EXPERTS)
 
@@ -26,27 +26,27 @@ def lab(request: pytest.FixtureRequest, labs: StartLab, tmp_path_factory: pytest
     return labs(*folders, options={"deltas_every": 4, "max_prefill_tokens": 24})
 
 
-def as_array(routes: Routes, count: int) -> np.ndarray:
-    values, known = routes.between(0, count)
+def as_array(experts: RoutedExperts, count: int) -> np.ndarray:
+    values, known = experts.between(0, count)
     assert known == b"\1" * count
     return np.sort(np.frombuffer(values, ROUTING.dtype).reshape(count, LAYERS, TOP_K), -1)
 
 
-def check(folder: str, prompt: tuple[int, ...], got: Delta, routes: Routes) -> None:
+def check(folder: str, prompt: tuple[int, ...], got: Delta, experts: RoutedExperts) -> None:
     fed = (*prompt, *got.tokens)[:-1]
-    assert len(routes) == len(fed)
-    np.testing.assert_array_equal(as_array(routes, len(fed)), plain_routes(folder, fed))
+    assert len(experts) == len(fed)
+    np.testing.assert_array_equal(as_array(experts, len(fed)), plain_experts(folder, fed))
 
 
-def test_every_position_that_was_fed_has_its_route(lab: EngineFixture) -> None:
+def test_every_computed_position_reports_its_experts(lab: EngineFixture) -> None:
     requests = [
         lab.request(prompt, 3 + 9 * (i % 3), seed=i, routed_experts=i != 1) for i, prompt in enumerate(PROMPTS * 2)
     ]
-    for request, (got, routes) in zip(requests, lab.run(routed(lab.engine, requests, ROUTING)), strict=True):
+    for request, (got, experts) in zip(requests, lab.run(routed(lab.engine, requests, ROUTING)), strict=True):
         if request.routed_experts:
-            check(lab.model, request.tokens, got, routes)
+            check(lab.model, request.tokens, got, experts)
         else:
-            assert len(routes) == 0
+            assert len(experts) == 0
 
 
 def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: EngineFixture) -> None:
@@ -55,8 +55,8 @@ def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: Engi
     assert any(".experts.0." in info.name for info in manifest.tensors)
     assert lab.update(manifest).fingerprint == manifest.fingerprint
     request = lab.request(PROMPTS[0], 8, seed=3, routed_experts=True)
-    ((got, routes),) = lab.run(routed(lab.engine, [request], ROUTING))
-    check(lab.other, request.tokens, got, routes)
+    ((got, experts),) = lab.run(routed(lab.engine, [request], ROUTING))
+    check(lab.other, request.tokens, got, experts)
     (plain,) = lab.generate(lab.request(PROMPTS[0], 8, seed=3))
     agrees(lab.other, PROMPTS[0], plain)
 

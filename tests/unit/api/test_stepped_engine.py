@@ -64,7 +64,7 @@ class Counter:
                 (so_far[-1],), (-0.5,), "length" if done else "", top=(((so_far[-1], -0.5), (0, -1.0)),)
             )
             if request.routed_experts and done:
-                news[name].routes = bytes([9]) * len(so_far)
+                news[name].routed_experts = bytes([9]) * len(so_far)
             if done:
                 del self.requests[name]
         return news
@@ -72,7 +72,7 @@ class Counter:
     def begun(self) -> Iterable[str]:
         return self.begun_ones
 
-    def routes(self, name: str) -> bytes:
+    def routed_experts(self, name: str) -> bytes:
         return bytes(len(self.requests[name][1]))
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
@@ -213,7 +213,7 @@ async def test_kept_caches_are_as_old_as_what_was_computed_first(tmp_path: Path)
         assert {delta.oldest_cache for delta in found["waits"]} == {4}
 
 
-async def test_routes_are_told_before_the_weights_change_and_at_every_end(
+async def test_experts_are_reported_before_the_weights_change_and_at_every_end(
     engine: CountingEngine, tmp_path: Path
 ) -> None:
     await engine.pause()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration must have so that routes can be replayed, and what the plan then reads."""
+"""The requirements of routing replay, and the columns that the plan then reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.family import ROUTES, Routing
+from relax_core.api.family import ROUTED_COLUMNS, Routing
 from relax_core.api.plan import Plan
 from relax_core.registry.catalogue import Catalogue
 from tests.unit.control import conftest
@@ -25,7 +25,7 @@ class Deaf(TransformersEngine):
     capabilities: ClassVar[Capabilities] = Capabilities()
 
 class Plain(TorchTrainer):
-    replays_experts: ClassVar[bool] = False
+    replays_routing: ClassVar[bool] = False
 """
 MOE = {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
 
@@ -45,17 +45,19 @@ def planned(catalogue: Catalogue, folder: Path, *overrides: str, config: dict[st
 ROLLOUT, RECOMPUTE = "model.routing_replay=rollout", "model.routing_replay=recompute"
 
 
-def test_routes_of_the_rollout_are_columns_that_only_the_actor_reads(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_routed_experts_of_the_rollout_are_columns_that_only_the_actor_reads(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
     made = planned(catalogue, tmp_path, ROLLOUT)
-    assert set(ROUTES) <= set(made.trained_columns) and set(ROUTES) <= made.consumed
-    assert set(ROUTES).isdisjoint(made.advantage_columns)
-    assert set(ROUTES).isdisjoint(planned(catalogue, tmp_path).consumed)
+    assert set(ROUTED_COLUMNS) <= set(made.trained_columns) and set(ROUTED_COLUMNS) <= made.consumed
+    assert set(ROUTED_COLUMNS).isdisjoint(made.advantage_columns)
+    assert set(ROUTED_COLUMNS).isdisjoint(planned(catalogue, tmp_path).consumed)
 
 
-def test_own_routes_take_no_column_and_the_actors_own_pass(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_recomputed_routing_needs_a_pass_of_the_actor_and_no_column(catalogue: Catalogue, tmp_path: Path) -> None:
     made = planned(catalogue, tmp_path, RECOMPUTE, "batch.updates_per_step=2", "placement.mode=async")
     assert made.needs_old_log_probs and "old_log_probs" not in made.trained_columns
-    assert set(ROUTES).isdisjoint(made.trained_columns)
+    assert set(ROUTED_COLUMNS).isdisjoint(made.trained_columns)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +65,13 @@ def test_own_routes_take_no_column_and_the_actors_own_pass(catalogue: Catalogue,
     [
         (ROLLOUT, {"engine": "deaf"}, "engine deaf does not report .* use .*transformers"),
         (ROLLOUT, {"engine": "vllm"}, "engine vllm does not report the experts .* use .*sglang"),
-        (ROLLOUT, {"trainer": "plain"}, "trainer plain can't replay routes: use torch"),
+        (ROLLOUT, {"trainer": "plain"}, "trainer plain can't replay routing: use torch"),
         (ROLLOUT, {"config": {"num_hidden_layers": 2}}, "has no experts to route to"),
         (ROLLOUT, {"algorithm": "dpo"}, "rows of a dataset were not sampled here"),
         (RECOMPUTE, {}, "with one update per step this changes nothing"),
     ],
 )
-def test_what_can_not_be_replayed_is_refused_with_the_fix(
+def test_impossible_routing_replay_is_refused_with_the_fix(
     catalogue: Catalogue, tmp_path: Path, replay: str, change: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
@@ -90,7 +92,7 @@ def test_what_can_not_be_replayed_is_refused_with_the_fix(
         ({**MOE, "mlp_only_layers": [0, 1, 2]}, None),
     ],
 )  # fmt: skip
-def test_a_configuration_says_how_its_model_routes(config: dict[str, object], wanted: Routing | None) -> None:
+def test_routing_is_read_from_the_models_configuration(config: dict[str, object], wanted: Routing | None) -> None:
     assert Routing.of(config) == wanted
 
 

@@ -150,7 +150,10 @@ def test_trajectories_survive_the_way_to_the_reward() -> None:
     trajectory = said("x", step_rewards=(1.0,))
     called = Message("assistant", "", (ToolCall("search", {"query": "q"}),))
     trajectory = Trajectory((*trajectory.messages, called), *(getattr(trajectory, f) for f in trajectory.__slots__[1:]))
-    task, routed = Task("t", "?"), replace(trajectory, forest=(Node(None, (1,), False, routes=b"\1", routed=b"\1"),))
+    task, routed = (
+        Task("t", "?"),
+        replace(trajectory, forest=(Node(None, (1,), False, routed_experts=b"\1", routed_valid=b"\1"),)),
+    )
     ((first, other),) = RewardHost().unpack(
         messages.decode(messages.encode(pack_units([[(task, trajectory), (task, routed)]])))
     )

@@ -159,7 +159,7 @@ ELSEWHERE = {
     "model.chat_template": f"{CHAT}::test_a_template_is_taken_from_the_configuration_before_the_folder",
     "model.chat_template_kwargs": f"{CHAT}::test_tools_reach_the_template_as_schema_and_kwargs_as_variables",
     "model.tool_calls": "tests/unit/data/test_tool_calls.py::test_a_format_is_told_by_the_template",
-    "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_on_the_routes_of_its_rollout",
+    "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_with_the_experts_of_its_rollout",
     "data.train": f"{TASKS}::test_a_prompt_is_tokenized_once_and_only_when_asked_for",
     "data.system_prompt": f"{TASKS}::test_the_system_prompt_goes_before_chats_without_one",
     "data.max_prompt_tokens": f"{TASKS}::test_long_prompts_are_skipped_and_counted",

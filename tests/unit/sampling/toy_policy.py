@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from relax_core.api import Environment, Message, ModelFamily, Rendered, Task, Tool, Trajectory
 from relax_core.data.tool_calls import FORMATS
-from relax_core.engines.requests import Ending, Generate, PendingRequest, Routes
+from relax_core.engines.requests import Ending, Generate, PendingRequest, RoutedExperts
 from relax_core.sampling.episode import EnvironmentHandle, InProcess, Limits, run_episode
 
 END = 0
@@ -25,7 +25,7 @@ class Completion(NamedTuple):
     """Empty if equal to `versions`."""
     finish: Ending = "stop"
     error: str = ""
-    routes: Routes | None = None
+    routed_experts: RoutedExperts | None = None
     incarnations: tuple[tuple[int, int], ...] = ((0, 0),)
 
 
@@ -36,7 +36,7 @@ def answered(request: PendingRequest, answer: Completion) -> PendingRequest:
     """Settle a request with an answer."""
     request.tokens, request.log_probs = list(answer.tokens), list(answer.log_probs)
     request.versions, request.oldest_cache = list(answer.versions), list(answer.oldest_cache or answer.versions)
-    request.finish, request.error, request.routes = answer.finish, answer.error, answer.routes
+    request.finish, request.error, request.routed_experts = answer.finish, answer.error, answer.routed_experts
     request.incarnations, request.settled = list(answer.incarnations), True
     return request
 
@@ -44,7 +44,7 @@ def answered(request: PendingRequest, answer: Completion) -> PendingRequest:
 def completion_of(request: PendingRequest) -> Completion:
     return Completion(
         tuple(request.tokens), tuple(request.log_probs), tuple(request.versions), tuple(request.oldest_cache),
-        request.finish, request.error, request.routes, tuple(request.incarnations),
+        request.finish, request.error, request.routed_experts, tuple(request.incarnations),
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
 
 
 def replays(spec: EngineSpec) -> bool:
-    """Return True if the run replays routes. Only then are routes recorded, which costs memory per cached token."""
+    """Return True if the run replays the routing. Only then are experts recorded, which costs memory per cached token."""
     return spec.model.get("routing_replay") == "rollout"
 
 

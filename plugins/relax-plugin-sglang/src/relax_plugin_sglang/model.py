@@ -64,12 +64,12 @@ class Sglang:
         self.kv_tokens: int = self._scheduler.max_total_num_tokens
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
-        self._routes = _Routes.of(config.hf_config.to_dict()) if replays(spec) else None
+        self._routed_layers = _RoutedLayers.of(config.hf_config.to_dict()) if replays(spec) else None
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
-        if request.routed_experts and self._routes is None:
+        if request.routed_experts and self._routed_layers is None:
             raise ValueError('routed_experts: this engine does not record them; set model.routing_replay = "rollout"')
         if self._shares and len(request.tokens) >= SHARED_TOKENS:
             if request.tokens in self._waiting:  # SGLang would compute equal prompts of one iteration separately
@@ -144,10 +144,10 @@ class Sglang:
             raise InfrastructureError(
                 f"SGLang returned {len(tokens)} tokens in one step; turn off speculative decoding"
             )
-        told = bool(finish) and self._routes is not None and req.routed_experts is not None
-        routes = self._routes.bytes_of(req.routed_experts) if told and self._routes else b""
+        told = bool(finish) and self._routed_layers is not None and req.routed_experts is not None
+        experts = self._routed_layers.bytes_of(req.routed_experts) if told and self._routed_layers else b""
         return StepOutput(
-            tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens), routes=routes,
+            tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens), routed_experts=experts,
             cached_tokens=req.cached_tokens,
         )  # fmt: skip
 
@@ -155,17 +155,17 @@ class Sglang:
         reqs = {*self._scheduler.collect_inflight_reqs(), self._scheduler.chunked_req} - {None}
         return [req.row.name for req in reqs if self._inside.get(req.row.name) == req.rid]
 
-    def routes(self, name: str) -> bytes:
-        """Return a running request's routes at all positions but the last; SGLang keeps routes with its KV cache."""
+    def routed_experts(self, name: str) -> bytes:
+        """Return a running request's experts at all positions but the last; SGLang keeps experts with its KV cache."""
         running = (req for req in self._scheduler.collect_inflight_reqs() if req.row.name == name)
         req = next((req for req in running if req.output_ids and not req.finished()), None)
-        if req is None or self._routes is None:
+        if req is None or self._routed_layers is None:
             return b""
         found = get_global_experts_capturer().get_topk(
             req_pool_idx=req.kv.req_pool_idx, seqlen=len(req.origin_input_ids) + len(req.output_ids),
             req_to_token_pool=self._scheduler.req_to_token_pool,
         )  # fmt: skip
-        return self._routes.bytes_of(found)
+        return self._routed_layers.bytes_of(found)
 
     # -- weights --------------------------------------------------------------------------------------------------
 
@@ -229,19 +229,19 @@ def _check_layers(spec: EngineSpec) -> None:
         raise ConfigError("model.path", got, "SGLang would load these as expert layers; use another engine")
 
 
-class _Routes(NamedTuple):
-    """The indices of the layers that have routes, and the dtype of routes."""
+class _RoutedLayers(NamedTuple):
+    """The indices of the layers with a router, and the dtype of their experts."""
 
     layers: list[int]
     dtype: str
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> _Routes | None:
+    def of(cls, config: Mapping[str, Any]) -> _RoutedLayers | None:
         routing = Routing.of(config)
         return cls(routed_layers(config), routing.dtype) if routing else None
 
     def bytes_of(self, choices: torch.Tensor) -> bytes:
-        """Return the routes of `layers` as bytes, from `choices` [positions, all layers, top_k]."""
+        """Return the experts of `layers` as bytes, from `choices` [positions, all layers, top_k]."""
         return bytes(choices[:, self.layers].numpy().astype(np.dtype(self.dtype).newbyteorder("<")).tobytes())
 
 

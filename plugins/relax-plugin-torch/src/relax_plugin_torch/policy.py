@@ -18,8 +18,8 @@ from torch import Tensor
 from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_core.trainer_kit.chunk_rows import wanted
-from relax_plugin_torch.expert_replay import ExpertReplay, beside
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
+from relax_plugin_torch.routing_replay import RoutingReplay, beside
 from relax_plugin_torch.row_media import RowMedia
 from relax_plugin_torch.setup import FLASH
 
@@ -90,7 +90,7 @@ class Policy:
         share_prefixes: bool,
         row_media: RowMedia | None = None,
         suppress: tuple[int, ...] = (),
-        expert_replay: ExpertReplay | None = None,
+        routing_replay: RoutingReplay | None = None,
     ) -> None:  # fmt: skip
         self.model = model
         self.device = next(model.parameters()).device
@@ -98,7 +98,7 @@ class Policy:
         text = model.config.get_text_config()
         self._vocab_size: int = text.vocab_size
         self._row_media = row_media or RowMedia(model, "")
-        self.expert_replay = expert_replay
+        self.routing_replay = routing_replay
         """Replay of recorded expert choices; None if they are not replayed."""
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
         """Token ids that engines never sample."""
@@ -130,8 +130,8 @@ class Policy:
 
     def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
         trained = batch.loss_mask.nonzero().squeeze(1)
-        if self.expert_replay is not None:
-            self.expert_replay.plan(batch, layout)
+        if self.routing_replay is not None:
+            self.routing_replay.plan(batch, layout)
         with self._precision():
             shown = self._row_media.inputs(batch, layout.ids) if self._row_media.shows(batch) else {}
             features = self._features(layout, shown).index_select(0, layout.before[trained])
@@ -154,7 +154,7 @@ class Policy:
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
         if alone or not self._shares or self._flops.mostly_attention(plain.width):
             return plain
-        tree = PrefixTree(batch, None if self.expert_replay is None else beside(batch))
+        tree = PrefixTree(batch, None if self.routing_replay is None else beside(batch))
         return tree.layout() if self._flops.favour_tree(plain, tree) else plain
 
     def _features(self, layout: Layout, shown: Mapping[str, Tensor] = _NOTHING) -> Tensor:

@@ -56,7 +56,6 @@ from relax_core.trainer_kit.update import LossScale, Progress, Update
 from relax_plugin_torch.adapters import FOLDER, Dropout, choose_trained
 from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
 from relax_plugin_torch.checkpoint import load_checkpoint, take_snapshot
-from relax_plugin_torch.expert_replay import OUTPUT, ExpertReplay
 from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model
 from relax_plugin_torch.model import export_folder, load_model, named_tensors, own_tensors, whole_tensors
@@ -65,6 +64,7 @@ from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
 from relax_plugin_torch.options import TorchOptions
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.publication import Publication
+from relax_plugin_torch.routing_replay import OUTPUT, RoutingReplay
 from relax_plugin_torch.row_media import RowMedia, check_media, check_text_only, towers
 from relax_plugin_torch.setup import choose_attention, frozen_format, rounded
 from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, whole
@@ -131,7 +131,7 @@ class Rank:
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
             share_prefixes=options.share_prefixes, row_media=self._row_media, suppress=self._spec.suppress_tokens,
-            expert_replay=ExpertReplay.of(self._model, self._spec, options),
+            routing_replay=RoutingReplay.of(self._model, self._spec, options),
         )  # fmt: skip
 
     def _choose_algorithm(self) -> None:
@@ -205,8 +205,8 @@ class Rank:
                     continue
                 outputs = self._policy.score(batch, self._algorithm.outputs())
                 update.loss(batch, outputs, step_start).backward()
-                if self._policy.expert_replay is not None:
-                    update.measured(self._policy.expert_replay.metrics())
+                if self._policy.routing_replay is not None:
+                    update.measured(self._policy.routing_replay.metrics())
 
     @collective_call
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
@@ -275,7 +275,7 @@ class Rank:
 
     @collective_call
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        able = self._scalars or (HEAD_OUTPUTS if self._policy.expert_replay is None else HEAD_OUTPUTS | {OUTPUT})
+        able = self._scalars or (HEAD_OUTPUTS if self._policy.routing_replay is None else HEAD_OUTPUTS | {OUTPUT})
         outputs = parsed_outputs(columns, able)
         self._offloader.need("weights")
         self._publication.check_whole()
@@ -292,7 +292,7 @@ class Rank:
                 self._policy.attend()
             else:
                 filled = columns_of(batch, self._policy.score(batch, [one for one in outputs if one.name != OUTPUT]))
-                replay = self._policy.expert_replay
+                replay = self._policy.routing_replay
                 if replay is not None and any(one.name == OUTPUT for one in outputs):
                     filled[OUTPUT] = replay.column(batch)
                 yield filled

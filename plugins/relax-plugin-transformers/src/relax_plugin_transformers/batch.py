@@ -66,15 +66,15 @@ class Batch:
         for field, _ in CHOICES:
             self._rows[field] = [getattr(request, field) for request in requests]
         self._suppresses = any(request.suppress_tokens for request in requests)
-        self._routed = any(request.routed_experts for request in requests)
+        self._records_experts = any(request.routed_experts for request in requests)
         self._stops = _padded([request.stop_tokens for request in requests])
         self._tokens = np.zeros((len(members), window), np.int64)
         self._log_probs = np.zeros((len(members), window))
         self._top: dict[str, list[tuple[tuple[int, float], ...]]] = {}
-        self._routes: np.ndarray | None = None
-        """Routes of the position before each unsent token, [rows, window, layers, top_k]; None if not requested."""
-        self._prompt_routes: dict[str, np.ndarray] = {}
-        """Routes of all prompt tokens but the last, by request id, until the request's first delta takes them."""
+        self._routed_experts: np.ndarray | None = None
+        """Experts of the position before each unsent token, [rows, window, layers, top_k]; None if not requested."""
+        self._prompt_experts: dict[str, np.ndarray] = {}
+        """Experts of all prompt tokens but the last, by request id, until the request's first delta takes them."""
         self._history = torch.zeros(0, 0, dtype=torch.long)
         self._last = torch.zeros(0, dtype=torch.long)
         self._cache: RowsCache | None = None
@@ -91,10 +91,10 @@ class Batch:
         index = torch.tensor([number[member.prompt] for member in members], device=model.device)
         tokens, start = aligned([tokens for tokens, _ in prompts], model.device)
         ahead = min(AHEAD, int(batch._rows["remaining"].max()))
-        model.routes.watch(batch._routed)
+        model.routing_recorder.watch(batch._records_experts)
         cache, logits, jumps = model.prefill(tokens, start, tokens.shape[1], [media for _, media in prompts])
-        if model.routes.on:
-            batch._begin_routes(model.routes.take()[index.cpu().numpy()])
+        if model.routing_recorder.on:
+            batch._begin_experts(model.routing_recorder.take()[index.cpu().numpy()])
         cache.pick(index, tokens.shape[1] + ahead)
         batch._cache = cache
         batch._history = tokens[index]
@@ -122,10 +122,10 @@ class Batch:
     def step(self, model: CausalModel) -> None:
         """Sample one more token for every row."""
         if self._cache is None:
-            model.routes.watch(False)
+            model.routing_recorder.watch(False)
             media = [member.request.media for member in self.members]
             self._cache, _, _ = model.prefill(self._history, self._rows["start"], self.length + AHEAD, media)
-        model.routes.watch(self._routed)
+        model.routing_recorder.watch(self._records_experts)
         dead = int(self._rows["start"].min())
         if dead >= max(_TRIM, self.length // 2):
             self._cache.shift(-dead, len(self))
@@ -139,25 +139,25 @@ class Batch:
             self._jumps = torch.from_numpy(self._rows["jump"].copy()).to(model.device)
         logits = model.forward(self._last[:, None], self._starts, self._cache, keep=1, jumps=self._jumps)
         self._history = torch.cat([self._history, self._last[:, None]], dim=1)
-        if self._routes is not None and model.routes.on:
-            self._routes[np.arange(len(self)), self._rows["fresh"]] = model.routes.take()[:, 0]
+        if self._routed_experts is not None and model.routing_recorder.on:
+            self._routed_experts[np.arange(len(self)), self._rows["fresh"]] = model.routing_recorder.take()[:, 0]
         self._draw(logits[:, -1], model)
 
-    def _begin_routes(self, seen: np.ndarray) -> None:
-        """Start recording routes. `seen`: routes of the right-aligned prompts, [rows, columns, layers, top_k]."""
-        self._routes = np.zeros((len(self), self._window, *seen.shape[2:]), seen.dtype)
-        self._routes[:, 0] = seen[:, -1]
+    def _begin_experts(self, seen: np.ndarray) -> None:
+        """Start recording experts. `seen`: experts of the right-aligned prompts, [rows, columns, layers, top_k]."""
+        self._routed_experts = np.zeros((len(self), self._window, *seen.shape[2:]), seen.dtype)
+        self._routed_experts[:, 0] = seen[:, -1]
         for row, member in enumerate(self.members):
             if member.request.routed_experts:
-                self._prompt_routes[member.request.id] = seen[row, -len(member.request.tokens) : -1]
+                self._prompt_experts[member.request.id] = seen[row, -len(member.request.tokens) : -1]
 
-    def _told_routes(self, row: int, fresh: int) -> tuple[bytes, int]:
-        """Return the routes that a delta of `fresh` tokens reports, and the position of the first of these routes."""
+    def _new_experts(self, row: int, fresh: int) -> tuple[bytes, int]:
+        """Return the experts that a delta of `fresh` tokens reports, and the first of their positions."""
         request = self.members[row].request
-        if self._routes is None or not request.routed_experts or not fresh:
+        if self._routed_experts is None or not request.routed_experts or not fresh:
             return b"", 0
-        before = self._prompt_routes.pop(request.id, None)
-        told = self._routes[row, :fresh].tobytes()
+        before = self._prompt_experts.pop(request.id, None)
+        told = self._routed_experts[row, :fresh].tobytes()
         if before is not None:
             return before.tobytes() + told, 0
         return told, int(self._rows["position"][row]) - int(self._rows["fresh"][row]) - 1
@@ -223,9 +223,9 @@ class Batch:
         tokens, log_probs = self._tokens[row, :fresh].tolist(), self._log_probs[row, :fresh].tolist()
         top = tuple(self._top.pop(request_id, ()))[:fresh]
         oldest = min(version, int(self._rows["oldest"][row]))
-        routes, first = self._told_routes(row, fresh)
+        experts, first = self._new_experts(row, fresh)
         return Delta(
-            request_id, tuple(tokens), tuple(log_probs), version, oldest, finish, error, routes, first, top=top
+            request_id, tuple(tokens), tuple(log_probs), version, oldest, finish, error, experts, first, top=top
         )
 
     def _close_holes(self, gone: np.ndarray) -> None:
@@ -236,9 +236,9 @@ class Batch:
         source = left + np.flatnonzero(stays[left:])
         for array in (self._rows, self._stops, self._tokens, self._log_probs):
             array[target] = array[source]
-        if self._routes is not None:
-            self._routes[target] = self._routes[source]
-            self._routes = self._routes[:left]
+        if self._routed_experts is not None:
+            self._routed_experts[target] = self._routed_experts[source]
+            self._routed_experts = self._routed_experts[:left]
         self._rows, self._stops = self._rows[:left], self._stops[:left]
         self._tokens, self._log_probs = self._tokens[:left], self._log_probs[:left]
         for to, come in zip(target.tolist(), source.tolist(), strict=True):
@@ -281,22 +281,22 @@ class Batch:
         self._tokens = np.concatenate([self._tokens, other._tokens])
         self._log_probs = np.concatenate([self._log_probs, other._log_probs])
         self._top.update(other._top)
-        self._merge_routes(other)
+        self._merge_experts(other)
         self._suppresses |= other._suppresses
-        self._routed |= other._routed
+        self._records_experts |= other._records_experts
         self.members = self.members + other.members
         self._changed()
 
-    def _merge_routes(self, other: Batch) -> None:
-        self._prompt_routes.update(other._prompt_routes)
-        known = [routes for routes in (self._routes, other._routes) if routes is not None]
+    def _merge_experts(self, other: Batch) -> None:
+        self._prompt_experts.update(other._prompt_experts)
+        known = [experts for experts in (self._routed_experts, other._routed_experts) if experts is not None]
         if known:
             shape, dtype = known[0].shape[1:], known[0].dtype
             mine, theirs = (
-                np.zeros((rows, *shape), dtype) if routes is None else routes
-                for rows, routes in ((len(self), self._routes), (len(other), other._routes))
+                np.zeros((rows, *shape), dtype) if experts is None else experts
+                for rows, experts in ((len(self), self._routed_experts), (len(other), other._routed_experts))
             )
-            self._routes = np.concatenate([mine, theirs])
+            self._routed_experts = np.concatenate([mine, theirs])
 
     def drop_cache(self) -> int:
         """Drop the cache; return the bytes freed. The next step recomputes the cache."""

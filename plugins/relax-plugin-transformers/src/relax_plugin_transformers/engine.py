@@ -90,7 +90,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
         for tokens, media in {(request.tokens, request.media) for request in requests}:
             if fault := model.misplaced(tokens, media):
                 raise ValueError(f"a prompt of {len(tokens)} tokens: {fault}")
-        if model.routes.routing is None and any(request.routed_experts for request in requests):
+        if model.routing_recorder.routing is None and any(request.routed_experts for request in requests):
             raise ValueError("routed_experts: this model has no routers that can be recorded; leave it out")
         return deltas
 

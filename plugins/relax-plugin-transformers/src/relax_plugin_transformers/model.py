@@ -16,7 +16,7 @@ import torch
 
 from relax_core.api.family import Routing
 from relax_core.api.modality import ProcessedMedia
-from relax_core.learn.huggingface import MediaInputs, RouteRecorder, conserved, routing_of
+from relax_core.learn.huggingface import MediaInputs, RouterRecorder, conserved, routing_of
 from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache
 
@@ -42,7 +42,7 @@ class CausalModel:
         """True if the model can compute logits for the last columns alone."""
         windowed = any(kind != "full_attention" for kind in self._kinds)
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
-        self.routes = RouteWatch(module)
+        self.routing_recorder = RoutingRecorder(module)
         self._own_masks = config._attn_implementation == "sdpa" and not windowed
 
     def new_cache(self, rows: int, columns: int) -> RowsCache:
@@ -102,7 +102,7 @@ class CausalModel:
         else:
             hidden = self.module.base_model(**asked).last_hidden_state
             logits = self.module.get_output_embeddings()(hidden[:, -keep:])
-        self.routes.passed(cache.extent.first, past, len(tokens))
+        self.routing_recorder.passed(cache.extent.first, past, len(tokens))
         cache.extent.length = past + width
         return logits.float()  # type: ignore[no-any-return]
 
@@ -156,7 +156,7 @@ class CausalModel:
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Return each token's log-prob given its predecessors, from logits / temperature; 0 for a first token."""
-        self.routes.watch(False)
+        self.routing_recorder.watch(False)
         out: list[list[float]] = [[] for _ in sequences]
         order = sorted((i for i in range(len(sequences)) if sequences[i]), key=lambda i: len(sequences[i]))
         per_pass = max(1, min(self._budget, _LOGIT_ELEMENTS // self.vocab_size))
@@ -231,12 +231,12 @@ def by_length(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iter
         yield chunk
 
 
-class RouteWatch:
+class RoutingRecorder:
     """A recorder of the experts that each token visits, by row and column. It records while `on` is True."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.routing: Routing | None = routing_of(module)
-        self._recorder = None if self.routing is None else RouteRecorder(module, self.routing)
+        self._recorder = None if self.routing is None else RouterRecorder(module, self.routing)
         self._pieces: list[tuple[int, int, np.ndarray]] = []
 
     @property
@@ -256,7 +256,7 @@ class RouteWatch:
             self._pieces.append((row, column, seen.reshape(rows, -1, *seen.shape[1:])))
 
     def take(self) -> np.ndarray:
-        """Return the routes of all passes since the last call, [rows, columns, layers, top_k]."""
+        """Return the experts of all passes since the last call, [rows, columns, layers, top_k]."""
         pieces, self._pieces = self._pieces, []
         rows = max(row + len(seen) for row, _, seen in pieces)
         first = min(column for _, column, _ in pieces)

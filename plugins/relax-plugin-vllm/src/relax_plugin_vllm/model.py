@@ -125,7 +125,7 @@ class Vllm:
     def _worker(self) -> Any:
         return self._llm.engine_core.engine_core.model_executor.driver_worker.worker
 
-    def routes(self, name: str) -> bytes:
+    def routed_experts(self, name: str) -> bytes:
         raise NotImplementedError("vLLM's CPU runner does not record experts, so this engine has no routed_experts")
 
     # -- weights --------------------------------------------------------------------------------------------------

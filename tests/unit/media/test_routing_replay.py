@@ -17,7 +17,7 @@ from tests.unit.media import test_families as families
 
 torch = pytest.importorskip("torch")
 
-from relax_plugin_torch.expert_replay import ExpertReplay  # noqa: E402
+from relax_plugin_torch.routing_replay import RoutingReplay  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
@@ -32,7 +32,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return families.built(request.param, tmp_path_factory.mktemp(request.param) / "model", gate_std=0.5)
 
 
-async def test_routes_of_tokens_and_media_are_replayed_where_they_were_told(model: families.Model) -> None:
+async def test_experts_of_tokens_and_media_are_replayed_at_their_positions(model: families.Model) -> None:
     own = routing(Path(model.folder))
     assert own == Routing(2, 2, 8)
     engine = TransformersEngine()
@@ -46,18 +46,18 @@ async def test_routes_of_tokens_and_media_are_replayed_where_they_were_told(mode
     rows = families.rows(asked, said)
     lengths = rows.columns["tokens"].lengths
     values, known = zip(
-        *(routes.between(0, int(length)) for (_, routes), length in zip(told, lengths, strict=True)), strict=True
+        *(experts.between(0, int(length)) for (_, experts), length in zip(told, lengths, strict=True)), strict=True
     )
     assert all(part == b"\1" * (len(part) - 1) + b"\0" for part in known)
     experts = np.frombuffer(b"".join(values), np.uint8).reshape(-1, own.layers, own.top_k)
     valid = Ragged(np.frombuffer(b"".join(known), np.uint8), lengths)
     policy = model.policy()
-    policy.expert_replay = ExpertReplay(policy.model)
+    policy.routing_replay = RoutingReplay(policy.model)
     with torch.no_grad():
         plain = policy.score(PackedBatch(rows))["log_probs"]
         planned = rows.with_columns({"routed_experts": Ragged(experts, lengths), "routed_valid": valid})
         replayed = policy.score(PackedBatch(planned))["log_probs"]
-        counted = {name: float(total / count) for name, (total, count) in policy.expert_replay.metrics().items()}
+        counted = {name: float(total / count) for name, (total, count) in policy.routing_replay.metrics().items()}
         others = Ragged((experts + 1) % own.experts, lengths)
         shifted = policy.score(PackedBatch(planned.with_columns({"routed_experts": others})))["log_probs"]
     assert counted["routing/replayed"] == 1.0 and counted["routing/differs"] <= NEAR

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes by position: through turns, branches, retries and other engines each token keeps those it was sampled under."""
+"""Routed experts by position: each token keeps the experts of its sampling through turns, branches, retries and engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_core.api.family import Rendered, Routing
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.engines.engine_state import response_fault
-from relax_core.engines.requests import PendingRequest, Routes, filled, route_columns
+from relax_core.engines.requests import PendingRequest, RoutedExperts, filled, routed_columns
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.rows import row_batch
 from relax_core.sampling.session import Branch, Limits, Sample
@@ -25,37 +25,37 @@ ROUTING = Routing(2, 2, 200)
 WIDE = Routing(1, 2, 300)
 
 
-def route(tokens: tuple[int, ...], position: int, engine: int = 0) -> bytes:
+def experts_at(tokens: tuple[int, ...], position: int, engine: int = 0) -> bytes:
     """Choose as a policy at a position: the choice depends on all tokens up to there, and on the engine."""
     seed = hash((tokens[: position + 1], engine)) & 0xFFFFFFFF
     return bytes(np.random.default_rng(seed).integers(0, 200, 4, np.uint8))
 
 
 def routed(prompt: tuple[int, ...], count: int, routing: Routing = ROUTING) -> PendingRequest:
-    """A request whose routes are recorded."""
-    return PendingRequest(prompt, count, id="r", routes=Routes(routing))
+    """A request whose experts are recorded."""
+    return PendingRequest(prompt, count, id="r", routed_experts=RoutedExperts(routing))
 
 
-def routes_of(tokens: tuple[int, ...], start: int = 0, engine: int = 0) -> bytes:
-    return b"".join(route(tokens, at, engine) for at in range(start, len(tokens)))
+def experts_of(tokens: tuple[int, ...], start: int = 0, engine: int = 0) -> bytes:
+    return b"".join(experts_at(tokens, at, engine) for at in range(start, len(tokens)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8)), max_size=8))
 def test_what_was_told_first_stays_and_holes_are_known(pieces: list[tuple[int, int]]) -> None:
-    routes, wanted = Routes(ROUTING), {}
+    recorded, wanted = RoutedExperts(ROUTING), {}
     for number, (start, count) in enumerate(pieces):
         values = bytes([number % 200]) * (count * ROUTING.width)
-        routes.add(start, values)
+        recorded.add(start, values)
         for at in range(start, start + count):
             wanted.setdefault(at, bytes([number % 200]) * ROUTING.width)
-    told, known = routes.between(0, 32)
+    told, known = recorded.between(0, 32)
     for at in range(32):
         assert told[at * 4 : at * 4 + 4] == wanted.get(at, bytes(4))
         assert known[at] == (at in wanted)
 
 
 @given(st.integers(1, 6), st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
-def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
+def test_a_request_that_changes_its_engine_keeps_the_experts_of_its_tokens(
     prompt: int, lives: list[int], data: st.DataObject
 ) -> None:
     """Each engine runs the whole of it again, and tells what it makes of it."""
@@ -65,7 +65,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
         new = tuple(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
         whole, first = (*asked.tokens, *new), len(asked.tokens) - 1
         split = data.draw(st.integers(0, count - 1))
-        told = routes_of(whole[:-1], 0, engine)
+        told = experts_of(whole[:-1], 0, engine)
         cut = (first + split) * 4
         if split:
             pending.add(Delta("r", new[:split], (-1.0,) * split, 0, 0, "", routed_experts=told[:cut]))
@@ -73,38 +73,38 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
         last = Delta("r", new[split:], (-1.0,) * (count - split), 0, 0, "abort", "", rest, begins)
         assert response_fault(last, pending, 0, 0) == ""
         pending.add(last)
-    routes = pending.routes
-    assert routes is not None
+    recorded = pending.routed_experts
+    assert recorded is not None
     tokens = (*pending.prompt, *pending.tokens)
-    values, known = routes.between(0, len(tokens))
+    values, known = recorded.between(0, len(tokens))
     assert known == b"\1" * (len(tokens) - 1) + b"\0"
     at = prompt - 1
     owners = [0] * at + [engine for engine, count in enumerate(lives) for _ in range(count)]
     for position in range(len(tokens) - 1):
-        assert values[position * 4 : position * 4 + 4] == route(tokens, position, owners[position])
+        assert values[position * 4 : position * 4 + 4] == experts_at(tokens, position, owners[position])
 
 
-def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
+def test_a_restarted_batch_drops_its_routed_experts() -> None:
     for settled in (False, True):
         pending = routed((1, 2), 5)
-        pending.add(Delta("r", (3,), (-1.0,), 0, 0, "", routed_experts=routes_of((1, 2))))
+        pending.add(Delta("r", (3,), (-1.0,), 0, 0, "", routed_experts=experts_of((1, 2))))
         pending.settled = settled
         again = pending.restarted(())
-        assert again.routes is not None and len(again.routes) == len(again.tokens) == 0
+        assert again.routed_experts is not None and len(again.routed_experts) == len(again.tokens) == 0
         assert (again is pending) is not settled, "what was read stays"
 
 
 @pytest.mark.parametrize(
     ("routing", "start", "values", "message"),
     [
-        (ROUTING, 0, b"\0" * 5, "5 bytes of routes"),
+        (ROUTING, 0, b"\0" * 5, "5 bytes of routed experts"),
         (ROUTING, 2, b"\0" * 8, "from position 2"),
         (ROUTING, -1, b"\0" * 4, "from position -1"),
         (ROUTING, 0, b"\0\0\0\xc8", "expert 200 of 200"),
         (WIDE, 0, b"\0\0\x2c\1", "expert 300 of 300"),
     ],
 )
-def test_an_engine_that_tells_impossible_routes_is_not_trusted(
+def test_an_engine_that_reports_impossible_experts_fails(
     routing: Routing, start: int, values: bytes, message: str
 ) -> None:
     pending = routed((1, 2), 5, routing)
@@ -114,9 +114,9 @@ def test_an_engine_that_tells_impossible_routes_is_not_trusted(
 
 def sampled(call: PendingRequest, tokens: tuple[int, ...], engine: int = 0) -> PendingRequest:
     """A turn as an engine answers it: all that it fed is told, its last token is not."""
-    routes = Routes(ROUTING)
-    routes.add(0, routes_of((*call.prompt, *tokens)[:-1], 0, engine))
-    return answered(call, Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), routes=routes))
+    recorded = RoutedExperts(ROUTING)
+    recorded.add(0, experts_of((*call.prompt, *tokens)[:-1], 0, engine))
+    return answered(call, Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), routed_experts=recorded))
 
 
 def sample() -> Sample:
@@ -152,14 +152,14 @@ def test_rows_keep_token_order_over_turns_and_branches(
     batch, _ = row_batch([(AttemptId(0, 0, 0), trajectory, judged)], routing=ROUTING)
     experts, valid = batch.columns["routed_experts"], batch.columns["routed_valid"]
     assert experts.values.dtype == np.uint8 and experts.values.shape[1:] == (2, 2)
-    for ids, routes, known in zip(batch.columns["tokens"].rows(), experts.rows(), valid.rows(), strict=True):
+    for ids, chosen, known in zip(batch.columns["tokens"].rows(), experts.rows(), valid.rows(), strict=True):
         row = tuple(ids.tolist())
         assert known[:-1].all()
         for position in range(len(row) - 1):
-            assert routes[position].tobytes() == route(row, position)
+            assert chosen[position].tobytes() == experts_at(row, position)
     leaves = {node.parent for node in trajectory.forest}
     ends = [node for number, node in enumerate(trajectory.forest) if number not in leaves]
-    assert not any(node.routed.endswith(b"\1") for node in ends)
+    assert not any(node.routed_valid.endswith(b"\1") for node in ends)
 
 
 def test_a_later_turn_fills_the_last_token_and_what_was_observed() -> None:
@@ -167,20 +167,20 @@ def test_a_later_turn_fills_the_last_token_and_what_was_observed() -> None:
     branch = Branch(own, "ab", Rendered((1, 2, 3)), 0)
     call = branch.begin()
     branch.take(sampled(call, (4, 5), engine=1))
-    assert own.forest[1].routed == b"\1\0"
+    assert own.forest[1].routed_valid == b"\1\0"
     branch.observe("seen")
     call = branch.begin()
     branch.take(sampled(call, (6,), engine=2))
-    assert [node.routed for node in own.forest] == [b"\1\1\1", b"\1\1", b"\1" * len(own.forest[2].tokens), b""]
+    assert [node.routed_valid for node in own.forest] == [b"\1\1\1", b"\1\1", b"\1" * len(own.forest[2].tokens), b""]
     tokens = branch._tokens
-    first, second = own.forest[1].routes[:4], own.forest[1].routes[4:]
-    assert (first, second) == (route(tokens, 3, 1), route(tokens, 4, 2))
+    first, second = own.forest[1].routed_experts[:4], own.forest[1].routed_experts[4:]
+    assert (first, second) == (experts_at(tokens, 3, 1), experts_at(tokens, 4, 2))
 
 
-def test_rows_of_unknown_routes_are_zeros_that_do_not_count() -> None:
+def test_unknown_experts_are_zeros_marked_as_invalid() -> None:
     node, lengths = Node(None, (1, 2), False), np.array([2])
-    assert filled(node, 0, Routes(ROUTING)) is None
-    columns = route_columns([((node, False),)], WIDE, lengths)
+    assert filled(node, 0, RoutedExperts(ROUTING)) is None
+    columns = routed_columns([((node, False),)], WIDE, lengths)
     assert columns["routed_valid"].values.tolist() == [0, 0]
     assert columns["routed_experts"].values.dtype == np.uint16
-    assert Trajectory((), "", (node,), Outcome.FINISHED).forest[0].routed == b""
+    assert Trajectory((), "", (node,), Outcome.FINISHED).forest[0].routed_valid == b""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replayed routes: own ones change nothing, others do; in every layout, in backward and when it is computed again."""
+"""Routing replay: the model's own experts change nothing, others do, in every layout and in recomputed blocks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from relax_plugin_torch.blocks import recompute_blocks
-from relax_plugin_torch.expert_replay import ExpertReplay, beside
 from relax_plugin_torch.layout import PrefixTree, by_row, one_line
 from relax_plugin_torch.policy import Policy
+from relax_plugin_torch.routing_replay import RoutingReplay, beside
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from relax_core import learn
 from relax_core.api import ConfigError, Ragged, RowBatch, RowId
-from relax_core.learn.huggingface import RouteReplay
+from relax_core.learn.huggingface import RouterReplay
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, moe_config
 
 ROWS = [(1, 2, 3, 4, 5), (1, 2, 3, 6), (1, 2, 3, 4, 7, 8), (9, 8, 7, 6)]
@@ -36,18 +36,18 @@ def model(kind: str = "qwen3_moe", **changes: Any) -> PreTrainedModel:
 
 def policy(of: PreTrainedModel, share: bool = True) -> Policy:
     return Policy(
-        of, temperature=1.0, autocast=None, max_logits=2**20, share_prefixes=share, expert_replay=ExpertReplay(of)
+        of, temperature=1.0, autocast=None, max_logits=2**20, share_prefixes=share, routing_replay=RoutingReplay(of)
     )
 
 
-def rows(routes: np.ndarray | None = None, valid: np.ndarray | None = None) -> RowBatch:
+def rows(experts: np.ndarray | None = None, valid: np.ndarray | None = None) -> RowBatch:
     arrays = [np.array(row, np.int32) for row in ROWS]
     masks = [np.array([0] + [1] * (len(row) - 1), np.uint8) for row in ROWS]
     ids = tuple(RowId(group, number, 0, 0) for number, group in enumerate(GROUPS))
     lengths = np.array([len(row) for row in ROWS])
     columns = {"tokens": Ragged.of(arrays), "loss_mask": Ragged.of(masks)}
-    if routes is not None:
-        columns["routed_experts"] = Ragged(routes, lengths)
+    if experts is not None:
+        columns["routed_experts"] = Ragged(experts, lengths)
     if valid is not None:
         columns["routed_valid"] = Ragged(valid, lengths)
     return RowBatch(ids, columns)
@@ -61,84 +61,84 @@ def scored(by: Policy, batch: RowBatch, how: str = "auto") -> tuple[Tensor, lear
     return by._score(packed, layouts[how](packed), ())["log_probs"], packed
 
 
-def own_routes(by: Policy, how: str = "row") -> np.ndarray:
-    assert by.expert_replay is not None
+def own_experts(by: Policy, how: str = "row") -> np.ndarray:
+    assert by.routing_replay is not None
     with torch.no_grad():
         _, packed = scored(by, rows(), how)
-    return by.expert_replay.column(packed).values
+    return by.routing_replay.column(packed).values
 
 
-def others(routes: np.ndarray) -> np.ndarray:
+def others(experts: np.ndarray) -> np.ndarray:
     """Every expert replaced by the next one."""
-    return ((routes.astype(np.int64) + 1) % EXPERTS).astype(routes.dtype)
+    return ((experts.astype(np.int64) + 1) % EXPERTS).astype(experts.dtype)
 
 
 KINDS = ["qwen3_moe", "qwen3_moe plain", "mixtral", "olmoe", "qwen3_5_moe_text"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_own_routes_change_nothing_and_others_do(kind: str) -> None:
+def test_replaying_own_experts_changes_nothing_and_others_change_log_probs(kind: str) -> None:
     by = policy(model(kind), share=False)
     plain, _ = scored(by, rows())
-    routes = own_routes(by)
-    assert routes.dtype == np.uint8 and routes.shape == (sum(map(len, ROWS)), LAYERS, TOP_K)
-    replayed, _ = scored(by, rows(routes))
+    experts = own_experts(by)
+    assert experts.dtype == np.uint8 and experts.shape == (sum(map(len, ROWS)), LAYERS, TOP_K)
+    replayed, _ = scored(by, rows(experts))
     assert torch.equal(replayed, plain)
-    shifted, _ = scored(by, rows(others(routes)))
+    shifted, _ = scored(by, rows(others(experts)))
     assert (shifted - plain).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("how", ["row", "line", "tree"])
-def test_a_layout_replays_each_token_its_own_routes(how: str) -> None:
+def test_every_layout_replays_each_token_its_own_experts(how: str) -> None:
     by = policy(model())
-    assert by.expert_replay is not None
-    routes = others(own_routes(by))
+    assert by.routing_replay is not None
+    experts = others(own_experts(by))
     if how == "line":  # rows in one line need a kernel that keeps them apart; here a row alone stands for it
-        batch = rows(routes).take([2])
+        batch = rows(experts).take([2])
         single, alone = scored(by, batch, "line")[0], scored(by, batch, "row")[0]
         assert torch.equal(single, alone)
         return
-    together, packed = scored(by, rows(routes), how)
+    together, packed = scored(by, rows(experts), how)
     np.testing.assert_array_equal(
-        np.sort(by.expert_replay._replay._planned.transpose(0, 1)[by.expert_replay._places].numpy(), -1),  # type: ignore[union-attr]
-        np.sort(routes[by.expert_replay._inputs.numpy()], -1),
+        np.sort(by.routing_replay._replay._planned.transpose(0, 1)[by.routing_replay._places].numpy(), -1),  # type: ignore[union-attr]
+        np.sort(experts[by.routing_replay._inputs.numpy()], -1),
     )
     starts = np.cumsum([0, *map(len, ROWS)])
     for number in range(len(ROWS)):
-        alone, _ = scored(by, rows(routes).take([number]), "row")
+        alone, _ = scored(by, rows(experts).take([number]), "row")
         torch.testing.assert_close(together[starts[number] : starts[number + 1]], alone, atol=1e-5, rtol=0)
-    assert float(by.expert_replay.metrics()["routing/replayed"][0]) > 0
+    assert float(by.routing_replay.metrics()["routing/replayed"][0]) > 0
 
 
-def test_prefixes_with_other_routes_are_not_shared() -> None:
+def test_prefixes_with_other_experts_are_not_shared() -> None:
     by = policy(model())
-    routes = own_routes(by).copy()
-    same = PrefixTree(learn.PackedBatch(rows(routes)), beside(learn.PackedBatch(rows(routes))))
+    experts = own_experts(by).copy()
+    same = PrefixTree(learn.PackedBatch(rows(experts)), beside(learn.PackedBatch(rows(experts))))
     assert same.width == PrefixTree(learn.PackedBatch(rows())).width
-    routes[5] = others(routes[5:6])  # the second row's first token went elsewhere
-    batch = learn.PackedBatch(rows(routes))
+    experts[5] = others(experts[5:6])  # the second row's first token went elsewhere
+    batch = learn.PackedBatch(rows(experts))
     assert PrefixTree(batch, beside(batch)).width > same.width
-    together, _ = scored(by, rows(routes), "tree")
-    alone, _ = scored(by, rows(routes).take([1]), "row")
+    together, _ = scored(by, rows(experts), "tree")
+    alone, _ = scored(by, rows(experts).take([1]), "row")
     torch.testing.assert_close(together[5:9], alone, atol=1e-5, rtol=0)
 
 
-def test_positions_without_routes_go_their_own_way_and_are_counted() -> None:
+def test_the_model_chooses_and_counts_experts_of_positions_without_recorded_ones() -> None:
     by = policy(model(), share=False)
     plain, _ = scored(by, rows())
-    shifted = others(own_routes(by))
+    shifted = others(own_experts(by))
     nowhere = np.zeros(len(shifted), np.uint8)
     assert torch.equal(scored(by, rows(shifted, nowhere))[0], plain)
     half = nowhere.copy()
     half[: len(ROWS[0])] = 1
     scored(by, rows(shifted, half))
-    assert by.expert_replay is not None
-    counted = {name: (float(total), float(count)) for name, (total, count) in by.expert_replay.metrics().items()}
+    assert by.routing_replay is not None
+    counted = {name: (float(total), float(count)) for name, (total, count) in by.routing_replay.metrics().items()}
     fed = float(sum(map(len, ROWS)) - len(ROWS))
     assert counted["routing/replayed"] == (len(ROWS[0]) - 1, fed)
     assert counted["routing/differs"] == (len(ROWS[0]) - 1, len(ROWS[0]) - 1)
-    scored(by, rows(own_routes(by)))
-    assert float(by.expert_replay.metrics()["routing/differs"][0]) == 0.0
+    scored(by, rows(own_experts(by)))
+    assert float(by.routing_replay.metrics()["routing/differs"][0]) == 0.0
 
 
 def gradients(by: Policy, batch: RowBatch) -> dict[str, Tensor]:
@@ -151,8 +151,8 @@ def test_the_gate_keeps_its_gradient_and_recomputation_replays_the_same() -> Non
     plain, again = model(), model()
     recompute_blocks(again)
     first, second = policy(plain), policy(again)
-    routes = others(own_routes(first))
-    wanted, got = gradients(first, rows(routes)), gradients(second, rows(routes))
+    experts = others(own_experts(first))
+    wanted, got = gradients(first, rows(experts)), gradients(second, rows(experts))
     assert wanted.keys() == got.keys()
     for name, gradient in wanted.items():
         assert torch.equal(gradient, got[name]), name
@@ -160,14 +160,14 @@ def test_the_gate_keeps_its_gradient_and_recomputation_replays_the_same() -> Non
     assert len(gates) == LAYERS and all(gradient.abs().max() > 0 for gradient in gates)
 
 
-def test_own_routes_replayed_give_the_same_gradients() -> None:
+def test_replaying_own_experts_gives_the_same_gradients() -> None:
     by = policy(model(), share=False)
     wanted = gradients(by, rows())
-    for name, gradient in gradients(by, rows(own_routes(by))).items():
+    for name, gradient in gradients(by, rows(own_experts(by))).items():
         assert torch.equal(gradient, wanted[name]), name
 
 
-def test_routes_of_another_model_are_refused_by_name() -> None:
+def test_experts_of_another_model_are_refused_by_name() -> None:
     by = policy(model())
     for wrong in (
         np.zeros((sum(map(len, ROWS)), LAYERS, 1), np.uint8),
@@ -183,7 +183,7 @@ def test_a_router_that_weighs_in_another_way_is_refused() -> None:
     for layer in made.model.layers:
         layer.mlp.gate.forward = _sigmoid.__get__(layer.mlp.gate)
     with pytest.raises(ConfigError, match="weighs its experts in another way"):
-        RouteReplay(made)
+        RouterReplay(made)
 
 
 def _sigmoid(self: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -197,4 +197,4 @@ def test_a_model_without_routers_is_refused(tmp_path: Path) -> None:
 
     dense = AutoModelForCausalLM.from_pretrained(tiny_qwen3(str(tmp_path), 1))
     with pytest.raises(ConfigError, match="routers"):
-        RouteReplay(dense)
+        RouterReplay(dense)

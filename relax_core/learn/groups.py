@@ -187,8 +187,8 @@ class MixedAlgorithm(Algorithm[Options]):
             "min_group_size": max(part.min_group_size for part in made),
             "max_staleness": min((k for part in made if (k := part.max_staleness) is not None), default=None),
         }
-        routed: MixedAlgorithm = type("MixedAlgorithm", (MixedAlgorithm,), says)(parts)
-        return routed
+        mixed: MixedAlgorithm = type("MixedAlgorithm", (MixedAlgorithm,), says)(parts)
+        return mixed
 
     # -- columns and outputs -------------------------------------------------------------------------------------
 

@@ -84,10 +84,10 @@ OTHERS = [
 @pytest.mark.parametrize(("name", "options"), OTHERS, ids=[name for name, _ in OTHERS])
 def test_each_row_has_its_own_algorithm_s_gradient_and_no_other(rows, name, options):
     """By the counts of the whole batch, whoever's rows are in it."""
-    routed = several(("grpo", {}), (name, options))
-    loss, gradient, metrics = learnt(routed, rows)
+    mixed = several(("grpo", {}), (name, options))
+    loss, gradient, metrics = learnt(mixed, rows)
     expected, parts = 0.0, []
-    for number, part in enumerate(routed.parts):
+    for number, part in enumerate(mixed.parts):
         alone = rows.take(own(rows, number))
         share, slopes, of_part = learnt(part, alone, counted=rows)
         expected += share
@@ -112,11 +112,11 @@ def test_one_algorithm_twice_is_that_algorithm(rows):
 
 @pytest.mark.parametrize("order", [range(12), [7, 3, 11, 0, 1, 9, 4, 2, 10, 5, 8, 6]])
 def test_groups_are_credited_by_their_own(rows, order):
-    routed = several(("dr-grpo", {}), ("gigpo", {"step_weight": 1.0}))
+    mixed = several(("dr-grpo", {}), ("gigpo", {"step_weight": 1.0}))
     asked = ("loss_mask", "turns", "states", "step_rewards")
     shuffled = rows.take(list(order))
-    got = credited(routed, shuffled, SAMPLES, asked)["advantages"]
-    for number, part in enumerate(routed.parts):
+    got = credited(mixed, shuffled, SAMPLES, asked)["advantages"]
+    for number, part in enumerate(mixed.parts):
         for group in (group for group, index in enumerate(OF_GROUP) if index == number):
             at = [place for place, row in enumerate(shuffled.ids) if row.group == group]
             members = {attempt: sealed for attempt, sealed in SAMPLES.items() if attempt.group == group}
@@ -125,13 +125,13 @@ def test_groups_are_credited_by_their_own(rows, order):
 
 
 def test_chunks_with_rows_of_one_algorithm_alone_are_chunks(rows):
-    routed = several(("grpo", {}), ("cispo", {}))
-    loss, gradient, _ = learnt(routed, rows)
+    mixed = several(("grpo", {}), ("cispo", {}))
+    loss, gradient, _ = learnt(mixed, rows)
     total = 0.0
     for part in (own(rows, 0), own(rows, 1), []):
         if part:
             chunk = rows.take(part)
-            share, slopes, _ = learnt(routed, chunk, counted=rows)
+            share, slopes, _ = learnt(mixed, chunk, counted=rows)
             total += share
             np.testing.assert_allclose(gradient[chunk.columns["tokens"].values], slopes, rtol=1e-9, atol=1e-12)
     assert total == pytest.approx(loss, abs=1e-12)
@@ -139,31 +139,31 @@ def test_chunks_with_rows_of_one_algorithm_alone_are_chunks(rows):
 
 def test_what_stands_where_others_learn_reaches_nobody(rows):
     """A column that one algorithm reads may be anything in rows of the other."""
-    routed = several(("grpo", {}), ("grpo", {"correction": "truncate", "kl_coef": 0.1}))
-    loss, gradient, _ = learnt(routed, rows)
+    mixed = several(("grpo", {}), ("grpo", {"correction": "truncate", "kl_coef": 0.1}))
+    loss, gradient, _ = learnt(mixed, rows)
     mine = np.repeat([OF_GROUP[row.group] == 0 for row in rows.ids], LENGTHS)
     reference = np.where(mine, np.inf, rows.columns["ref_log_probs"].values)
-    again, slopes, _ = learnt(routed, rows.with_columns({"ref_log_probs": Ragged(reference, LENGTHS)}))
+    again, slopes, _ = learnt(mixed, rows.with_columns({"ref_log_probs": Ragged(reference, LENGTHS)}))
     assert again == loss
     assert slopes.tolist() == gradient.tolist()
 
 
 def test_the_union_is_asked_for():
-    routed = several(("grpo", {"kl_coef": 0.1}), ("gigpo", {}), ("grpo", {"entropy_coef": 0.1, "aggregation": "token"}))
-    assert isinstance(routed, MixedAlgorithm)
-    assert {column.name for column in routed.columns()} >= {"ref_log_probs", "rollout_log_probs", "algorithm_index"}
-    credit = {column.name for column in routed.advantage_columns()}
+    mixed = several(("grpo", {"kl_coef": 0.1}), ("gigpo", {}), ("grpo", {"entropy_coef": 0.1, "aggregation": "token"}))
+    assert isinstance(mixed, MixedAlgorithm)
+    assert {column.name for column in mixed.columns()} >= {"ref_log_probs", "rollout_log_probs", "algorithm_index"}
+    credit = {column.name for column in mixed.advantage_columns()}
     assert credit == {"turns", "states", "step_rewards", "algorithm_index"}
-    assert {output.name for output in routed.outputs()} == {"log_probs", "entropy"}
-    assert routed.denominators == {"rows", "tokens"}
-    assert not routed.zero_advantage_skips and routed.reads_rewards
+    assert {output.name for output in mixed.outputs()} == {"log_probs", "entropy"}
+    assert mixed.denominators == {"rows", "tokens"}
+    assert not mixed.zero_advantage_skips and mixed.reads_rewards
     assert several(("grpo", {}), ("reinforce-plus-plus", {})).statistics == "batch"
 
 
 def test_what_one_prepares_is_prepared_for_its_rows(rows):
-    routed = several(("grpo", {}), ("m2po", {"second_moment": 0.01}))
-    made = learn.prepared_columns(routed, rows)["trusted"]
-    alone = learn.prepared_columns(routed.parts[1], rows.take(own(rows, 1)))["trusted"]
+    mixed = several(("grpo", {}), ("m2po", {"second_moment": 0.01}))
+    made = learn.prepared_columns(mixed, rows)["trusted"]
+    alone = learn.prepared_columns(mixed.parts[1], rows.take(own(rows, 1)))["trusted"]
     trained = rows.columns["loss_mask"].take(own(rows, 1)).values.astype(bool)
     assert made.take(own(rows, 1)).values[trained].tolist() == alone.values[trained].tolist()
     assert not made.take(own(rows, 0)).values.any()

@@ -127,9 +127,9 @@ class StaleFence(RelaxError):
 
 
 class DeadlineExceeded(InfrastructureError):
-    """A wait longer than its deadline; `owner` waited `waited_s` seconds for `reason`."""
+    """A wait longer than its deadline; `waiter` waited `waited_s` seconds for `reason`."""
 
-    def __init__(self, owner: str, reason: str, waited_s: float, fix: str = "") -> None:
+    def __init__(self, waiter: str, reason: str, waited_s: float, fix: str = "") -> None:
         advice = f"; {fix}" if fix else ""
-        super().__init__(f"{owner} waited {waited_s:.1f} s for {reason}{advice}; see `relax why`")
-        self.owner, self.reason, self.waited_s = owner, reason, waited_s
+        super().__init__(f"{waiter} waited {waited_s:.1f} s for {reason}{advice}; see `relax why`")
+        self.waiter, self.reason, self.waited_s = waiter, reason, waited_s

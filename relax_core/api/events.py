@@ -23,11 +23,11 @@ class Span:
 
     track: str
     kind: SpanKind
-    """`work` serves the step directly; `overhead` moves weights, saves or loads; `wait` waits for `owed_by`."""
+    """`work` serves the step directly; `overhead` moves weights, saves or loads; `wait` waits for `blocked_by`."""
     name: str
     start: float
     end: float
-    owed_by: str = ""
+    blocked_by: str = ""
     devices: tuple[str, ...] = ()
     """Devices of the track's worker; empty for the track of a role."""
 

@@ -115,8 +115,8 @@ class Plan:
         return "rollout" if self.source is Source.ROLLOUT else "source"
 
     @property
-    def owed_rows(self) -> str:
-        """Return the value of `Wait.owed_by` while the actor waits for rows."""
+    def row_producers(self) -> str:
+        """Return the value of `Wait.blocked_by` while the actor waits for rows."""
         return f"{self.producer}, then advantages" if self.has("advantages.compute") else self.producer
 
     @property

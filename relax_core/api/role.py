@@ -151,10 +151,10 @@ CommandName = Literal["pause", "continue", "stop", "checkpoint"]
 class Wait:
     """A wait of a role: its reason, its deadline, and the role or worker that can end it."""
 
-    owner: str
+    role: str
     reason: str
-    owed_by: str
-    """The role, worker or person whose work ends the wait."""
+    blocked_by: str
+    """The role, worker or person whose work ends the wait; several in the order of their work."""
     since: float
     """Start of the wait, in monotonic seconds of the hub's clock; `deadline` is on the same clock."""
     deadline: float
@@ -294,7 +294,7 @@ class Resume:
 class SpanTrack(Protocol):
     """The record of one worker's activity over time; its methods return at once and stay in this process."""
 
-    def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
+    def span(self, kind: SpanKind, name: str, blocked_by: str = "") -> AbstractContextManager[None]:
         """Record a span from entry to exit. Of overlapping spans, work counts first, then overhead, then waits."""
 
     def say(self, work: str) -> None:
@@ -344,9 +344,9 @@ class Context(Protocol[ConfigT_co]):
         ...
 
     def waiting(
-        self, reason: str, owed_by: str, deadline_s: float, holds: bool = False
+        self, reason: str, blocked_by: str, deadline_s: float, holds: bool = False
     ) -> AbstractContextManager[Wait]:
-        """Record a wait while the block runs, for `relax why`; `owed_by` is the role or worker that can end the wait.
+        """Record a wait while the block runs, for `relax why`; `blocked_by` is the role or worker that can end the wait.
 
         Call `check` to enforce the deadline. `holds`: the role's open work is blocked, so its time counts as waiting.
         """

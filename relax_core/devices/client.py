@@ -24,7 +24,7 @@ POLL_S = 10.0
 GRACE_S = 30.0
 """Seconds beyond a lease's deadline until a service that has neither granted nor refused the lease counts as lost."""
 SCHEDULER = "device scheduler"
-"""Value of `Wait.owed_by` while a role waits for a lease that no lease or member blocks."""
+"""Value of `Wait.blocked_by` while a role waits for a lease that no lease or member blocks."""
 
 Holders = Mapping[str, Sequence[OffloadPart]]
 Waiting = Callable[[str, str, float], AbstractContextManager[Any]]
@@ -158,17 +158,17 @@ class DeviceLeaseClient:
     ) -> None:
         """Wait until the scheduler grants a request; every `POLL_S`, ask what blocks the request, for `relax why`."""
         loop, deadline_s = asyncio.get_running_loop(), request.deadline_s
-        owed_by, deadline = await ask(request), loop.time() + deadline_s
+        blocked_by, deadline = await ask(request), loop.time() + deadline_s
         if self._error is not None:
             raise self._error
         try:
             async with asyncio.timeout(deadline_s + GRACE_S):
                 while not lease.answer.done():
                     left_s = max(deadline - loop.time(), 0.0)
-                    with self._waiting(f"the devices, to {request.phase}", owed_by or SCHEDULER, left_s):
+                    with self._waiting(f"the devices, to {request.phase}", blocked_by or SCHEDULER, left_s):
                         await asyncio.wait({lease.answer}, timeout=POLL_S)
                     if not lease.answer.done() and loop.time() < deadline:  # later, the lease may be refused
-                        owed_by = await ask(request)
+                        blocked_by = await ask(request)
             lease.answer.result()
         except _Refused as refused:
             reason = f"a lease to {request.phase} on shared devices; held by {str(refused) or 'nobody'}"

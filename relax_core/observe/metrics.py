@@ -109,7 +109,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/publish_s", "Committing the step and publishing the new weights", "last"),
     Metric("time/<role>/busy_s", "Time during which the role worked; the rollout may wait at the same time", "last"),
     Metric("time/<role>/wait_s", "Time during which the role only waited", "last"),
-    Metric("time/<role>/wait/<debtor>_s", "Part of `time/<role>/wait_s` in which the role waited for this debtor",
+    Metric("time/<role>/wait/<blocker>_s", "Part of `time/<role>/wait_s` in which the role waited for this blocker",
            "last"),
     Metric("time/<role>/idle_s", "Time of the step in which the role neither worked nor waited", "last"),
     Metric("time/bubble_fraction", "Share of the step's device time without work. Work is a trainer's forward, "

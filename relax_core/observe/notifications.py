@@ -111,12 +111,12 @@ class Notifier:
         for wait in (wait for heartbeat in heartbeats for wait in heartbeat.waits):
             late = now - LATE_S > wait.deadline and not wait.polls
             if late or now - wait.since > self._table.stall_s:
-                stalled[wait.owner, wait.reason, wait.owed_by, wait.since] = wait
+                stalled[wait.role, wait.reason, wait.blocked_by, wait.since] = wait
         for key in stalled.keys() - self._stalled:
             wait = stalled[key]
-            owed = f", owed by {wait.owed_by}" if wait.owed_by else ""
-            body = f"{wait.owner} has waited {now - wait.since:.0f} s for {wait.reason}{owed}; see `relax why`"
-            self._tell("stall", f"{wait.owner} waits too long", body)
+            blocked = f", blocked by {wait.blocked_by}" if wait.blocked_by else ""
+            body = f"{wait.role} has waited {now - wait.since:.0f} s for {wait.reason}{blocked}; see `relax why`"
+            self._tell("stall", f"{wait.role} waits too long", body)
         self._stalled = set(stalled)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ _PRECEDENCE: tuple[SpanKind, ...] = ("work", "overhead", "wait")
 class _State:
     kind: SpanKind
     name: str
-    owed_by: str = ""
+    blocked_by: str = ""
     holds: bool = field(default=False, compare=False)
     """True if the state takes precedence over all states without `holds`."""
 
@@ -79,11 +79,11 @@ class SpanRecorder:
             yield
 
     @contextmanager
-    def span(self, kind: SpanKind, name: str, owed_by: str = "", holds: bool = False) -> Iterator[None]:
+    def span(self, kind: SpanKind, name: str, blocked_by: str = "", holds: bool = False) -> Iterator[None]:
         """Record a state from entry to exit. `holds`: the state takes precedence, also over open sections."""
         self._numbers += 1
         number = self._numbers
-        self._open[number] = _State(kind, name, owed_by, holds)
+        self._open[number] = _State(kind, name, blocked_by, holds)
         self._update()
         try:
             yield
@@ -114,21 +114,21 @@ class SpanRecorder:
         state = self._current
         if now - start < RESOLUTION_S and self._spans and self._spans[-1].end == start:
             before = self._spans.pop()
-            self._add(_State(before.kind, before.name, before.owed_by), before.start, now)
+            self._add(_State(before.kind, before.name, before.blocked_by), before.start, now)
         elif state is not None and now > start:
             self._add(state, start, now)
 
     def _add(self, state: _State, start: float, end: float) -> None:
         last = self._spans[-1] if self._spans else None
-        if last and last.end == start and _State(last.kind, last.name, last.owed_by) == state:
+        if last and last.end == start and _State(last.kind, last.name, last.blocked_by) == state:
             start = self._spans.pop().start
-        self._spans.append(Span(self._track, state.kind, state.name, start, end, state.owed_by, self._devices))
+        self._spans.append(Span(self._track, state.kind, state.name, start, end, state.blocked_by, self._devices))
 
 
 class Unwatched:
     """A track that records nothing."""
 
-    def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
+    def span(self, kind: SpanKind, name: str, blocked_by: str = "") -> AbstractContextManager[None]:
         return nullcontext()
 
     def say(self, work: str) -> None:
@@ -155,7 +155,7 @@ class Window:
 
 
 class TimeAccount:
-    """The time metrics of each step, computed from spans of roles and devices: busy, wait (by debtor), idle, bubbles.
+    """The time metrics of each step, computed from spans of roles and devices: busy, wait (by blocker), idle, bubbles.
 
     Invariants:
     - A step's window lies between two commits, on the hub's clock; windows never overlap.
@@ -170,8 +170,8 @@ class TimeAccount:
         """Spans of open windows by track, in order."""
         self._role_of: dict[str, str] = {}
         """Role to which each track belongs."""
-        self._owing: dict[str, set[str]] = defaultdict(set)
-        """Debtors of each track's waits."""
+        self._blockers: dict[str, set[str]] = defaultdict(set)
+        """Blockers of each track's waits."""
         self._devices: dict[str, set[str]] = defaultdict(set)
         """Devices by role. A device is added at its first span, such as the load of the model."""
         self._windows: deque[Window] = deque()
@@ -186,7 +186,7 @@ class TimeAccount:
             self._role_of[span.track] = event.role
             self._devices[event.role].update(span.devices)
             if span.kind == "wait":
-                self._owing[span.track].add(debtor(span.owed_by))
+                self._blockers[span.track].add(first_blocker(span.blocked_by))
 
     def step(self, step: int, at: float, step_s: float) -> Window:
         """Return the window of the step committed at `at`; the first window lasts `step_s` seconds."""
@@ -221,16 +221,16 @@ class TimeAccount:
         """Return the time metrics of a role's own track, without its devices."""
         spans = list(clipped(self._spans.get(role, ()), window))
         busy = sum(span.end - span.start for span in spans if span.kind != "wait")
-        owed = dict.fromkeys(sorted(self._owing[role]), 0.0)
+        waits = dict.fromkeys(sorted(self._blockers[role]), 0.0)
         for span in spans:
             if span.kind == "wait":
-                owed[debtor(span.owed_by)] += span.end - span.start
-        waited = sum(owed.values())
+                waits[first_blocker(span.blocked_by)] += span.end - span.start
+        waited = sum(waits.values())
         return {
             f"time/{role}/busy_s": busy,
             f"time/{role}/wait_s": waited,
             f"time/{role}/idle_s": max(window.seconds - busy - waited, 0.0),
-            **{f"time/{role}/wait/{name}_s": seconds for name, seconds in owed.items()},
+            **{f"time/{role}/wait/{name}_s": seconds for name, seconds in waits.items()},
         }
 
     def _bubbles(self, window: Window) -> dict[str, float]:
@@ -266,9 +266,9 @@ class TimeAccount:
         return worked
 
 
-def debtor(owed_by: str) -> str:
-    """Return the first name in the words of a wait's `owed_by`: `rollout` for `rollout, then advantages`."""
-    first = owed_by.replace(",", " ").replace("(", " ").split()
+def first_blocker(blocked_by: str) -> str:
+    """Return the first name in the words of a wait's `blocked_by`: `rollout` for `rollout, then advantages`."""
+    first = blocked_by.replace(",", " ").replace("(", " ").split()
     return first[0].replace("/", "-") if first else "nobody"
 
 
@@ -298,7 +298,7 @@ class Trace:
         self._events: deque[dict[str, Any]] = deque(maxlen=max_events)
         self._tracks: dict[tuple[str, str], int] = {}
         self._last: dict[str, tuple[tuple[str, str, float], dict[str, Any]]] = {}
-        """((name, debtor, end) of the last span, the span's trace event), by track."""
+        """((name, blocker, end) of the last span, the span's trace event), by track."""
         self._ends: dict[tuple[str, str], float] = {}
         """End of the last span, by (process, track)."""
         self._steps: list[tuple[float, int]] = []
@@ -319,18 +319,18 @@ class Trace:
         """Add recorded spans. A span that continues the last span of its track extends that span."""
         for span in spans:
             wait = span.kind == "wait"
-            arguments = {"kind": span.kind, **({"owed_by": span.owed_by} if span.owed_by else {})}
+            arguments = {"kind": span.kind, **({"blocked_by": span.blocked_by} if span.blocked_by else {})}
             extra = {"cname": _COLOURS[span.kind]} if span.kind in _COLOURS else {}
             name = f"waits for {span.name}" if wait else span.name
             process = "devices" if span.devices else "roles"
             before = self._last.get(span.track)
-            if before is not None and before[0] == (name, span.owed_by, span.start):
+            if before is not None and before[0] == (name, span.blocked_by, span.start):
                 event = before[1]  # a further part of the same span
                 event["dur"] = self._at(span.end) - event["ts"]
             else:
                 duration = max(self._at(span.end) - self._at(span.start), 0)
                 event = self._add("X", name, process, span.track, span.start, dur=duration, args=arguments, **extra)
-            self._last[span.track] = (name, span.owed_by, span.end), event
+            self._last[span.track] = (name, span.blocked_by, span.end), event
 
     def step(self, step: int, start: float, end: float, counters: Mapping[str, Mapping[str, float]]) -> None:
         """Add a committed step. Spans that began in the step get its number; viewers draw `counters` as curves."""

@@ -147,12 +147,12 @@ class RewardScorer:
     async def stop(self) -> None:
         await asyncio.gather(*(reward.stop() for reward in self._rewards))
 
-    def owing(self) -> dict[str, Any]:
+    def unanswered(self) -> dict[str, Any]:
         """Return the number of unanswered samples of each reward, and the seconds since the oldest open call."""
-        owed = {reward.name: reward.owed for reward in self._rewards if reward.owed}
-        if not owed or not self._started_at:
+        unanswered = {reward.name: reward.num_unanswered for reward in self._rewards if reward.num_unanswered}
+        if not unanswered or not self._started_at:
             return {}
-        return {"rewards": owed, "for_s": round(self._clock.now() - min(self._started_at), 3)}
+        return {"rewards": unanswered, "for_s": round(self._clock.now() - min(self._started_at), 3)}
 
     def _combine(self, trajectory: Trajectory, results: Sequence[Weighed]) -> ScoredSample:
         """Combine the results of all rewards; the first failed reward sets the outcome, and `parts` keep the values.
@@ -203,7 +203,7 @@ class RewardPool:
         self.settings, self.name, self._models = settings, name, models
         self._only_of_all = tuple(only_of_all)
         self._sandboxes = sandboxes or SandboxPool(None, workers)
-        self.owed = 0
+        self.num_unanswered = 0
         """Number of samples without a result."""
         self._form = self._place = ""
         self.reads_golds = False
@@ -236,11 +236,11 @@ class RewardPool:
             members = [together] if self._form == "batch" else [[member] for member in together]
         units = [own for own in members if own]
         first, self._num_groups = self._num_groups, self._num_groups + len(groups)
-        self.owed += sum(map(len, units))
+        self.num_unanswered += sum(map(len, units))
         try:
             await start_all(*(self._score(unit, groups, found, first) for unit in units))
         finally:
-            self.owed -= sum(found[at][place] is None for unit in units for at, place in unit)
+            self.num_unanswered -= sum(found[at][place] is None for unit in units for at, place in unit)
         return found
 
     async def stop(self) -> None:
@@ -311,7 +311,7 @@ class RewardPool:
                 self._pool.fail(opened)
                 raise opened
             found[at][place] = result
-            self.owed -= 1
+            self.num_unanswered -= 1
 
 
 def _spoils(result: RewardResult) -> bool:

@@ -85,16 +85,16 @@ class ForwardLoop:
 
     def __init__(
         self, context: RunContext, role: str, columns: ForwardColumns, model: ForwardModel | None = None, *,
-        task: str = "", owed_by: str = "", groups: Sequence[str] = (), whole_steps: bool = False,
+        task: str = "", blocked_by: str = "", groups: Sequence[str] = (), whole_steps: bool = False,
     ) -> None:  # fmt: skip
         """Make the loop of a role.
 
-        `task`: name under which rows are claimed; empty: the role's name. `owed_by`: role that the loop waits for;
+        `task`: name under which rows are claimed; empty: the role's name. `blocked_by`: role that the loop waits for;
         empty: the role that produces rows. `groups`: worker groups that compute, if not the role's own. `model`: None
         if a subclass overrides `fill`. `whole_steps`: always claim the groups of a whole step together.
         """
         self.context, self.role, self.columns, self.model = context, role, columns, model
-        self._names, self._owed_by = ", ".join(columns.columns), owed_by or context.plan.producer
+        self._names, self._blocked_by = ", ".join(columns.columns), blocked_by or context.plan.producer
         self._task = task or role
         self._inputs = (*columns.inputs, *(("media",) if context.config.media else ()))
         self._groups_per_step = context.config.rollout.groups_per_step
@@ -108,7 +108,7 @@ class ForwardLoop:
             await context.pause_point()
             late = context.clock.now() - last > context.config.rollout.step_timeout_s / 2
             request = ClaimRequest(self._task, self._inputs, self._groups_per_step, 1 if late else self._min_groups)
-            with context.waiting(f"rows that lack {self._names}", self._owed_by, POLL_S):
+            with context.waiting(f"rows that lack {self._names}", self._blocked_by, POLL_S):
                 claim = await context.bus.claim(request, POLL_S)
             if claim is None:
                 if await self.over():

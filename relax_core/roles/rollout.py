@@ -83,7 +83,7 @@ class Rollout(Role):
             worker.selection.load(state)
         self._failures = SampleFailures(context.config, context.run_dir)
         context.doing("ready", failures=self._failures.facts, engines=worker.pool.facts,
-                      held=lambda: len(self._held), judging=worker.scorer.owing,
+                      held=lambda: len(self._held), judging=worker.scorer.unanswered,
                       under_way=lambda: oldest(worker.inflight.values(), context.clock.now()),
                       pools=worker.auxiliary_pools.facts, scheduling=worker.scheduling)  # fmt: skip
         self._evaluating = asyncio.Lock()

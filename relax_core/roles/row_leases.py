@@ -23,7 +23,7 @@ RENEW_S = 60.0
 
 @contextlib.asynccontextmanager
 async def renewed(
-    context: RunContext, owner: str, claims: Callable[[], Sequence[Claim]], limit_s: float = math.inf
+    context: RunContext, waiter: str, claims: Callable[[], Sequence[Claim]], limit_s: float = math.inf
 ) -> AsyncIterator[None]:
     """Renew the row leases of `claims()` while the body runs. After `limit_s` seconds DeadlineExceeded ends the body.
 
@@ -41,7 +41,7 @@ async def renewed(
                 except StaleFence:
                     lost.add(claim.lease)
         what = "its work on claimed rows to end"
-        raise DeadlineExceeded(owner, what, limit_s, "the rows are given back; look at the role's log")
+        raise DeadlineExceeded(waiter, what, limit_s, "the rows are given back; look at the role's log")
 
     async with attended(renew()):
         yield

@@ -133,7 +133,7 @@ class StepTrainer:
         """
         context, reason, empty = self._context, f"{step.left} groups for step {step.version.step}", 0
         while True:
-            with context.waiting(reason, context.plan.owed_rows, self._deadline - context.clock.now()) as wait:
+            with context.waiting(reason, context.plan.row_producers, self._deadline - context.clock.now()) as wait:
                 claim, late = None, False
                 while claim is None and not late and not context.stopping:
                     if not step.results and self._meanwhile is not None:

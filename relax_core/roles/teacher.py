@@ -109,7 +109,7 @@ class _TeacherLoop(ForwardLoop):
             inputs.append("student_top_k_ids")
             first = "actor-fwd"
         forward = ForwardColumns(columns, tuple(outputs), tuple(inputs))
-        super().__init__(context, Teacher.name, forward, owed_by=first, groups=[group for group, _ in models])
+        super().__init__(context, Teacher.name, forward, blocked_by=first, groups=[group for group, _ in models])
 
     async def fill(self, rows: RowBatch) -> Filled:
         """Let each teacher score its own rows, and return the columns in the order of `rows`."""

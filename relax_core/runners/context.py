@@ -50,7 +50,7 @@ HEARTBEAT_S = 0.5
 MAX_RESTARTS = 3
 """Restarts of one role before the run stops at its last checkpoint."""
 PERSON = "a person"
-"""The `owed_by` of a pause."""
+"""The `blocked_by` of a pause."""
 REFILL_S = 600.0
 """Seconds after which a restart no longer counts."""
 SELDOM = (50_000, 20, 20)
@@ -83,7 +83,7 @@ class RoleContext:
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
         self._waited: dict[tuple[str, str], tuple[float, float]] = {}
-        """(start, end) of each wait that ended since the last call of `doing`, by (reason, owed_by)."""
+        """(start, end) of each wait that ended since the last call of `doing`, by (reason, blocked_by)."""
         self._doing, self._facts = "starting", dict[str, Any]()
         self._state: RoleState = "starting"
         self._activity = SpanRecorder(role, clock)
@@ -108,18 +108,18 @@ class RoleContext:
         return self._catalogue.build(chosen, contract)
 
     @contextmanager
-    def waiting(self, reason: str, owed_by: str, deadline_s: float, holds: bool = False) -> Iterator[Wait]:
+    def waiting(self, reason: str, blocked_by: str, deadline_s: float, holds: bool = False) -> Iterator[Wait]:
         now = self.clock.now()
-        since, ended = self._waited.get((reason, owed_by), (now, now))
+        since, ended = self._waited.get((reason, blocked_by), (now, now))
         again = since < now <= ended + AGAIN_S
-        wait = Wait(self.role, reason, owed_by, since if again else now, now + deadline_s, again)
+        wait = Wait(self.role, reason, blocked_by, since if again else now, now + deadline_s, again)
         self._waits[id(wait)] = wait
         try:
-            with self._activity.span("wait", reason, owed_by, holds):
+            with self._activity.span("wait", reason, blocked_by, holds):
                 yield wait
         finally:
             del self._waits[id(wait)]
-            self._waited[reason, owed_by] = (wait.since, self.clock.now())
+            self._waited[reason, blocked_by] = (wait.since, self.clock.now())
 
     def working(self, what: str) -> AbstractContextManager[None]:
         return self._activity.section(what)
@@ -133,7 +133,7 @@ class RoleContext:
     def check(self, wait: Wait, fix: str = "") -> None:
         now = self.clock.now()
         if now > wait.deadline:
-            raise DeadlineExceeded(wait.owner, f"{wait.reason} (owed by {wait.owed_by})", now - wait.since, fix)
+            raise DeadlineExceeded(wait.role, f"{wait.reason} (blocked by {wait.blocked_by})", now - wait.since, fix)
 
     def doing(self, what: str, **facts: Any) -> None:
         self._state, self._doing = "busy", what

@@ -201,9 +201,9 @@ def doing(beat: Heartbeat, now: float) -> str:
     if not beat.waits:
         return beat.doing
     wait = min(beat.waits, key=lambda wait: wait.since)
-    owed = f" from {wait.owed_by}" if wait.owed_by else ""
+    blocker = f" from {wait.blocked_by}" if wait.blocked_by else ""
     waits = "for" if beat.state == "waiting" else "waits for"  # one loop of the role waits while another works
-    return f"{waits} {wait.reason}{owed}, {seconds(now - wait.since)}"
+    return f"{waits} {wait.reason}{blocker}, {seconds(now - wait.since)}"
 
 
 def _number(metrics: Mapping[str, float], key: str, form: str) -> str:

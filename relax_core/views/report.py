@@ -220,8 +220,8 @@ def _waits(metrics: Metrics, spent: Mapping[str, Mapping[str, float]]) -> Iterat
     for role, parts in spent.items():
         prefix, total = f"time/{role}/wait/", sum(parts.values())
         keys = [key for key in metrics.names() if key.startswith(prefix)]
-        owed = {key.removeprefix(prefix).removesuffix("_s"): sum(metrics.column(key)) for key in keys}
-        longest = sorted(((who, value) for who, value in owed.items() if value), key=lambda one: -one[1])
+        waits = {key.removeprefix(prefix).removesuffix("_s"): sum(metrics.column(key)) for key in keys}
+        longest = sorted(((who, value) for who, value in waits.items() if value), key=lambda one: -one[1])
         if longest:
             yield f"{role} waited for", ", ".join(f"{who} {seconds(s)} ({s / total:.0%})" for who, s in longest)
 

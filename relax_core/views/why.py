@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of `relax why`: the chain of waits, from the role that sets the pace to the cause of the wait.
 
-The chain is made from `status.json` alone. There each wait has a reason and names the roles that must end the wait
-(`owed_by`). Within a rollout the chain follows the oldest group under way to engines, environments or rewards. A cycle
+The chain is made from `status.json` alone. There each wait has a reason and names the roles that can end the wait
+(`blocked_by`). Within a rollout the chain follows the oldest group under way to engines, environments or rewards. A cycle
 of waiting roles is a deadlock. For an ended or lost run the answer shows the last written state. Restarts and retries
 are counted from `events.jsonl`. The module also warns if engine and trainer differ by more than their number formats
 explain.
@@ -53,9 +53,9 @@ def chain(roles: Sequence[Mapping[str, Any]], now: float) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def debtors(owed_by: str, roles: Roles) -> list[str]:
-    """Return the roles named in a wait's `owed_by`, in the order of the text."""
-    return [name for name in re.findall(r"[\w-]+", owed_by) if name in roles]
+def blockers(blocked_by: str, roles: Roles) -> list[str]:
+    """Return the roles named in a wait's `blocked_by`, in the order of the text."""
+    return [name for name in re.findall(r"[\w-]+", blocked_by) if name in roles]
 
 
 def _follow(roles: Roles, name: str, now: float) -> tuple[list[Link], str]:
@@ -65,12 +65,12 @@ def _follow(roles: Roles, name: str, now: float) -> tuple[list[Link], str]:
     if parts := list(_parts(name, role, age)):
         return parts, ""
     if wait := min(role.get("waits", ()), key=lambda wait: wait["since"], default=None):
-        owing = debtors(str(wait["owed_by"]), roles)
-        busy = (one for one in owing if roles[one]["state"] == "busy")
-        named = f", owed by {wait['owed_by']}" if wait["owed_by"] else ""
+        found = blockers(str(wait["blocked_by"]), roles)
+        busy = (one for one in found if roles[one]["state"] == "busy")
+        named = f", blocked by {wait['blocked_by']}" if wait["blocked_by"] else ""
         left = None if wait.get("polls") else float(wait["deadline"]) - now
         link = Link(name, f"waits for {wait['reason']}{named}", now - float(wait["since"]), left)
-        return [link], next(busy, owing[0] if owing else "")
+        return [link], next(busy, found[0] if found else "")
     at_work = Link(name, f"is {role['state']}" + (f": {role['doing']}" if role.get("doing") else ""))
     return [at_work, *_asked((role.get("facts") or {}).get("pools") or {}, age)], ""
 
@@ -91,9 +91,10 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
     if group["at"] == "engines" and (engine := _slowest(engines)):
         yield Link(engine, engine_says(engines[engine]), engines[engine].get("silent_s", 0.0) + age)
     elif group["at"] == "rewards" and (judging := facts.get("judging")):
-        owed = judging["rewards"]
-        names = f"reward{'s' * (len(owed) > 1)} {', '.join(sorted(owed))}"
-        yield Link(names, f"owe{'s' * (len(owed) == 1)} {sum(owed.values())} verdicts", judging["for_s"] + age)
+        unanswered = judging["rewards"]
+        names = f"reward{'s' * (len(unanswered) > 1)} {', '.join(sorted(unanswered))}"
+        verb = "has" if len(unanswered) == 1 else "have"
+        yield Link(names, f"{verb} {sum(unanswered.values())} samples to judge", judging["for_s"] + age)
         yield from _asked(facts.get("pools") or {}, age)
     elif group["at"] == "environments":
         yield Link("environments", f"have {group['missing']} of its samples")
@@ -102,15 +103,15 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
 
 def _asked(pools: Mapping[str, Mapping[str, Any]], age: float) -> Iterator[Link]:
     """Yield links of the auxiliary pool with the oldest open request, and of its slowest engine."""
-    owing = [name for name in pools if pools[name].get("open")]
-    if owing:
-        name = max(owing, key=lambda name: float(pools[name]["for_s"]))
+    asked = [name for name in pools if pools[name].get("open")]
+    if asked:
+        name = max(asked, key=lambda name: float(pools[name]["for_s"]))
         pool, engines = pools[name], pools[name]["engines"]
         if pool.get("paused"):
-            says = f"owes {pool['open']} answers and waits for its turn on the devices"
+            says = f"has {pool['open']} open requests and waits for its turn on the devices"
             yield Link(f"engine pool {name}", says, pool["for_s"] + age)
             return
-        yield Link(f"engine pool {name}", f"owes {pool['open']} answers", pool["for_s"] + age)
+        yield Link(f"engine pool {name}", f"has {pool['open']} open requests", pool["for_s"] + age)
         if engine := _slowest(engines):
             yield Link(engine, engine_says(engines[engine]), engines[engine].get("silent_s", 0.0) + age)
 
@@ -156,18 +157,17 @@ class Waiting:
     """One wait of a role, with its age and remaining time in seconds."""
 
     role: str
-    owner: str
     reason: str
-    owed_by: str
+    blocked_by: str
     for_s: float
     left_s: float
     polls: bool = False
     """True if the waiting role asks repeatedly, so that the deadline of one request does not matter."""
 
     def sentence(self) -> str:
-        who = self.owner if self.owner in ("", self.role) else f"{self.role} ({self.owner})"
-        owed = f", owed by {self.owed_by}" if self.owed_by else ""
-        return f"{who or self.role} waits for {self.reason}{owed}: {so_far(self.for_s, None if self.polls else self.left_s)}"
+        blocked = f", blocked by {self.blocked_by}" if self.blocked_by else ""
+        age = so_far(self.for_s, None if self.polls else self.left_s)
+        return f"{self.role} waits for {self.reason}{blocked}: {age}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _waits(roles: Any, now: float) -> Iterator[Waiting]:
     found = [(role, wait) for role in roles for wait in role.get("waits", ())]
     for role, wait in sorted(found, key=lambda one: float(one[1]["since"])):
         for_s, left_s, polls = now - wait["since"], wait["deadline"] - now, wait.get("polls", False)
-        yield Waiting(role["role"], wait["owner"], wait["reason"], wait["owed_by"], for_s, left_s, polls)
+        yield Waiting(role["role"], wait["reason"], wait["blocked_by"], for_s, left_s, polls)
 
 
 def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
@@ -322,16 +322,16 @@ def _busy(role: Mapping[str, Any]) -> str:
 def _ring(roles: Any, waits: tuple[Waiting, ...]) -> tuple[str, ...]:
     """Return a cycle of idle roles in which each role's oldest wait is for the next role; empty: none."""
     idle = {role["role"] for role in roles if role.get("state") == "waiting"}
-    owed: dict[str, str] = {}
+    blocked: dict[str, str] = {}
     for wait in waits:
         if wait.role in idle:
-            owed.setdefault(wait.role, wait.owed_by)
-    for start in owed:
+            blocked.setdefault(wait.role, wait.blocked_by)
+    for start in blocked:
         path: list[str] = []
         at: str | None = start
-        while at in owed and at not in path:
+        while at in blocked and at not in path:
             path.append(at)
-            at = owed.get(at)
+            at = blocked.get(at)
         if at == start and len(path) > 1:
             return tuple(path)
     return ()

@@ -716,7 +716,7 @@ class Start:
     def _check_waits(self, now: float) -> None:
         for beat in self.run_status._heartbeats.values():
             for wait in beat.waits:
-                if not (wait.owner and wait.reason and wait.owed_by and math.isfinite(wait.deadline)):
+                if not (wait.role and wait.reason and wait.blocked_by and math.isfinite(wait.deadline)):
                     self.witness.wrong(f"a wait without owner, reason or deadline: {wait}")
                 if self.processes[beat.role].dead or self.tasks[beat.role].done():
                     continue

@@ -48,7 +48,7 @@ DEVICES = frozenset({"gpu:0", "gpu:1"})
 
 
 @contextmanager
-def unseen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
+def unseen(reason: str, blocked_by: str, deadline_s: float) -> Iterator[None]:
     yield
 
 
@@ -94,21 +94,21 @@ async def test_a_lease_that_does_not_come_is_an_error_at_its_deadline() -> None:
 async def test_a_wait_for_devices_names_who_is_in_the_way_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not whoever was at first: a member that never offloads would stay unknown."""
     monkeypatch.setattr("relax_core.devices.client.POLL_S", 0.01)
-    debtors, goes_on = list[str](), asyncio.Event()
+    blockers, proceed = list[str](), asyncio.Event()
 
     @contextmanager
-    def seen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
-        debtors.append(owed_by)
+    def seen(reason: str, blocked_by: str, deadline_s: float) -> Iterator[None]:
+        blockers.append(blocked_by)
         yield
 
     class Slow(Body):
         async def offload(self, parts: Sequence[OffloadPart]) -> int:
-            await goes_on.wait()
+            await proceed.wait()
             return await super().offload(parts)
 
-    async def until(debtor: str) -> None:
+    async def until(blocker: str) -> None:
         async with asyncio.timeout(60.0):
-            while debtors[-1:] != [debtor]:
+            while blockers[-1:] != [blocker]:
                 await asyncio.sleep(0.01)
 
     service = DeviceService(SystemClock())
@@ -120,7 +120,7 @@ async def test_a_wait_for_devices_names_who_is_in_the_way_by_now(monkeypatch: py
     await until("rollout (generate)")
     await held.__aexit__(None, None, None)
     await until("rollout (has yet to offload)")
-    goes_on.set()
+    proceed.set()
     await asking
     await asyncio.gather(engines.close(), trainers.close())
 

@@ -141,7 +141,7 @@ def feed_ledger(folder: Path) -> None:
         journal.close()
 
 
-WAIT = {"owner": "actor", "reason": "rows", "owed_by": "rollout", "since": 1.0, "deadline": 9.0}
+WAIT = {"role": "actor", "reason": "rows", "blocked_by": "rollout", "since": 1.0, "deadline": 9.0}
 DOCUMENTS: dict[str, Any] = {
     "summary.json": {"schema": "relax.summary/1", "status": "finished", "steps": 4, "wall_seconds": 3.5, "reward_first": 0.1,
         "reward_last": 0.5, "eval_last": {"set": "held-out", "mean": 0.5, "n": 8, "temperature": 1.0}, "samples_issued": 8,

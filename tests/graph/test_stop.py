@@ -198,7 +198,7 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
     until(lambda: "paused, step 0 of 5000" in relax_here("why", run.path).out, "the pause is shown")
     told = relax_here("why", run.path).out
     assert "guard grad_norm: train/grad_norm was" in told and f"`relax continue {run.path.name}`" in told
-    assert "owed by a person" in told and run.steps() == []
+    assert "blocked by a person" in told and run.steps() == []
     went_on = relax_here("continue", run.path, "--json")
     assert went_on.code == 0 and "grad_norm" in went_on.json["paused_for"], went_on.err
     code, document, err = ended(run)

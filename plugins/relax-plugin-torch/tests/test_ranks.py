@@ -88,7 +88,7 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(folder, tmp_path, bef
 class Quiet:
     """A track that nobody watches."""
 
-    def span(self, kind, name, owed_by=""):
+    def span(self, kind, name, blocked_by=""):
         return nullcontext()
 
     def say(self, work):

@@ -164,8 +164,8 @@ def test_a_bucket_lets_no_more_through_than_its_rate_and_counts_the_others_once(
     assert limiter.suppressed == counted
 
 
-def beat(role, since, deadline, polls=False, owed_by="actor", state="waiting"):
-    return Heartbeat(role, state, waits=(Wait(role, "a grant", owed_by, since, deadline, polls),))
+def beat(role, since, deadline, polls=False, blocked_by="actor", state="waiting"):
+    return Heartbeat(role, state, waits=(Wait(role, "a grant", blocked_by, since, deadline, polls),))
 
 
 def test_a_wait_beyond_its_limit_is_told_once_and_a_pause_is_none(clock):
@@ -174,7 +174,7 @@ def test_a_wait_beyond_its_limit_is_told_once_and_a_pause_is_none(clock):
         late, fresh = beat("critic", 10.0, 50.0), beat("actor", 100.0, 900.0)
         polls, paused = (
             beat("rollout", 10.0, 50.0, polls=True),
-            beat("actor", 0.0, 9.0, owed_by="a person", state="paused"),
+            beat("actor", 0.0, 9.0, blocked_by="a person", state="paused"),
         )
         for now in (49.0, 79.0, 81.0, 82.0, 611.0, 612.0):
             told.notifier.heartbeats([late, fresh, polls], now)
@@ -184,7 +184,7 @@ def test_a_wait_beyond_its_limit_is_told_once_and_a_pause_is_none(clock):
     assert [title for title, _ in received] == [
         "maths: critic waits too long", "maths: rollout waits too long", "maths: critic waits too long",
     ]  # fmt: skip
-    assert received[0][1] == "critic has waited 71 s for a grant, owed by actor; see `relax why`"
+    assert received[0][1] == "critic has waited 71 s for a grant, blocked by actor; see `relax why`"
 
 
 def test_an_address_that_hangs_holds_neither_the_run_nor_the_others():

@@ -285,11 +285,18 @@ def test_an_observer_that_hangs_holds_nobody(run_dir, clock):
 def test_roles_and_waits_are_live_in_the_status(run_dir, clock):
     run = recorder(run_dir, clock)
     run.write(RunStarted("r", "", {"steps": 9}))
-    run.heartbeats([Heartbeat("rollout", "waiting", waits=(Wait("engine-0", "a grant", "actor", 90.0, 150.0),))])
+    run.heartbeats([Heartbeat("rollout", "waiting", waits=(Wait("rollout", "a grant", "actor", 90.0, 150.0),))])
     status = run_dir.read("status")
     assert (status["state"], status["steps"], status["now"]) == ("running", 9, clock.at)
     assert status["roles"][0]["waits"] == [
-        {"owner": "engine-0", "reason": "a grant", "owed_by": "actor", "since": 90.0, "deadline": 150.0, "polls": False}
+        {
+            "role": "rollout",
+            "reason": "a grant",
+            "blocked_by": "actor",
+            "since": 90.0,
+            "deadline": 150.0,
+            "polls": False,
+        }
     ]
     clock.at += 1
     run.heartbeats([Heartbeat("rollout", "busy", doing="generating")])

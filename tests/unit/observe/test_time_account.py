@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a step's time went: by role, by debtor, by device; once everybody has told."""
+"""The time of a step by role, by blocker and by device, once all roles have sent their spans."""
 
 import pytest
 
 from relax_core.api.events import Span, TimeSpent
-from relax_core.observe.spans import PATIENCE_S, TimeAccount, debtor
+from relax_core.observe.spans import PATIENCE_S, TimeAccount, first_blocker
 
 
 def work(track, start, end, *devices):
     return Span(track, "work", "work", start, end, "", devices)
 
 
-def wait(track, start, end, owed_by):
-    return Span(track, "wait", "something", start, end, owed_by)
+def wait(track, start, end, blocked_by):
+    return Span(track, "wait", "something", start, end, blocked_by)
 
 
-def test_a_step_is_told_by_role_and_by_debtor_when_everybody_has_spoken():
+def test_a_step_is_accounted_by_role_and_blocker_once_all_roles_have_sent_spans():
     account = TimeAccount()
     account.add(
         TimeSpent("actor", 10.0, (wait("actor", 0.0, 6.0, "rollout, then advantages"), work("actor", 6.0, 9.0)))
@@ -82,6 +82,6 @@ def test_what_is_not_told_at_the_end_is_accounted_as_it_is():
     assert (metrics["time/actor/busy_s"], metrics["time/actor/idle_s"]) == (1.0, 4.0)
 
 
-def test_the_debtor_is_the_first_name():
-    words = ("rollout, then advantages", "actor (it publishes)", "nobody", "")
-    assert [debtor(owed) for owed in words] == ["rollout", "actor", "nobody", "nobody"]
+def test_the_first_name_is_the_blocker():
+    blockers = ("rollout, then advantages", "actor (it publishes)", "nobody", "")
+    assert [first_blocker(words) for words in blockers] == ["rollout", "actor", "nobody", "nobody"]

@@ -30,7 +30,7 @@ def test_what_beats_told_in_parts_is_one_span():
     trace.add([Span("actor", "wait", "rows", 102.0, 103.0, "rollout")])
     found = spans(trace.document(), "waits for rows")
     assert [(event["ts"], event["dur"]) for event in found] == [(0, 1_500_000), (2_000_000, 1_000_000)]
-    assert found[0]["args"] == {"kind": "wait", "owed_by": "rollout"}
+    assert found[0]["args"] == {"kind": "wait", "blocked_by": "rollout"}
 
 
 def test_a_span_carries_the_step_it_began_in_and_counters_follow_the_steps():

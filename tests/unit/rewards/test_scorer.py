@@ -285,7 +285,7 @@ async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: 
 async def test_a_slow_awaitable_keeps_nobody_else_waiting(plugin: Path) -> None:
     async with scoring(plugin, choice("later", timeout_s=200)) as scorer:
         slow = asyncio.create_task(scored(scorer, "a", "slow"))
-        while not scorer.owing():
+        while not scorer.unanswered():
             await asyncio.sleep(0)
         for _ in range(3):
             assert [a.value for a in await scored(scorer, "b", "c")] == [2.0, 2.0]

@@ -206,7 +206,7 @@ def test_a_pause_holds_the_step_until_a_person_says_how_it_ends(
         await run.clock.sleep(10 * LEASE_S)
         (actor,) = [beat for beat in await run.run_status.heartbeats() if beat.state == "paused"]
         (wait,) = actor.waits
-        seen.append(((await run.bus.version()).step, wait.owed_by))
+        seen.append(((await run.bus.version()).step, wait.blocked_by))
         assert "step 5" in wait.reason and "grad_norm" in wait.reason and run.clock.now() - actor.at < 10.0
         for role in run.roles:
             await run.run_status.command(role, end)

@@ -20,7 +20,7 @@ Answer = Callable[[], Any]
 
 
 class Quiet:
-    def span(self, kind: str, name: str, owed_by: str = "") -> AbstractContextManager[None]:
+    def span(self, kind: str, name: str, blocked_by: str = "") -> AbstractContextManager[None]:
         return nullcontext()
 
     def say(self, work: str) -> None:

@@ -20,7 +20,7 @@ def test_a_wait_shows_in_the_beat_while_it_lasts(backstage: Backstage) -> None:
         with context.waiting("rows", "rollout", 5.0), context.waiting("room", "the bus", 9.0):
             beat = context.heartbeat()
             assert (beat.role, beat.state, beat.registration) == ("actor", "waiting", 3)
-            assert [(w.owner, w.reason, w.owed_by, w.since, w.deadline) for w in beat.waits] == [
+            assert [(w.role, w.reason, w.blocked_by, w.since, w.deadline) for w in beat.waits] == [
                 ("actor", "rows", "rollout", 0.0, 5.0), ("actor", "room", "the bus", 0.0, 9.0)
             ]  # fmt: skip
         context.doing("training", step=7)
@@ -47,7 +47,7 @@ def test_a_wait_that_ended_by_an_error_or_a_cancellation_is_no_longer_told(backs
     run_virtual(scene())
 
 
-def test_a_wait_that_ran_out_says_who_waited_for_what_and_who_owed_it(backstage: Backstage) -> None:
+def test_a_missed_deadline_names_the_role_the_reason_and_the_blocker(backstage: Backstage) -> None:
     async def scene() -> None:
         _, make = await backstage("actor")
         context = make(0)
@@ -55,7 +55,7 @@ def test_a_wait_that_ran_out_says_who_waited_for_what_and_who_owed_it(backstage:
             await asyncio.sleep(5.0)
             context.check(wait)
             await asyncio.sleep(0.5)
-            with pytest.raises(DeadlineExceeded, match=r"actor waited 5\.5 s for 4 groups \(owed by rollout\)"):
+            with pytest.raises(DeadlineExceeded, match=r"actor waited 5\.5 s for 4 groups \(blocked by rollout\)"):
                 context.check(wait)
 
     run_virtual(scene())

@@ -98,8 +98,8 @@ def test_a_publish_goes_on_from_training_with_both_sides_awake() -> None:
     stage.acquire("t", "actor", BOTH, {"actor": TRAINER})
     stage.acquire("g", "rollout", BOTH, {"rollout": ENGINE})
     both: dict[str, tuple[OffloadPart, ...]] = {"actor": ("weights",), "rollout": ("weights",)}
-    owing = stage.scheduler.change_phase(DeviceRequest("t", "actor", BOTH, "publish", both, 9.0), 1.0)
-    assert owing == "actor (has yet to offload)"
+    blocker = stage.scheduler.change_phase(DeviceRequest("t", "actor", BOTH, "publish", both, 9.0), 1.0)
+    assert blocker == "actor (has yet to offload)"
     stage.obey()
     assert stage.awake == {"rollout": {"weights"}, "actor": {"weights"}}
     assert stage.news("t") == ["granted", "wanted", "granted"] and stage.news("g") == []

@@ -57,8 +57,8 @@ def test_status_shows_roles_of_the_latest_run(relax, tmp_path, write_run):
 
 def test_why_names_who_owes(relax, tmp_path, write_run):
     write_run(tmp_path, steps=3, ending=None)
-    assert "actor waits for 8 groups, owed by rollout" in relax("why").stdout
-    assert json.loads(relax("why", "--json").stdout)["waits"][0]["owed_by"] == "rollout"
+    assert "actor waits for 8 groups, blocked by rollout" in relax("why").stdout
+    assert json.loads(relax("why", "--json").stdout)["waits"][0]["blocked_by"] == "rollout"
 
 
 def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):

@@ -15,9 +15,9 @@ from relax_core.views.why import why
 RUNNING = RunHealth("running")
 
 
-def waiting(role, reason, owed_by, since=90.0, deadline=150.0):
+def waiting(role, reason, blocked_by, since=90.0, deadline=150.0):
     """Make the heartbeat of a role that waits."""
-    return Heartbeat(role, "waiting", waits=(Wait(role, reason, owed_by, since, deadline),))
+    return Heartbeat(role, "waiting", waits=(Wait(role, reason, blocked_by, since, deadline),))
 
 
 def status(*beats, state="running"):
@@ -32,7 +32,7 @@ def test_a_wait_says_who_owes_it_since_when_and_until_when():
     answer = why(said, RUNNING, 5002.0)
     assert list(answer.lines()) == [
         "running, step 7 of 20; 1 wait",
-        "  actor waits for 8 groups, owed by rollout: 12.0 s so far, 48.0 s left",
+        "  actor waits for 8 groups, blocked by rollout: 12.0 s so far, 48.0 s left",
         "    → rollout is busy: generating 24 samples",
     ]
     assert answer.culprit == "rollout"
@@ -47,12 +47,12 @@ def test_events_that_were_dropped_are_said_of_a_run_that_goes_on_and_of_one_that
 
 def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
     said = status(
-        Heartbeat("rollout", "waiting", waits=(Wait("engine-1", "weights policy@0.7", "actor", 99.0, 400.0),)),
+        Heartbeat("rollout", "waiting", waits=(Wait("rollout", "weights policy@0.7", "actor", 99.0, 400.0),)),
         waiting("actor", "8 groups", "reward", 10.0, 98.0),
     )
     first, second = why(said, RUNNING, 5000.0).waits
     assert "its deadline passed 2.0 s ago" in first.sentence()
-    assert second.sentence().startswith("rollout (engine-1) waits for weights policy@0.7, owed by actor: 1.0 s")
+    assert second.sentence().startswith("rollout waits for weights policy@0.7, blocked by actor: 1.0 s")
 
 
 def test_roles_that_wait_for_each_other_are_a_ring():
@@ -69,7 +69,7 @@ def test_roles_that_wait_for_each_other_are_a_ring():
 def test_a_busy_role_breaks_the_ring():
     said = status(
         waiting("actor", "rows", "rollout"),
-        Heartbeat("rollout", "busy", waits=(Wait("engine-0", "a grant", "actor", 90.0, 150.0),)),
+        Heartbeat("rollout", "busy", waits=(Wait("rollout", "a grant", "actor", 90.0, 150.0),)),
     )
     assert why(said, RUNNING, 5000.0).ring == ()
 
@@ -142,10 +142,10 @@ def test_the_chain_ends_at_the_engine_that_has_been_silent_for_longest():
     assert answer.culprit == "engine-1" and answer.ring == ()
     assert list(answer.lines()) == [
         "running, step 7 of 20; 3 waits",
-        "  actor waits for 4 groups for step 7, owed by rollout, then advantages: 41.0 s so far, 9 min 19 s left",
+        "  actor waits for 4 groups for step 7, blocked by rollout, then advantages: 41.0 s so far, 9 min 19 s left",
         "    → rollout has group 41 under way, which lacks 3 of 8 samples, at the engines: 34.0 s so far",
         "      → engine-1 (version actor@0.5) runs 3 requests: 32.0 s so far",
-        "  advantages waits for finished groups, owed by rollout: 41.0 s so far, 0.0 s left",
+        "  advantages waits for finished groups, blocked by rollout: 41.0 s so far, 0.0 s left",
         "  group 41 under way, which lacks 3 of 8 samples, at the engines: 34.0 s old",
         "  engine-0 (version actor@0.6) runs 2 requests, silent for 1.1 s",
         "  engine-1 (version actor@0.5) runs 3 requests, silent for 32.0 s",
@@ -157,7 +157,7 @@ def test_the_chain_ends_at_the_reward_that_owes_verdicts():
     facts = {"engines": ENGINES, "under_way": [GROUP | {"missing": 0, "at": "rewards"}], "judging": judging}
     answer = why(waiting_for_rollout(facts), RUNNING, 5000.0)
     assert answer.culprit == "reward maths"
-    assert "reward maths owes 8 verdicts: 30.0 s so far" in list(answer.lines())[3]
+    assert "reward maths has 8 samples to judge: 30.0 s so far" in list(answer.lines())[3]
 
 
 def test_paused_engines_lead_to_whoever_holds_their_devices():
@@ -212,7 +212,7 @@ def test_what_is_in_play_and_what_holds_back_more_is_told_with_the_caches():
 def test_a_wait_that_asks_again_has_no_deadline():
     polling = Wait("rollout", "leave to start groups", "actor", 60.0, 100.5, polls=True)
     (found,) = why(status(Heartbeat("rollout", "waiting", waits=(polling,))), RUNNING, 5000.0).waits
-    assert found.sentence().endswith("owed by actor: 40.0 s so far")
+    assert found.sentence().endswith("blocked by actor: 40.0 s so far")
 
 
 def asking_a_judge(**pool):
@@ -229,14 +229,14 @@ def test_a_judge_that_owes_answers_is_named_with_its_engine():
     engine = {"serving": False, "version": "judge@0.0", "running": 0, "silent_s": 0.0}
     answer = asking_a_judge(engines={"judge-engine-0": engine})
     assert [link.who for link in answer.chain][-3:] == ["reward judge", "engine pool judge", "judge-engine-0"]
-    assert answer.chain[-2].says == "owes 4 answers"
+    assert answer.chain[-2].says == "has 4 open requests"
     assert any(line.startswith("judge-engine-0 (version judge@0.0) does not serve") for line in answer.details)
 
 
 def test_a_judge_that_waits_for_its_turn_says_so():
     answer = asking_a_judge(engines={}, paused=True)
     assert answer.culprit == "engine pool judge"
-    assert answer.chain[-1].says == "owes 4 answers and waits for its turn on the devices"
+    assert answer.chain[-1].says == "has 4 open requests and waits for its turn on the devices"
 
 
 def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):
@@ -248,5 +248,5 @@ def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):
     run = run_saying(tmp_path, said)
     lines = list(why(run.status(), health(run, 5000.0), 5000.0).lines())
     assert lines[0] == f"paused, step 7 of 20, for {reason}; continue with `relax continue {run.name}`, or stop the run"
-    assert lines[1].startswith(f"  actor waits for {reason}, owed by a person: 10.0 s so far")
+    assert lines[1].startswith(f"  actor waits for {reason}, blocked by a person: 10.0 s so far")
     assert pause_reason(said) == reason and not pause_reason(status(Heartbeat("actor", "busy")))

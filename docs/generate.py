@@ -143,8 +143,8 @@ def _gradients() -> Iterator[str]:
         "| name | cosine | difference | cosine, all ratios 1 | difference, all ratios 1 |",
         "|---|---|---|---|---|",
     )
-    for name, told in sorted(found.items()):
-        cells = (f"{told[key][value]:.3f}" for key in ("off_policy", "on_policy") for value in ("cosine", "difference"))
+    for name, results in sorted(found.items()):
+        cells = (f"{results[key][value]:.3f}" for key in ("off_policy", "on_policy") for value in ("cosine", "difference"))
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 

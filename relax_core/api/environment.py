@@ -83,11 +83,11 @@ class Session(Protocol):
         self,
         max_new_tokens: int | None = None,
         stop: tuple[str, ...] = (),
-        told: Callable[[Action], None] | None = None,
+        on_partial: Callable[[Action], None] | None = None,
     ) -> Action:
         """Sample the policy's next turn on this branch.
 
-        `told`: callback that gets the partial turn repeatedly during sampling. The partial text has only characters
+        `on_partial`: callback that gets the partial turn repeatedly during sampling. The partial text has only characters
         that later tokens can't change. During a long turn, the calls become less frequent.
         """
 

@@ -132,7 +132,7 @@ def _noted_incarnation(directory: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def has_begun(directory: Path) -> bool:
+def has_started(directory: Path) -> bool:
     """Return True if a run has begun an incarnation in this directory, even if its ledger is lost."""
     return (directory / FILE).exists() or _noted_incarnation(directory) >= 0
 
@@ -147,9 +147,9 @@ def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
         if not ledger.is_file():
             return noted
         with closing(_connect(ledger, at_rest)) as db:
-            told = "SELECT incarnation FROM steps UNION SELECT incarnation FROM checkpoints"
-            told += " UNION SELECT value FROM meta WHERE key = 'incarnation'"
-            numbers = f"SELECT coalesce(max(incarnation), 0) FROM ({told}) WHERE typeof(incarnation) = 'integer'"
+            recorded = "SELECT incarnation FROM steps UNION SELECT incarnation FROM checkpoints"
+            recorded += " UNION SELECT value FROM meta WHERE key = 'incarnation'"
+            numbers = f"SELECT coalesce(max(incarnation), 0) FROM ({recorded}) WHERE typeof(incarnation) = 'integer'"
             return max(noted, int(db.execute(numbers).fetchone()[0]))
     except UnicodeDecodeError:  # sqlite's error message quotes undecodable bytes of the file
         return noted

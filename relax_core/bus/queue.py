@@ -574,7 +574,7 @@ class TransferQueue:
 
     def statistics(self) -> dict[str, Any]:
         """Return statistics as plain data for metrics and `relax why`; lengths are counted by the next power of two."""
-        ledger, told, live = self.ledger, self.histograms, self.ledger.live
+        ledger, histograms, live = self.ledger, self.histograms, self.ledger.live
         states = Counter("claimed" if g.claimed else "ready" if g.complete else "running" for g in live.values())
         pending = [number for number, _, _ in ledger.pending]
         return {
@@ -587,11 +587,11 @@ class TransferQueue:
             "next_group": ledger.next_group,
             "waited_for": sorted(number for number, group in live.items() if not group.complete),
             "leases": {lease.number: lease.task for lease in self.leases.out.values()},
-            "lag_histogram": dict(sorted(told.lag.items())),
-            "lag_max": max(told.lag, default=0),
+            "lag_histogram": dict(sorted(histograms.lag.items())),
+            "lag_max": max(histograms.lag, default=0),
             "dropped": dict(ledger.dropped),
-            "dropped_lengths": {reason: dict(sorted((+n).items())) for reason, n in told.dropped_lengths.items()},
-            "trained_lengths": dict(sorted(told.trained_lengths.items())),
+            "dropped_lengths": {reason: dict(sorted((+n).items())) for reason, n in histograms.dropped_lengths.items()},
+            "trained_lengths": dict(sorted(histograms.trained_lengths.items())),
         }
 
     def take_records(self) -> list[Record]:

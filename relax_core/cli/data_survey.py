@@ -104,17 +104,17 @@ async def survey_media(found: DataFile, result: Survey) -> None:
         for row, media in rows.items():
             tokens = 0
             for number, one in enumerate(media, 1):
-                told = known[one] if one in known else await _told(pipeline, one)
-                known[one] = told
+                described = known[one] if one in known else await _examined(pipeline, one)
+                known[one] = described
                 if len(known) > REMEMBERED:
                     known.popitem(last=False)
-                if isinstance(told, str):
-                    medium = f"{one.kind} {shown(one.source)}: {told}"
+                if isinstance(described, str):
+                    medium = f"{one.kind} {shown(one.source)}: {described}"
                     place = f"medium {number} of the prompt"
-                    result.refuse(row, BadRow(found.source.where(row), medium, place, _fix(told)))
+                    result.refuse(row, BadRow(found.source.where(row), medium, place, _fix(described)))
                     break
-                result.count_medium(one.kind, told)
-                tokens += told["tokens"] - 1
+                result.count_medium(one.kind, described)
+                tokens += described["tokens"] - 1
             else:
                 result.lengthen(row, tokens, found.limit, found.source.where(row), found.too_long)
 
@@ -139,14 +139,14 @@ async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
     """Return facts about each medium of a task: kind, source, header, tokens, key and preview; or its `error`."""
     if found.processors is None:
         return []
-    told = []
+    described = []
     async with opened(found.processors, preview_kb=2048) as pipeline:
         for media in shown_by(task):
-            one = await _told(pipeline, media)
-            told.append(
+            one = await _examined(pipeline, media)
+            described.append(
                 {"kind": media.kind, "source": shown(media.source), **({"error": one} if isinstance(one, str) else one)}
             )
-    return told
+    return described
 
 
 def shown_by(task: Task) -> Iterator[Media]:
@@ -165,7 +165,7 @@ def _fix(reason: str) -> str:
     return "replace the file, or remove the row"
 
 
-async def _told(pipeline: MediaPipeline, media: Media) -> dict[str, Any] | str:
+async def _examined(pipeline: MediaPipeline, media: Media) -> dict[str, Any] | str:
     try:
         return await pipeline.examine(media)
     except MediaRefused as refused:
@@ -244,12 +244,12 @@ class Survey:
         self.usable -= 1
         self.bad.append(bad)
 
-    def count_medium(self, kind: str, told: Mapping[str, Any]) -> None:
+    def count_medium(self, kind: str, described: Mapping[str, Any]) -> None:
         """Add a decoded medium to the totals of its kind."""
         sums = self.media.setdefault(kind, {"count": 0, "tokens": 0, "size_bytes": 0, "seconds": 0.0})
         sums["count"] += 1
         for name in ("tokens", "size_bytes", "seconds"):
-            sums[name] += float(told.get(name) or 0)
+            sums[name] += float(described.get(name) or 0)
 
     def lengthen(self, row: int, tokens: int, limit: int | None, where: str, too_long: str) -> None:
         """Add the media's `tokens` to a prompt's length; skip or refuse a row that becomes longer than `limit`."""

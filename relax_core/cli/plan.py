@@ -177,8 +177,8 @@ def _print_plan(estimate: RunEstimate) -> None:
         say(f"note: {note}")
     say("\nmemory in total")
     for budget in estimate.budgets:
-        beside = f"of {gib(budget.available)}" if budget.available else "(available memory is unknown)"
-        say(f"{budget.name}: {gib(budget.needed)} {beside}{'' if budget.fits else ', does not fit'}")
+        available = f"of {gib(budget.available)}" if budget.available else "(available memory is unknown)"
+        say(f"{budget.name}: {gib(budget.needed)} {available}{'' if budget.fits else ', does not fit'}")
     if estimate.flops_per_s:
         rate = f"{estimate.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process"
         say(f"\nminimum time of a step: its matrix products at {rate}, measured now; small models take much longer")
@@ -307,8 +307,8 @@ def _record_text(record: dict[str, Any], tree: bool = False, first: bool = False
         lines.append(f"  rendered prompt: {_shortened(record['rendered'])}")
         lines += [f"  trained: {_shortened(text)}" for text in record["trained"]]
     lines += [_gold_line(name, gold) for name, gold in record.get("golds", {}).items()]
-    told = [*_tree_lines(record["nodes"]), *_agent_lines(record["info"].get("agent", {}))] if tree else []
-    return "\n".join([f"task {record['task_id']}  {reward}  {record['outcome']}", *lines, *told])
+    details = [*_tree_lines(record["nodes"]), *_agent_lines(record["info"].get("agent", {}))] if tree else []
+    return "\n".join([f"task {record['task_id']}  {reward}  {record['outcome']}", *lines, *details])
 
 
 def _gold_line(reward: str, gold: dict[str, Any]) -> str:

@@ -95,11 +95,11 @@ def check_plugins(
     catalogue, files = _catalogue(name)
     records = _chosen(catalogue, files[0] if files else name)
     checks: list[Check] = []
-    told: set[str] = set()
+    shown: set[str] = set()
     for item in check(catalogue, records, files):
         checks.append(item)
-        if not as_json and item.verdict is not CheckResult.PASSED and f"{item.subject}{item.detail}" not in told:
-            told.add(f"{item.subject}{item.detail}")
+        if not as_json and item.verdict is not CheckResult.PASSED and f"{item.subject}{item.detail}" not in shown:
+            shown.add(f"{item.subject}{item.detail}")
             say(f"{item.verdict:7} {item.subject or item.distribution}: {item.name}: {item.detail}")
     counts = Counter(str(item.verdict) for item in checks)
     if as_json:

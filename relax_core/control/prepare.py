@@ -31,7 +31,7 @@ from typing import Any
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
-from relax_core.bus.ledger_file import FILE as LEDGER, has_begun, newest_incarnation, prepare_ledger
+from relax_core.bus.ledger_file import FILE as LEDGER, has_started, newest_incarnation, prepare_ledger
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
@@ -304,8 +304,8 @@ def prepare_resume(
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
-    begun = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
-    point = choose(paths[0], step, done) if begun else None
+    from_checkpoint = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
+    point = choose(paths[0], step, done) if from_checkpoint else None
     resume = point.resume if point is not None else None
     reached = present is None and not unfinished and resume is not None and resume.step >= config.steps
     # A run that did not finish may still have to write its export; but a reached steps=N leaves nothing to do.
@@ -351,7 +351,7 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
         point.set_aside()  # only now: an error above leaves every checkpoint as it was
         incarnation, notices = ledger.newest_incarnation + 1, (*notices, *((ledger.notice,) if ledger.notice else ()))
     else:
-        if has_begun(directory):  # on opening, the ledger undoes its steps, as in a rollback
+        if has_started(directory):  # on opening, the ledger undoes its steps, as in a rollback
             incarnation = newest_incarnation(directory / LEDGER) + 1
         if first.directory is not None:
             first.directory.discard_work()

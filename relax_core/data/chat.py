@@ -47,9 +47,10 @@ class ChatFamily(ModelFamily[Options]):
         shown = files.templates.get("tool_use", files.templates.get("default", ""))
         self._format = call_format(str(model.get("tool_calls") or "auto"), shown)
         self._source = files.template_source
-        told = (self._format.call_id, self._has_headers) if self._format else ()
+        call_settings = (self._format.call_id, self._has_headers) if self._format else ()
         self._templates = {
-            name: ChatTemplate(text, self._source, variables, now, *told) for name, text in files.templates.items()
+            name: ChatTemplate(text, self._source, variables, now, *call_settings)
+            for name, text in files.templates.items()
         }
         self._opening = _opening(files)
         self.placeholders = files.placeholders

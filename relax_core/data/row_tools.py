@@ -30,10 +30,10 @@ def row_tools(value: object) -> tuple[RowTool, ...]:
 
     The value is a list of objects, or such a list as JSON text. Any other value is an ordinary column without tools.
     """
-    told = _decoded(value)
-    if not isinstance(told, list):
+    decoded = _decoded(value)
+    if not isinstance(decoded, list):
         return ()
-    found = [_decoded(one) if isinstance(one, str) else one for one in told]
+    found = [_decoded(one) if isinstance(one, str) else one for one in decoded]
     if not any(isinstance(one, dict) for one in found):
         return ()
     return tuple(_tool(one, number) for number, one in enumerate(found))
@@ -49,13 +49,13 @@ def _decoded(value: object) -> Any:
         return None
 
 
-def _tool(told: object, number: int) -> RowTool:
-    if not isinstance(told, dict):
+def _tool(value: object, number: int) -> RowTool:
+    if not isinstance(value, dict):
         raise RowError(f"{COLUMN}[{number}] is not an object")
-    function = told.get("function", told)
+    function = value.get("function", value)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RowError(f"{COLUMN}[{number}] has no name")
-    if function is told:
-        function = {key: one for key, one in told.items() if key != "type"}
-        told = {"type": told.get("type", "function"), "function": function}
-    return RowTool(function["name"], schema=told)
+    if function is value:
+        function = {key: one for key, one in value.items() if key != "type"}
+        value = {"type": value.get("type", "function"), "function": function}
+    return RowTool(function["name"], schema=value)

@@ -325,8 +325,10 @@ class ParquetTable(TableFile):
         from pyarrow import parquet
 
         self._file = parquet.ParquetFile(path, pre_buffer=False)
-        told = self._file.metadata
-        super().__init__(path, cache, [told.row_group(number).num_rows for number in range(told.num_row_groups)])
+        metadata = self._file.metadata
+        super().__init__(
+            path, cache, [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        )
         self._names: list[str] = list(self._file.schema_arrow.names)
         leaves = [self._file.schema.column(number) for number in range(len(self._file.schema))]
         heavy = {leaf.path for leaf in leaves if _heavy(leaf)}

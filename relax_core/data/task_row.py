@@ -75,8 +75,8 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: M
     showing: dict[MediaKind, str] = {}
     media: dict[MediaKind, list[Media]] = {}
     for kind, names in COLUMNS.items():
-        told = next((columns[name] for name in names if name in columns), None)
-        column = told if told is not None else next((name for name in names if name in row), None)
+        configured = next((columns[name] for name in names if name in columns), None)
+        column = configured if configured is not None else next((name for name in names if name in row), None)
         if column is not None and column in row:
             value, showing[kind] = row[column], column
             held = list(enumerate(value)) if isinstance(value, list) else [] if value is None else [(-1, value)]

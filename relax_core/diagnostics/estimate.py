@@ -106,10 +106,10 @@ def measured_rate(threads: int, clock: Callable[[], float] = time.perf_counter) 
     one = torch.rand(SIDE, SIDE, device=device)
     try:
         float((one @ one).sum())
-        count, begun = 0, clock()
-        while clock() - begun < RATE_S:
+        count, began = 0, clock()
+        while clock() - began < RATE_S:
             float((one @ one)[0, 0])
             count += 1
-        return 2.0 * SIDE**3 * count / (clock() - begun)
+        return 2.0 * SIDE**3 * count / (clock() - began)
     finally:
         torch.set_num_threads(before)

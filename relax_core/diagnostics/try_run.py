@@ -65,7 +65,7 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
             issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(size))) for g in range(num_tasks)]
             try:
                 groups = [await worker.make(issue, worker.engines.newest()) for issue in issues]
-                told = records(await worker.score(groups))
+                scored = records(await worker.score(groups))
                 tasks = [group.task for group in groups]
                 earned, golds = await _answers_scored(worker.scorer, tasks), await worker.scorer.golds(tasks)
                 played = [trajectory for group in groups for trajectory in group.trajectories]
@@ -78,7 +78,7 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
                         **shown_tokens(sample, worker.family),
                         "info": dict(sample.info),
                     }
-                    for one, sample in zip(told, played, strict=True)
+                    for one, sample in zip(scored, played, strict=True)
                 )
             finally:
                 await worker.close()
@@ -170,9 +170,9 @@ async def ignore(*_: Any) -> None:
 
 async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
     """Score the rows of a JSON file (`prompt`, `response`, fields of the reward); return a record for each row."""
-    beside = data.parent / "config.toml"  # `data` may lie in a run directory, whose config names plugin files
-    if not plugins and beside.is_file():
-        plugins = plugins_of(read_layers([beside], (), Path.cwd())[0])
+    run_config = data.parent / "config.toml"  # `data` may lie in a run directory, whose config names plugin files
+    if not plugins and run_config.is_file():
+        plugins = plugins_of(read_layers([run_config], (), Path.cwd())[0])
     catalogue = Catalogue.load(plugins)
     given = {".".join(path): value for path, value in map(parse_override, options)}
     tree = with_origins(given, Origin(COMMAND_LINE, directory=Path.cwd()))
@@ -215,8 +215,8 @@ def _rows(data: Path, reward: str, needs: Sequence[str]) -> Iterator[tuple[Task,
             if not isinstance(response, str):
                 raise ValueError("response is not text")
             is_text = isinstance(prompt, str)
-            told = [{"role": "user", "content": prompt}] if is_text else prompt
-            messages = [Message(m["role"], m["content"]) for m in told]
+            turns = [{"role": "user", "content": prompt}] if is_text else prompt
+            messages = [Message(m["role"], m["content"]) for m in turns]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             fix = f"write each row as a JSON object with prompt and response ({error})"
             raise ConfigError("--data", where, fix) from error

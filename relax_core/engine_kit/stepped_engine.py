@@ -93,7 +93,7 @@ class Stepper(Protocol):
         """Queue a sequence to be scored; a later `step` returns its `StepOutput.scores` under `name`."""
         raise NotImplementedError
 
-    def begun(self) -> Iterable[str]:
+    def started(self) -> Iterable[str]:
         """Return the requests whose computation has started; needed to keep caches over an update."""
         return ()
 
@@ -190,7 +190,7 @@ class StepperThread(EngineThread[SteppedRequest]):
         """Label all later tokens with `version`; drop caches, or keep them within an incarnation if configured."""
         keeps = self._keeps_caches and version.incarnation == self.version.incarnation
         if keeps:
-            for name in self.model.begun():
+            for name in self.model.started():
                 if name in self._open and self._open[name].oldest < 0:
                     self._open[name].oldest = self.version.step
         for name, member in self._open.items():

@@ -188,8 +188,8 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
         if manifest.payload == "delta":
             if not self._takes_deltas():
                 switch = switched_off(type(self), "delta", dict(self.options))  # type: ignore[call-overload]
-                told = f"set engine.{switch} = true" if switch else "publish full versions"
-                raise ValueError(f"{version}: got a delta, but this engine keeps no weights to apply it to; {told}")
+                fix = f"set engine.{switch} = true" if switch else "publish full versions"
+                raise ValueError(f"{version}: got a delta, but this engine keeps no weights to apply it to; {fix}")
             if manifest.base != str(have):
                 raise ValueError(f"{version}: got a delta on top of {manifest.base}; this engine has {have}")
             if self._adapted:

@@ -59,7 +59,7 @@ class KvLedger:
         """
         return not self.capacity or not self.held or self.running + self.need(pending) <= self.capacity
 
-    def fits_beside_idle(self, pending: PendingRequest) -> bool:
+    def fits_without_eviction(self, pending: PendingRequest) -> bool:
         """Return True if a request can begin without an eviction, or continues an idle session of this engine."""
         if not self.capacity or pending.session in self.idle:
             return True

@@ -309,5 +309,5 @@ def _array(values: bytes, routing: Routing) -> np.ndarray:
     """Return the experts in `values` as [positions, layers, top_k]."""
     import numpy as np
 
-    told = np.frombuffer(values, np.dtype(routing.dtype).newbyteorder("<"))
-    return told.astype(routing.dtype, copy=False).reshape(-1, routing.layers, routing.top_k)
+    experts = np.frombuffer(values, np.dtype(routing.dtype).newbyteorder("<"))
+    return experts.astype(routing.dtype, copy=False).reshape(-1, routing.layers, routing.top_k)

@@ -160,10 +160,10 @@ class Router:
                 free += min(places, engine.kv.places(tokens)) if engine.kv.capacity else places
         return free + min(limits.backlog, running) - len(self._waiting)
 
-    def set_kv_tokens(self, name: str, told: int) -> None:
-        """Set an engine's KV cache capacity: `RequestLimits.kv_tokens` if set, else the reported size `told`."""
+    def set_kv_tokens(self, name: str, reported: int) -> None:
+        """Set an engine's KV cache capacity: `RequestLimits.kv_tokens` if set, else the reported size `reported`."""
         counted, limit = not self.whole_batches, self.limits.kv_tokens
-        self.engines[name].kv.capacity = (told if limit is None else limit) if counted else 0
+        self.engines[name].kv.capacity = (reported if limit is None else limit) if counted else 0
         self._counts_kv = any(engine.kv.capacity for engine in self.engines.values())
 
     def forget_sessions(self, sessions: Iterable[Hashable]) -> None:
@@ -283,7 +283,7 @@ class Router:
         fitting = [engine for engine in able if engine.kv.fits(pending)]
         if able and not fitting:
             return [], min(able, key=lambda engine: engine.kv.running)
-        return [engine for engine in fitting if engine.kv.fits_beside_idle(pending)] or fitting, None
+        return [engine for engine in fitting if engine.kv.fits_without_eviction(pending)] or fitting, None
 
     def available(self) -> list[EngineState]:
         """Return the engines that may get requests now."""

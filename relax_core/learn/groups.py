@@ -172,8 +172,10 @@ class MixedAlgorithm(Algorithm[Options]):
         self.parts = tuple(part for _, part in parts)
         self.reads_rewards = any(part.reads_rewards for part in self.parts)
         self.zero_advantage_skips = all(part.zero_advantage_skips for part in self.parts)
-        told = all(part.denominators for part in self.parts)
-        self.denominators = frozenset().union(*(part.denominators for part in self.parts)) if told else frozenset()
+        all_declare = all(part.denominators for part in self.parts)
+        self.denominators = (
+            frozenset().union(*(part.denominators for part in self.parts)) if all_declare else frozenset()
+        )
 
     @staticmethod
     def of(parts: Sequence[tuple[str, Algorithm]]) -> MixedAlgorithm:

@@ -153,12 +153,12 @@ def conserved(tokens: Any, media: Sequence[ProcessedMedia], holds: Mapping[str, 
     laid: list[list[tuple[str, int]]] = [[(span.kind, span.size) for span in one.layout] for one in media]
     if _fit(found, laid):
         return ""
-    told = [span for spans in laid for span in spans]
+    expected = [span for spans in laid for span in spans]
     for kind in KINDS:
-        places, features = (sum(count for own, count in pieces if own == kind) for pieces in (found, told))
+        places, features = (sum(count for own, count in pieces if own == kind) for pieces in (found, expected))
         if places != features:
             return f"{places} {kind} placeholders for {features} features of {len(media)} media"
-    return f"placeholders in pieces of {_listed(found)} for media in pieces of {_listed(told)}"
+    return f"placeholders in pieces of {_listed(found)} for media in pieces of {_listed(expected)}"
 
 
 def _fit(found: Sequence[tuple[str, int]], laid: Sequence[list[tuple[str, int]]]) -> bool:
@@ -202,8 +202,8 @@ def routing_of(model: nn.Module) -> Routing | None:
     """Return the routing of a loaded model; None if its number of routers is 0 or differs from its configuration."""
     found = routers_of(model)
     config = model.config.to_dict()  # type: ignore[operator,union-attr]
-    told = Routing.of(config)
-    return told if found and told is not None and told.layers == len(found) else None
+    routing = Routing.of(config)
+    return routing if found and routing is not None and routing.layers == len(found) else None
 
 
 class RouterRecorder:

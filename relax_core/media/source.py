@@ -153,8 +153,8 @@ class EmbeddedMedia:
         """Parse a cell from its text form. Raises ValueError for text that names no row."""
         path, _, query = source.removeprefix(SCHEME).partition("?")
         try:
-            told = parse_qs(query, strict_parsing=True)
-            row, at = int(told["row"][0]), json.loads(told["at"][0])
+            fields = parse_qs(query, strict_parsing=True)
+            row, at = int(fields["row"][0]), json.loads(fields["at"][0])
             steps = isinstance(at, list) and bool(at) and all(type(step) in (str, int) for step in at)
             if not steps or not 0 <= row < 1 << 63:
                 raise ValueError("no row, or no place in it")

@@ -119,8 +119,8 @@ class MediaStore:
         files: list[tuple[float, str, int]] = []
         for path in self._directory.iterdir():
             if path.suffix == ".media":
-                told = path.stat()
-                files.append((told.st_mtime, path.stem, told.st_size))
+                stat = path.stat()
+                files.append((stat.st_mtime, path.stem, stat.st_size))
             elif path.suffix[1:].isdigit() and not psutil.pid_exists(int(path.suffix[1:])):
                 path.unlink(missing_ok=True)
         return {key: size for _, key, size in sorted(files)}

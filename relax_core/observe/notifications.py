@@ -53,8 +53,8 @@ class NoticeLimiter:
             self.suppressed[kind] += 1
             return None
         self._tokens = max(0.0, self._tokens - 1.0)
-        told, self.suppressed = self.suppressed, Counter()
-        return told
+        suppressed, self.suppressed = self.suppressed, Counter()
+        return suppressed
 
 
 class Notifier:
@@ -90,14 +90,14 @@ class Notifier:
         match event:
             case events.RunStarted(_, run_dir, config):
                 self._tell("start", "started", f"{config.get('steps', '?')} steps, in {run_dir}", urgent=True)
-            case events.GuardFired(action=action, folder=folder) if told := describe(event):
+            case events.GuardFired(action=action, folder=folder) if described := describe(event):
                 does = "" if action == "warn" else f" ({action})"
-                body = "\n".join([told[1], *self._sample(folder)])
-                self._tell("divergence", f"{told[0]}{does}", body, urgent=action != "warn")
+                body = "\n".join([described[1], *self._sample(folder)])
+                self._tell("divergence", f"{described[0]}{does}", body, urgent=action != "warn")
             case events.RoleFailed(role, error, exit_code, fatal) if not fatal:
                 self._tell("recovery", f"{role} failed", self._quoted(error, exit_code))
-            case events.RoleRecovered() | events.RolledBack() | events.RunRestarted() if told := describe(event):
-                self._tell("recovery", *told)
+            case events.RoleRecovered() | events.RolledBack() | events.RunRestarted() if described := describe(event):
+                self._tell("recovery", *described)
             case events.RunFinished(status, summary):
                 self._tell("end", status, self._summary(summary), urgent=True)
 

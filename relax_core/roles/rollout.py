@@ -263,9 +263,9 @@ class Rollout(Role):
 
     async def _audit(self) -> None:
         """Report held attempts to the bus; cancel the generation of groups that the bus has ended."""
-        told = dict(self._given_up)
-        ended = await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted, told)
-        for attempt in told:
+        given_up = dict(self._given_up)
+        ended = await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted, given_up)
+        for attempt in given_up:
             self._given_up.pop(attempt, None)
         for task, issue in self._issues.items():
             if ended.issuperset(issue.attempts) and not task.cancelling():

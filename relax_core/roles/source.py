@@ -224,7 +224,7 @@ def _measures(algorithm: Algorithm, rows: RowBatch) -> dict[str, float]:
         loss = algorithm.loss(batch, learn.Outputs(outputs))
         denominators = learn.Denominators(counts)
         total = sum(float(term) for term in learn.reduce(loss, batch, denominators).values())
-    told = {
+    metrics = {
         name.rpartition("/")[2]: learn.mean((float(s), float(n))) for name, (s, n) in loss.metrics.items() if float(n)
     }
-    return {**told, "loss": total * denominators.rescale(counts)}
+    return {**metrics, "loss": total * denominators.rescale(counts)}

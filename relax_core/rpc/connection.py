@@ -280,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
             self._scratch[: len(left)] = left
         self._filled -= at
 
-    def _begin_large(self, number: int, kind: int, sizes: Sequence[int], begun: memoryview) -> None:
+    def _begin_large(self, number: int, kind: int, sizes: Sequence[int], received: memoryview) -> None:
         import numpy as np
 
         if not self._greeted and (kind < VALUE or not self._answers):  # allocate nothing for a peer without a token
@@ -292,11 +292,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._large, self._targets = (number, kind, parts), deque(part for part in parts if len(part))
-        while begun:
-            taken = min(len(begun), len(self._targets[0]))
-            self._targets[0][:taken] = begun[:taken]
+        while received:
+            taken = min(len(received), len(self._targets[0]))
+            self._targets[0][:taken] = received[:taken]
             self._fill(taken)
-            begun = begun[taken:]
+            received = received[taken:]
 
     def _fill(self, taken: int) -> None:
         self._targets[0] = self._targets[0][taken:]

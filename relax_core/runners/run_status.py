@@ -70,9 +70,9 @@ class RunStatusService:
 
     def _append(self, kept: deque[tuple[int, Event]], event: Event) -> None:
         if self._full(kept):
-            number, told = self._dropped or (0, EventsDropped(0))
-            untold = told.count if number > self._read else 0
-            self._dropped = max(number, kept[0][0]), EventsDropped(untold + 1)
+            number, dropped = self._dropped or (0, EventsDropped(0))
+            unread = dropped.count if number > self._read else 0
+            self._dropped = max(number, kept[0][0]), EventsDropped(unread + 1)
         self._numbers += 1
         kept.append((self._numbers, event))
 

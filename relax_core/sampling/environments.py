@@ -54,7 +54,7 @@ from relax_core.sampling.episode import (
     reset,
     step,
 )
-from relax_core.sampling.session import Branch, SessionEnded, Told, state_of
+from relax_core.sampling.session import Branch, OnPartial, SessionEnded, state_of
 from relax_core.sampling.tools import check_tools
 from relax_core.sandboxes.pool import SandboxPool, SandboxRpcClient
 
@@ -295,9 +295,9 @@ class _DrivenSample:
             turn = asyncio.current_task()
             self._turns.add(turn)
             try:
-                max_new_tokens, stop, is_told = args
-                told = self._partial.setdefault(number, _PartialTurn()).tell if is_told else None
-                return await self._branches[number].generate(max_new_tokens, tuple(stop), told)
+                max_new_tokens, stop, reports_partial = args
+                on_partial = self._partial.setdefault(number, _PartialTurn()).tell if reports_partial else None
+                return await self._branches[number].generate(max_new_tokens, tuple(stop), on_partial)
             except Exception:  # the sample has recorded the reason; the instance need not know it
                 return None
             finally:
@@ -448,14 +448,17 @@ class RemoteSession:
         self._branches = count(1)
 
     async def generate(
-        self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
+        self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), on_partial: OnPartial | None = None
     ) -> Action:
         checked(stop, tuple[str, ...], "generate: stop")
-        asked = (SESSION, self._number, "generate", self._branch, max_new_tokens, stop, told is not None)
-        if told is None:
+        asked = (SESSION, self._number, "generate", self._branch, max_new_tokens, stop, on_partial is not None)
+        if on_partial is None:
             action: Action | None = await self._parent.call(*asked)
         else:
-            turn, listening = asyncio.ensure_future(self._parent.call(*asked)), asyncio.create_task(self._listen(told))
+            turn, listening = (
+                asyncio.ensure_future(self._parent.call(*asked)),
+                asyncio.create_task(self._listen(on_partial)),
+            )
             try:
                 action = await turn
             finally:
@@ -466,11 +469,11 @@ class RemoteSession:
             raise SessionEnded("the sample has ended")
         return action
 
-    async def _listen(self, told: Told) -> None:
+    async def _listen(self, on_partial: OnPartial) -> None:
         known = 0
         while (partial := await self._parent.call(SESSION, self._number, "listen", self._branch, known)) is not None:
             known = len(partial.text)
-            told(partial)
+            on_partial(partial)
 
     def observe(self, observation: Observation | str) -> None:
         checked(observation, Observation | str, "observe")

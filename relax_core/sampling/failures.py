@@ -68,11 +68,11 @@ class SampleFailures:
     def facts(self) -> Mapping[str, Any]:
         """Describe the failures among the newest samples, for `relax why` and `relax status`; empty without any."""
         found = self._breaker.failing()
-        told = [
+        kinds = [
             {"outcome": kind, "component": component, "count": count, "error": one_line(self._newest[kind, component])}
             for (kind, component), count in found[:SHOWN]
         ]
-        return {"of": self._breaker.size, "kinds": told} if told else {}
+        return {"of": self._breaker.size, "kinds": kinds} if kinds else {}
 
     def _component(self, task: Task, scored: ScoredSample) -> str:
         """Return the component to blame, such as `environment guess-number`."""

@@ -51,7 +51,7 @@ def turn_columns(
 
     Each sampled token gets its turn, the state and context in which the turn began, and the reward of the turn.
     """
-    told: list[tuple[int, int, int, float]] = []
+    turns: list[tuple[int, int, int, float]] = []
     widths: list[int] = []
     for paths, trajectory, scored in samples:
         earned = _earned(trajectory, scored) if paths else {}
@@ -60,8 +60,8 @@ def turn_columns(
             widths.append(len(node.tokens))
             known = node.turn in earned
             turn = node.turn
-            told.append((turn, trajectory.states[turn], contexts[turn], earned[turn]) if known else GIVEN)
-    columns = zip(*told, strict=True) if told else ((), (), (), ())
+            turns.append((turn, trajectory.states[turn], contexts[turn], earned[turn]) if known else GIVEN)
+    columns = zip(*turns, strict=True) if turns else ((), (), (), ())
     return {
         column.name: Ragged(np.repeat(np.array(values, column.dtype), widths), lengths)
         for column, values in zip(TURN_COLUMNS, columns, strict=True)
@@ -106,8 +106,10 @@ def row_batch(
         owned.append(own)
     columns = _columns([*chain.from_iterable(owned)], rewards)
     if any(column.name in asked for column in TURN_COLUMNS):
-        told = [(paths, trajectory, judged) for paths, (_, trajectory, judged) in zip(owned, samples, strict=True)]
-        made = turn_columns(told, columns["tokens"].lengths)
+        scored_paths = [
+            (paths, trajectory, judged) for paths, (_, trajectory, judged) in zip(owned, samples, strict=True)
+        ]
+        made = turn_columns(scored_paths, columns["tokens"].lengths)
         columns |= {name: column for name, column in made.items() if name in asked}
     sealed = [
         Sealed(
@@ -127,8 +129,8 @@ def row_batch(
 
 def with_row_column(rows: RowBatch, column: Column, values: Sequence[float]) -> RowBatch:
     """Add a column of one value per row."""
-    told = Ragged(np.array(values, column.dtype), np.ones(len(rows), np.int64))
-    return rows.with_columns({column.name: told})
+    added = Ragged(np.array(values, column.dtype), np.ones(len(rows), np.int64))
+    return rows.with_columns({column.name: added})
 
 
 def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[TeacherTable]) -> RowBatch:
@@ -247,7 +249,7 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
 def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, Any]]:
     """Describe messages as JSON data, with the store keys of their media; inline media bytes are left out."""
     left = iter(keys)
-    told: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     for message in messages:
         content: list[dict[str, Any]] = []
         parts = () if isinstance(message.content, str) or not media_of((message,)) else message.content
@@ -261,8 +263,8 @@ def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str
             if key := next(left, ""):
                 content[-1]["key"] = key
         calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-        told.append({
+        described.append({
             "role": message.role, "content": content or message.text,
             **({"name": message.name} if message.name else {}), **({"tool_calls": calls} if calls else {}),
         })  # fmt: skip
-    return told
+    return described

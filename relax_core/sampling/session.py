@@ -46,9 +46,9 @@ ENGINE_FAILS = (InfrastructureError, ValueError)
 PLAIN = frozenset({str, int, float, bool, type(None)})
 """Types of facts that certainly travel to rewards."""
 Format = Callable[[Observation | str], tuple[Message, ...]]
-Told = Callable[[Action], None]
-TOLD_SHARE = 64
-"""The partial text of a turn is reported again once the turn has 1/TOLD_SHARE more tokens than at the last report."""
+OnPartial = Callable[[Action], None]
+REPORT_SHARE = 64
+"""The partial text of a turn is reported again once the turn has 1/REPORT_SHARE more tokens than at the last report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class Branch:
         sample.branches.append(self)
 
     async def generate(
-        self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), told: Told | None = None
+        self, max_new_tokens: int | None = None, stop: tuple[str, ...] = (), on_partial: OnPartial | None = None
     ) -> Action:
         """Let the policy take a turn. Raises SessionEnded if the sample is over, or ends during this call."""
         sample = self.sample
@@ -289,8 +289,8 @@ class Branch:
                 checked(max_new_tokens, int | None, "generate: max_new_tokens")
                 checked(stop, tuple[str, ...], "generate: stop")
                 request = self.begin(max_new_tokens, tuple(stop))
-            if told is not None:
-                request.watch = self._telling(told, request)
+            if on_partial is not None:
+                request.watch = self._reporting(on_partial, request)
             await sample.ask(request)
             with sample.charged():
                 return self.take(request, max_new_tokens)
@@ -432,8 +432,8 @@ class Branch:
                 raise WrongShape(f"info: got {shown(info)}; {message_of(error)}") from error
         self.sample.info.update(info)
 
-    def _telling(self, told: Told, request: PendingRequest) -> Watch:
-        """Return a watch that also reports the partial text of the turn to `told`.
+    def _reporting(self, on_partial: OnPartial, request: PendingRequest) -> Watch:
+        """Return a watch that also reports the partial text of the turn to `on_partial`.
 
         Each report decodes the whole turn again, so the reports of a turn become rarer as it grows.
         """
@@ -443,11 +443,11 @@ class Branch:
             nonlocal known
             if until is not None and until(tokens):
                 return True
-            if len(tokens) - known > known // TOLD_SHARE:
+            if len(tokens) - known > known // REPORT_SHARE:
                 known = len(tokens)
                 try:
                     text = family.parse_beginning(tuple(tokens), self._tools, prompt)
-                    told(Action(text, (), prompt_tokens=len(prompt)))
+                    on_partial(Action(text, (), prompt_tokens=len(prompt)))
                 except Exception as error:  # the router calls this watch and must not fail
                     self.sample.unreadable(error)
                     return True
@@ -493,8 +493,8 @@ class Branch:
         while at is not None:
             node = forest[at]
             stop -= len(node.tokens)
-            if (told := filled(node, stop, experts)) is not None:
-                forest[at] = replace(node, routed_experts=told[0], routed_valid=told[1])
+            if (experts_and_valid := filled(node, stop, experts)) is not None:
+                forest[at] = replace(node, routed_experts=experts_and_valid[0], routed_valid=experts_and_valid[1])
             at = node.parent
 
 

@@ -98,8 +98,8 @@ class SandboxPool:
         self, box: _RemoteBox, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
     ) -> Any:
         async with nullcontext() if socket else _place(self._programs, box.waiting):
-            told, timeout_s = (command, stdin, env, wall_s, socket), (wall_s or box.limits.wall_s) + GRACE_S
-            return await self._call(box.worker, "run", box.number, *told, timeout_s=timeout_s)
+            arguments, timeout_s = (command, stdin, env, wall_s, socket), (wall_s or box.limits.wall_s) + GRACE_S
+            return await self._call(box.worker, "run", box.number, *arguments, timeout_s=timeout_s)
 
     async def _call(self, worker: Worker, method: str, *args: Any, timeout_s: float) -> Any:
         """Call the sandbox's process; if the process died or does not answer, kill it and give up all its boxes."""
@@ -221,8 +221,8 @@ class _LentBox:
         self, command: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None, wall_s: float = 0.0,
         socket: bool = False,
     ) -> ProgramResult:  # fmt: skip
-        told = tuple(command), stdin, dict(env or {}), wall_s, socket
-        result: ProgramResult = await self._parent.call(CALL, self._number, "run", *told)
+        arguments = tuple(command), stdin, dict(env or {}), wall_s, socket
+        result: ProgramResult = await self._parent.call(CALL, self._number, "run", *arguments)
         return result
 
     async def write(self, path: str, content: bytes) -> None:

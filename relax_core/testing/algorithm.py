@@ -90,8 +90,8 @@ class AlgorithmSuite(Suite):
             pytest.skip("denominators is empty: each step waits for all of its rows")
         batch, outputs = prepared(made, self.rows(made), "")
         used = {term.denominator for term in loss_of(made, "", batch, outputs).terms.values()}
-        told = f"denominators is {sorted(made.denominators)}, but the loss divides by {sorted(used)}; declare all"
-        assert used <= made.denominators, told
+        message = f"denominators is {sorted(made.denominators)}, but the loss divides by {sorted(used)}; declare all"
+        assert used <= made.denominators, message
 
     def test_masked_positions_get_no_gradient(self, made: Any, each: Any) -> None:
         for fit, rows in each:

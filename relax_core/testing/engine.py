@@ -148,8 +148,8 @@ class EngineSuite(WeightChecks):
         self.needs(lab.engine.capabilities.seeds, "seeds")
         (alone,) = lab.generate(lab.request(PROMPT, 10, seed=77))
         others = [lab.request(prompt, 3 + i, seed=i) for i, prompt in enumerate(PROMPTS)]
-        *_, beside = lab.generate(*others, lab.request(PROMPT, 10, seed=77))
-        assert beside.tokens == alone.tokens
+        *_, among_others = lab.generate(*others, lab.request(PROMPT, 10, seed=77))
+        assert among_others.tokens == alone.tokens
 
     def test_a_continuation_draws_what_the_whole_would_have(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.seeds, "seeds")

@@ -149,12 +149,12 @@ class ScriptedSession:
         self,
         max_new_tokens: int | None = None,
         stop: tuple[str, ...] = (),
-        told: Callable[[Action], None] | None = None,
+        on_partial: Callable[[Action], None] | None = None,
     ) -> Action:
         await asyncio.sleep(0)
         action = _action(self._turns.pop(0) if self._turns else "")
-        if told is not None:
-            told(Action(action.text[:1], ()))
+        if on_partial is not None:
+            on_partial(Action(action.text[:1], ()))
         return action
 
     def observe(self, observation: Observation | str) -> None:

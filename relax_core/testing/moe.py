@@ -79,11 +79,11 @@ async def routed(
     """Run requests to their end; return for each a delta with all its tokens, and its reported experts."""
     from dataclasses import replace
 
-    told = {request.id: RoutedExperts(routing) for request in requests}
+    recorded = {request.id: RoutedExperts(routing) for request in requests}
     parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
     async for deltas in engine.generate(requests):
         for delta in deltas:
             parts[delta.id].append(delta)
-            told[delta.id].add(delta.routed_from, delta.routed_experts)
+            recorded[delta.id].add(delta.routed_from, delta.routed_experts)
     whole = [replace(own[-1], tokens=tuple(token for part in own for token in part.tokens)) for own in parts.values()]
-    return list(zip(whole, told.values(), strict=True))
+    return list(zip(whole, recorded.values(), strict=True))

@@ -199,12 +199,12 @@ class SandboxSuite(Suite):
             results = await asyncio.gather(*(_python(box, TALK, socket=True) for _ in range(3)))
             assert [result.stdout for result in results] == [b"HELLO\n"] * 3, results[0].stderr
             if made.isolates:
-                assert await _told_of_loopback(box, port, socket=True) == b"refused"
+                assert await _error_of_loopback(box, port, socket=True) == b"refused"
             assert b"KeyError" in (await _python(box, TALK)).stderr, (
                 "a program without socket=True must not get the socket"
             )
-            told = await _python(box, "import os; print(os.environ['RELAX_SOCKET'])", socket=True)
-            tried = f"import socket; socket.socket(socket.AF_UNIX).connect({told.stdout.decode().strip()!r})"
+            result = await _python(box, "import os; print(os.environ['RELAX_SOCKET'])", socket=True)
+            tried = f"import socket; socket.socket(socket.AF_UNIX).connect({result.stdout.decode().strip()!r})"
             assert (await _python(box, tried)).end is (ProgramEnd.EXIT if made.isolates else ProgramEnd.OK)
 
     async def test_a_box_without_a_socket_gives_none(self, made: Any, box: Box) -> None:
@@ -238,7 +238,7 @@ class SandboxSuite(Suite):
         if not made.isolates:
             return
         with socket.create_server(("127.0.0.1", 0)) as server:
-            assert await _told_of_loopback(box, server.getsockname()[1]) in (b"refused", b"permitted")
+            assert await _error_of_loopback(box, server.getsockname()[1]) in (b"refused", b"permitted")
 
     async def test_a_program_changes_nothing_of_its_socket(self, made: Any, listening: tuple[str, int]) -> None:
         if not (made.isolates and made.gives_socket):
@@ -283,7 +283,7 @@ async def _python(
     return await box.run([box.python, "-I", "-S", "-c", program], stdin, wall_s=wall_s, socket=socket)
 
 
-async def _told_of_loopback(box: Box, port: int, socket: bool = False) -> bytes:
+async def _error_of_loopback(box: Box, port: int, socket: bool = False) -> bytes:
     """Run a program that connects to a port of this machine; return the last word of the program's error text."""
     result = await _python(box, f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", socket=socket)
     return result.stderr.split()[-1]

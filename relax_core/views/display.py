@@ -103,8 +103,8 @@ class LiveDisplay:
                 return f"{role}: {message}"
             case events.RunFinished(status):
                 return f"{self._name}: {status} after step {self._step}"
-        if told := describe(event):
-            self._note = ": ".join(told)
+        if described := describe(event):
+            self._note = ": ".join(described)
             self._step = event.step if isinstance(event, events.RolledBack | events.RunRestarted) else self._step
             return self._note
         return ""
@@ -153,7 +153,7 @@ class LiveDisplay:
             rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
         if beats:
             rows.append(self._roles(beats))
-            rows.append(Text(printable(_owes(beats, self._clock.now())), overflow="ellipsis", no_wrap=True))
+            rows.append(Text(printable(_wait_chain(beats, self._clock.now())), overflow="ellipsis", no_wrap=True))
         if note:
             rows.append(Text(printable(note), style="yellow", overflow="ellipsis", no_wrap=True))
         return Group(*rows)
@@ -186,14 +186,14 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / width * (len(_BARS) - 1))] for value in values)
 
 
-def _owes(beats: Sequence[Heartbeat], now: float) -> str:
+def _wait_chain(beats: Sequence[Heartbeat], now: float) -> str:
     """Return the chain of waits as one line; empty if the chain has fewer than two links."""
     links = chain([asdict(beat) for beat in beats], now)
     if len(links) < 2:
         return ""
     age = links[-1].for_s
-    told = f" {links[-1].says}" + (f", {seconds(age)}" if age is not None else "")
-    return "waits: " + " ← ".join(link.who for link in links) + told
+    newest = f" {links[-1].says}" + (f", {seconds(age)}" if age is not None else "")
+    return "waits: " + " ← ".join(link.who for link in links) + newest
 
 
 def doing(beat: Heartbeat, now: float) -> str:

@@ -197,10 +197,10 @@ def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
     dropped = summary.get("dropped_lengths") or {}
     if not dropped:
         return
-    for what, told in (("trained", summary.get("trained_lengths") or {}), *sorted(dropped.items())):
+    for what, lengths in (("trained", summary.get("trained_lengths") or {}), *sorted(dropped.items())):
         # The bus counts lengths in powers of two; -1 counts samples that were dropped before their length was known.
         named = {-1: "unknown", 0: "0"}
-        bins = {named.get(length, f"≤ {length:,}"): float(told[str(length)]) for length in sorted(map(int, told))}
+        bins = {named.get(length, f"≤ {length:,}"): float(lengths[str(length)]) for length in sorted(map(int, lengths))}
         if bins:
             yield what, Markup(charts.bars(bins, f"lengths: {what}").svg())
 
@@ -245,8 +245,8 @@ def _charts(metrics: Metrics) -> Iterator[tuple[str, str, Markup]]:
 
 def _faults(run: RunView) -> Iterator[tuple[str, str, str]]:
     for record in run.events():
-        if told := describe(recorded_event(record)):
-            yield record["time"][11:19], *told
+        if described := describe(recorded_event(record)):
+            yield record["time"][11:19], *described
 
 
 def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:

@@ -70,8 +70,10 @@ def _said(sample: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[str]]]:
         yield "prompt", prompt, []
     for turn in turns:
         calls = [call for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
-        told = [_text(f"{call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})") for call in calls]
-        yield str(turn.get("role", "")), turn.get("content"), told
+        shown_calls = [
+            _text(f"{call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})") for call in calls
+        ]
+        yield str(turn.get("role", "")), turn.get("content"), shown_calls
 
 
 def _text(content: Any) -> str:

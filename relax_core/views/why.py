@@ -196,9 +196,9 @@ class WhyAnswer:
             yield f"deadlock: {' waits for '.join((*self.ring, self.ring[0]))}"
         for depth, link in enumerate(self.chain):
             yield f"  {'  ' * depth}{'→ ' * bool(depth)}{link_says(link)}"
-        told = {link.who for link in self.chain}
-        yield from (f"  {wait.sentence()}" for wait in self.waits if wait.role not in told)
-        yield from (f"  {busy}" for busy in self.busy if busy.partition(" ")[0] not in told)
+        shown = {link.who for link in self.chain}
+        yield from (f"  {wait.sentence()}" for wait in self.waits if wait.role not in shown)
+        yield from (f"  {busy}" for busy in self.busy if busy.partition(" ")[0] not in shown)
         yield from (f"  {detail}" for detail in self.details)
 
 

@@ -141,7 +141,7 @@ async def test_what_the_policy_writes_ends_at_most_its_sample() -> None:
 async def test_a_callback_that_fails_during_a_turn_ends_the_sample_and_not_the_engine() -> None:
     class Listener(Environment):
         async def run(self, task: Task, seed: int, session: Any) -> None:
-            await session.generate(told=lambda partial: partial.nothing)
+            await session.generate(on_partial=lambda partial: partial.nothing)
             await session.generate()
 
     watched: list[bool] = []

@@ -12,7 +12,7 @@ import torch
 from relax_plugin_torch.blocks import recompute_blocks
 from relax_plugin_torch.layout import PrefixTree, by_row, one_line
 from relax_plugin_torch.policy import Policy
-from relax_plugin_torch.routing_replay import RoutingReplay, beside
+from relax_plugin_torch.routing_replay import RoutingReplay, prefix_keys
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -55,7 +55,7 @@ def rows(experts: np.ndarray | None = None, valid: np.ndarray | None = None) -> 
 
 def scored(by: Policy, batch: RowBatch, how: str = "auto") -> tuple[Tensor, learn.PackedBatch]:
     packed = learn.PackedBatch(batch)
-    layouts = {"row": by_row, "line": one_line, "tree": lambda p: PrefixTree(p, beside(p)).layout()}
+    layouts = {"row": by_row, "line": one_line, "tree": lambda p: PrefixTree(p, prefix_keys(p)).layout()}
     if how == "auto":
         return by.score(packed)["log_probs"], packed
     return by._score(packed, layouts[how](packed), ())["log_probs"], packed
@@ -113,11 +113,11 @@ def test_every_layout_replays_each_token_its_own_experts(how: str) -> None:
 def test_prefixes_with_other_experts_are_not_shared() -> None:
     by = policy(model())
     experts = own_experts(by).copy()
-    same = PrefixTree(learn.PackedBatch(rows(experts)), beside(learn.PackedBatch(rows(experts))))
+    same = PrefixTree(learn.PackedBatch(rows(experts)), prefix_keys(learn.PackedBatch(rows(experts))))
     assert same.width == PrefixTree(learn.PackedBatch(rows())).width
     experts[5] = others(experts[5:6])  # the second row's first token went elsewhere
     batch = learn.PackedBatch(rows(experts))
-    assert PrefixTree(batch, beside(batch)).width > same.width
+    assert PrefixTree(batch, prefix_keys(batch)).width > same.width
     together, _ = scored(by, rows(experts), "tree")
     alone, _ = scored(by, rows(experts).take([1]), "row")
     torch.testing.assert_close(together[5:9], alone, atol=1e-5, rtol=0)

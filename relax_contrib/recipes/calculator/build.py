@@ -80,10 +80,10 @@ def pass_rate(policy: Any, tokenizer: Any, items: list[Item]) -> float:
     """Return the share of sampled conversations whose last turn is the answer."""
     asked = [f"{item.expression}=" for item in items]
     first = sampled(policy, tokenizer, asked, CALL_TOKENS)
-    told = [calculate(turn.removeprefix(OPENS).removesuffix(CLOSES)) for turn in first]
+    results = [calculate(turn.removeprefix(OPENS).removesuffix(CLOSES)) for turn in first]
     second = sampled(
         policy, tokenizer,
-        [f"{prompt}{turn}<eos>[{result}]" for prompt, turn, result in zip(asked, first, told, strict=True)], ANSWER_TOKENS,
+        [f"{prompt}{turn}<eos>[{result}]" for prompt, turn, result in zip(asked, first, results, strict=True)], ANSWER_TOKENS,
     )  # fmt: skip
     last = [then if turn.startswith(OPENS) else turn for turn, then in zip(first, second, strict=True)]
     return sum(turn == item.answer for turn, item in zip(last, items, strict=True)) / len(items)

@@ -54,7 +54,7 @@ def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bo
     if rules < 0:
         return False
     try:
-        for path in (*_beside(protected), *writable):
+        for path in (*_outside(protected), *writable):
             with suppress(OSError):  # the path was deleted or can't be written anyway
                 _grant(libc, rules, path, file_rights)
         _drop_capabilities(libc)
@@ -70,7 +70,7 @@ def landlock_version() -> int:
     return int(ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, 0, VERSION_FLAG))
 
 
-def _beside(protected: Path | None) -> Iterator[Path]:
+def _outside(protected: Path | None) -> Iterator[Path]:
     """Yield as few paths as possible that cover everything outside of `protected`; `/` for None.
 
     Symbolic links are left out: their targets are covered by their own paths.

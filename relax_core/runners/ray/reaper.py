@@ -56,10 +56,10 @@ def main() -> None:
     known: set[psutil.Process] = set()
     starting = True
     while True:
-        told, _, _ = select.select([0], [], [], LOOK_S if starting else None)
-        if told and not os.read(0, 1):
+        readable, _, _ = select.select([0], [], [], LOOK_S if starting else None)
+        if readable and not os.read(0, 1):
             break
-        starting = not told
+        starting = not readable
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in driver.children():
                 if child.pid not in others:

@@ -69,7 +69,7 @@ class Counter:
                 del self.requests[name]
         return news
 
-    def begun(self) -> Iterable[str]:
+    def started(self) -> Iterable[str]:
         return self.begun_ones
 
     def routed_experts(self, name: str) -> bytes:

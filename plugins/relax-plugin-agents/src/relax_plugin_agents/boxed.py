@@ -65,11 +65,11 @@ async def run_judge(
     words = ["/bin/sh", "-c", ENTER, folder, *_program(box, command)]
     result = await box.run(words, f"{key}\n".encode(), {"RELAX_AGENT_END": ended.end.value}, wall_s)
     if result.end is not ProgramEnd.OK:
-        raise RuntimeError(f"the judge gave no verdict: its program {told_end(result)}")
+        raise RuntimeError(f"the judge gave no verdict: its program {describe_end(result)}")
     return _verdict(result.stdout, key, bounds)
 
 
-def told_end(result: ProgramResult) -> str:
+def describe_end(result: ProgramResult) -> str:
     """Describe in words how a program ended, and quote the end of its output."""
     said = (result.stderr or result.stdout)[-QUOTED_BYTES:].decode(errors="replace").strip()
     how = f"exited with {result.code}" if result.end is ProgramEnd.EXIT else f"was ended by its limit ({result.end})"

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
 
 from relax_core.api import Environment, Options, ProgramEnd, SandboxLimits, Session, Task, load_function
-from relax_plugin_agents.boxed import AGENT_S, read_copies, run_agent, run_judge, told_end
+from relax_plugin_agents.boxed import AGENT_S, describe_end, read_copies, run_agent, run_judge
 from relax_plugin_agents.forward import GATEWAY
 from relax_plugin_agents.gateway import AgentSession, Gateway
 from relax_plugin_agents.history import Call
@@ -176,7 +176,7 @@ class Agent(Environment[AgentOptions]):
                 bounds = options.judge_range
                 return await run_judge(box, options.judge, shared.judge_copies, options.judge_s, bounds, task, ended)
             if ended.end is not ProgramEnd.OK:
-                raise RuntimeError(f"the agent's program {told_end(ended)}")
+                raise RuntimeError(f"the agent's program {describe_end(ended)}")
             return agent.reported
 
     def _judge(self, agent: AgentSession, result: Any) -> None:
@@ -206,8 +206,8 @@ async def noted(session: Session, agent: AgentSession) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        beside = agent.side_calls.summary()
-        session.note({"agent": {**agent.history.summary(), **({"side_calls": beside} if beside else {})}})
+        side_calls = agent.side_calls.summary()
+        session.note({"agent": {**agent.history.summary(), **({"side_calls": side_calls} if side_calls else {})}})
 
 
 @contextlib.asynccontextmanager

@@ -133,12 +133,14 @@ class AgentSession:
         self.history.discard_unread()
 
     async def _generate(self, call: Call, request: ModelRequest) -> Action:
-        def told(partial: Action) -> None:
+        def on_partial(partial: Action) -> None:
             call.partial = partial
             more, self._more[call] = self._more[call], asyncio.Event()
             more.set()
 
-        action = await call.branch.generate(request.max_new_tokens, request.stop, told if request.stream else None)
+        action = await call.branch.generate(
+            request.max_new_tokens, request.stop, on_partial if request.stream else None
+        )
         self.history.answered(call, action)
         return action
 
@@ -229,7 +231,7 @@ class Gateway:
             request = replace(dialect.ask(body), context=_context(http.headers.get(CONTEXT, "")))
             again = any(http.headers.get(header, "0") not in ("", "0") for header in AGAIN)
             if isinstance(name := body.get("model"), str) and name in session.side_calls.clients:
-                return await self._beside(http, dialect, session, name, request, body, again)
+                return await self._side_call(http, dialect, session, name, request, body, again)
             if not request.stream:
                 return await self._whole(http, dialect, session, request, again)
             # The call starts before the response's headers are sent, so that a refused request gets status 400.
@@ -285,7 +287,7 @@ class Gateway:
                     yield event
             call.delivered = True
 
-    async def _beside(
+    async def _side_call(
         self, http: Request, dialect: Dialect, session: AgentSession, name: str, request: ModelRequest,
         body: Mapping[str, Any], again: bool,
     ) -> Response:  # fmt: skip
@@ -312,7 +314,7 @@ class Gateway:
         elif not request.stream:
             return JSONResponse(dialect.reply(_answered(name, answer.result())))
         headers = {"cache-control": "no-cache"}
-        return StreamingResponse(_beside_events(dialect, name, answer, body), 200, headers, "text/event-stream")
+        return StreamingResponse(_side_call_events(dialect, name, answer, body), 200, headers, "text/event-stream")
 
     async def _so_far(self, session: AgentSession, call: Call, created: int) -> ModelTurn:
         """Return a call's answer as a turn: complete if sampling has ended, else the part that is sampled so far."""
@@ -376,7 +378,7 @@ def _answered(name: str, answer: Generated) -> ModelTurn:
     return ModelTurn(number, name, int(time.time()), answer.text, (), finish, 0, len(answer.tokens))
 
 
-async def _beside_events(
+async def _side_call_events(
     dialect: Dialect, name: str, answer: asyncio.Task[Generated], body: Mapping[str, Any]
 ) -> AsyncIterator[str]:
     """Yield keep-alive events until a pool has answered, then the whole answer or the error."""

@@ -186,8 +186,8 @@ def call_key(request: ModelRequest) -> str:
 
 def _digests(messages: Sequence[Message], tools: Sequence[Tool], context: str) -> Iterator[str]:
     """Yield a digest of tools and context, then a digest after each message, in all 1 + the number of messages."""
-    told = _canonical([(tool.name, tool.description, tool.parameters) for tool in tools])
-    digest = _digest("tools", told, context) if context else _digest("tools", told)
+    described = _canonical([(tool.name, tool.description, tool.parameters) for tool in tools])
+    digest = _digest("tools", described, context) if context else _digest("tools", described)
     yield digest
     for message in messages:
         digest = _chained(digest, message)

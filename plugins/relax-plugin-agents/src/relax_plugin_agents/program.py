@@ -51,13 +51,13 @@ async def run_program(
     with tempfile.TemporaryDirectory(prefix="relax-agent-") as folder:
         described = await asyncio.to_thread(_written, folder, task)
         known = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        told = {**variables(model, model.url, str(described)), "RELAX_REPORT_URL": f"{model.url}/report", MARK: mark}
+        added = {**variables(model, model.url, str(described)), "RELAX_REPORT_URL": f"{model.url}/report", MARK: mark}
         # With a pipe made by asyncio, `wait` would also wait for every process that inherited the pipe.
         heard, speaks = os.pipe()
         try:
             program = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=speaks, stderr=speaks, cwd=directory,
-                env={**known, **env, **told},
+                env={**known, **env, **added},
             )  # fmt: skip
         except OSError as error:
             os.close(heard)

@@ -90,10 +90,10 @@ class Host:
             episode = await environment.run_slot(slot, context, None)
         finally:
             del os.environ[key]
-        return told(episode)
+        return result_of(episode)
 
 
-def told(episode: Any) -> dict[str, Any]:
+def result_of(episode: Any) -> dict[str, Any]:
     """Return the result of an episode as plain data: its errors, or the rewards and metrics of its only trace."""
     errors = [f"{error.type}: {error.message}" for error in episode.errors]
     errors += [f"{error.type}: {error.message}" for trace in episode.traces for error in trace.errors]

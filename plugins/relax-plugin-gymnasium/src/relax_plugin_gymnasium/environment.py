@@ -154,13 +154,15 @@ class Gymnasium(Environment[GymnasiumOptions]):
 
     def _observation(self, template: str, reward: float) -> Observation:
         from relax_plugin_gymnasium.pictures import image, marked
-        from relax_plugin_gymnasium.spaces import actions_of, plain, untold
+        from relax_plugin_gymnasium.spaces import actions_of, plain, unwritable_part
 
         made, options = self._made, self.options
         pixels = options.image == "observation"
-        told = not pixels and not untold(made.observation_space)
+        shows_value = not pixels and not unwritable_part(made.observation_space)
         value = (
-            json.dumps(plain(made.observation_space, self._value, options.digits), ensure_ascii=False) if told else ""
+            json.dumps(plain(made.observation_space, self._value, options.digits), ensure_ascii=False)
+            if shows_value
+            else ""
         )
         shown = value
         if made.render_mode == "ansi":
@@ -180,7 +182,7 @@ def make(name: str, kwargs: dict[str, Any], actions: tuple[str, ...], options: G
     """Create an environment. Raises ValueError with the fix if the options can't show or play the environment."""
     import gymnasium
 
-    from relax_plugin_gymnasium.spaces import untold
+    from relax_plugin_gymnasium.spaces import unwritable_part
 
     wanted = "rgb_array" if options.image == "render" else "" if options.show == "value" else "ansi"
     try:
@@ -196,7 +198,7 @@ def make(name: str, kwargs: dict[str, Any], actions: tuple[str, ...], options: G
     mode = made.render_mode or ""
     wrong = ""
     pixels = made.observation_space
-    if part := untold(made.action_space):
+    if part := unwritable_part(made.action_space):
         wrong = f"its actions are {part} which can't be read from text"
     elif options.image == "render" and mode != "rgb_array":
         wrong = f'it can\'t render a picture, only {modes}; image = "render" needs "rgb_array"'
@@ -204,7 +206,7 @@ def make(name: str, kwargs: dict[str, Any], actions: tuple[str, ...], options: G
         wrong = f'its observations are {pixels}, not pixels; image = "observation" needs pixels'
     elif options.show == "render" and mode != "ansi":
         wrong = f'it can\'t render text, only {modes}; show = "render" needs "ansi"'
-    elif options.image == "none" and mode != "ansi" and (part := untold(made.observation_space)):
+    elif options.image == "none" and mode != "ansi" and (part := unwritable_part(made.observation_space)):
         wrong = f'its observations are {part} which can\'t be written as text; image = "observation" shows pixels'
     elif actions and getattr(made.action_space, "n", 0) != len(actions):
         wrong = f"its actions are {made.action_space}, but option actions has {len(actions)} names"

@@ -2,7 +2,7 @@
 """Conversion of Gymnasium spaces: values to JSON, and the policy's text to actions.
 
 An action that can't be read raises `UnreadableAction`, whose message is shown to the policy. To support a new type of
-space, add a case in `plain`, `value_of` and `untold`.
+space, add a case in `plain`, `value_of` and `unwritable_part`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class UnreadableAction(Exception):
     """Error for a text that contains no valid action; the policy gets the error's message."""
 
 
-def untold(space: spaces.Space[Any]) -> str:
+def unwritable_part(space: spaces.Space[Any]) -> str:
     """Return a description of the part of a space that can't be written as text; empty if there is no such part."""
     match space:
         case spaces.Discrete() | spaces.Text():
@@ -34,9 +34,9 @@ def untold(space: spaces.Space[Any]) -> str:
             size = int(np.prod(space.shape))
             return f"{space}, which has {size} numbers," if size > MOST_NUMBERS else ""
         case spaces.Tuple():
-            return next(filter(None, map(untold, space.spaces)), "")
+            return next(filter(None, map(unwritable_part, space.spaces)), "")
         case spaces.Dict():
-            return next(filter(None, map(untold, space.spaces.values())), "")
+            return next(filter(None, map(unwritable_part, space.spaces.values())), "")
     return str(space)
 
 

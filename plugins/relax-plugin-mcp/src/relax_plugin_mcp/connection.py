@@ -102,7 +102,7 @@ class Connection:
         if self.broken:
             raise self._failed("it is gone")
         if misfit := self._misfit(tool, arguments):
-            return _told(f"error: the arguments of {tool} do not fit its parameters: {misfit}")
+            return _error_result(f"error: the arguments of {tool} do not fit its parameters: {misfit}")
         request = asyncio.ensure_future(self._client.call_tool(self._names[tool], dict(arguments)))
         assert self._owner is not None
         try:
@@ -220,7 +220,7 @@ class Connection:
             return request.result()
         failure = self._transport.failure
         if isinstance(error, MCPError) and error.error.code in OWN_ERRORS and not failure:
-            return _told(f"error: {error.error.message}")
+            return _error_result(f"error: {error.error.message}")
         if failure or (isinstance(error, MCPError) and error.error.code not in OWN_ERRORS):
             self._why = self._why or failure or _words(error)
         raise self._failed(f"{tool}: {_words(error)}") from error
@@ -270,7 +270,7 @@ def _shown(tools: tuple[Tool | None, ...]) -> str:
     return tools_digest([tool for tool in tools if tool is not None])
 
 
-def _told(text: str) -> CallToolResult:
+def _error_result(text: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=text)], is_error=True)
 
 

@@ -74,10 +74,14 @@ class Stdio:
             program = self._start(alive)
             loop = asyncio.get_running_loop()
             assert program.stdin and program.stdout and program.stderr
-            told, speaking, hearing = asyncio.StreamReader(), asyncio.StreamReader(), asyncio.streams.FlowControlMixin
+            error_text, speaking, hearing = (
+                asyncio.StreamReader(),
+                asyncio.StreamReader(),
+                asyncio.streams.FlowControlMixin,
+            )
             out, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(speaking), program.stdout)
             descriptors.callback(out.close)
-            errors, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(told), program.stderr)
+            errors, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(error_text), program.stderr)
             descriptors.callback(errors.close)
             pipe, protocol = await loop.connect_write_pipe(hearing, program.stdin)
             descriptors.callback(pipe.abort)
@@ -87,7 +91,7 @@ class Stdio:
             tasks = [
                 asyncio.create_task(self._read(speaking, arrived)),
                 asyncio.create_task(self._write(writer, sent)),
-                asyncio.create_task(self._keep_end(told)),
+                asyncio.create_task(self._keep_end(error_text)),
             ]
             try:
                 yield incoming, outgoing

@@ -16,14 +16,14 @@ def join_sound(seen: ProcessedMedia, heard: ProcessedMedia, positions_per_second
     """Join a processed video and its processed sound into one medium with a new key."""
     grid_s, sound = float(seen.tensors["video_second_per_grid"][0]), heard.num_placeholders
     layout: list[PlaceholderSpan] = []
-    told = 0
+    placed = 0
     for number, frames in enumerate(seen.layout):
         due = min(sound, math.ceil(number * grid_s * positions_per_second))
-        if due > told:
-            layout.append(PlaceholderSpan("audio", due - told, told / positions_per_second))
-            told = due
+        if due > placed:
+            layout.append(PlaceholderSpan("audio", due - placed, placed / positions_per_second))
+            placed = due
         layout.append(frames)
-    if told < sound:
-        layout.append(PlaceholderSpan("audio", sound - told, told / positions_per_second))
+    if placed < sound:
+        layout.append(PlaceholderSpan("audio", sound - placed, placed / positions_per_second))
     key = content_key(bytes.fromhex(seen.key), heard.key, positions_per_second)
     return ProcessedMedia(key, {**seen.tensors, **heard.tensors}, seen.num_placeholders + sound, tuple(layout))

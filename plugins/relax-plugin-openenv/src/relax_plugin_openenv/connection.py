@@ -53,7 +53,7 @@ class Answer:
 
 
 class EpisodeConnection:
-    """A session on a server: `new -> begun -> (step -> answer)* -> closed`.
+    """A session on a server: `new -> started -> (step -> answer)* -> closed`.
 
     Invariants: at most one request is pending; after a failure the connection is closed, so that a late answer is never
     matched to a later request.
@@ -145,16 +145,16 @@ class EpisodeConnection:
             raise self._failed(f"closed the connection instead of answering a {what}{code}")
         try:
             answer = json.loads(message.data)
-            kind, told = answer["type"], answer["data"]
+            kind, data = answer["type"], answer["data"]
             if kind == "error":
-                raise NotAccepted(str(told["code"]), _told(told))
-            if kind != wanted or not isinstance(told, dict):
+                raise NotAccepted(str(data["code"]), _error_text(data))
+            if kind != wanted or not isinstance(data, dict):
                 raise ValueError(kind)
         except NotAccepted:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._failed(f"answered a {what} with {message.data[:200]!r}, not with type {wanted}") from error
-        return told
+        return data
 
     def _failed(self, why: str) -> ServerFailed:
         return ServerFailed(f"OpenEnv server {self.url}: {why}")
@@ -192,16 +192,16 @@ async def action_schema(url: str, headers: Mapping[str, str], within_s: float) -
         raise ServerFailed(f"{place} answered without a schema of actions: {_words(error)}") from error
 
 
-def _observed(told: Mapping[str, Any]) -> Answer:
-    observation, reward, done = told.get("observation"), told.get("reward"), told.get("done", False)
+def _observed(data: Mapping[str, Any]) -> Answer:
+    observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
     if not isinstance(observation, dict) or not isinstance(done, bool):
-        raise ServerFailed(f"the server's answer has no valid observation: {str(told)[:200]}")
+        raise ServerFailed(f"the server's answer has no valid observation: {str(data)[:200]}")
     if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
         raise ServerFailed(f"the server gave the reward {reward!r}; it must be a finite number")
     return Answer(observation, None if reward is None else float(reward), done)
 
 
-def _told(data: Mapping[str, Any]) -> str:
+def _error_text(data: Mapping[str, Any]) -> str:
     """Return the message of an error answer, and the message about each field that does not fit the schema."""
     errors = data.get("errors") or []
     places = "; ".join(f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg', '')}" for one in errors)

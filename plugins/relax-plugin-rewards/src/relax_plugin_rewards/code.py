@@ -163,8 +163,8 @@ def read_cases(task: str, column: Any) -> list[Case]:
     `{inputs, outputs}` with an optional `fn_name`; each also as JSON text.
     """
     try:
-        told = json.loads(column) if isinstance(column, str) else column
-        cases = list(_cases(told))
+        decoded = json.loads(column) if isinstance(column, str) else column
+        cases = list(_cases(decoded))
     except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
         raise ValueError(f"task {task}: column cases can't be read ({error}); correct it") from error
     if not cases:
@@ -172,15 +172,15 @@ def read_cases(task: str, column: Any) -> list[Case]:
     return cases
 
 
-def _cases(told: Any) -> Iterator[Case]:
-    if isinstance(told, Mapping):
-        name = told.get("fn_name") or told.get("function") or ""
-        for given, expected in zip(told["inputs"], told["outputs"], strict=True):
+def _cases(decoded: Any) -> Iterator[Case]:
+    if isinstance(decoded, Mapping):
+        name = decoded.get("fn_name") or decoded.get("function") or ""
+        for given, expected in zip(decoded["inputs"], decoded["outputs"], strict=True):
             yield (
                 Case(function=name, arguments=tuple(given), expected=expected) if name else _text_case(given, expected)
             )
         return
-    for one in told or ():
+    for one in decoded or ():
         if isinstance(one, str):
             yield _asserted(one)
         elif name := one.get("function"):

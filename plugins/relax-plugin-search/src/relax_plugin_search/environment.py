@@ -87,5 +87,5 @@ class Search(Environment[SearchOptions]):
         text = document.text
         if len(text) > self.options.max_chars:
             text = f"{text[: self.options.max_chars].rstrip()}..."
-        told = {"rank": str(rank), "title": document.title, "text": text}
-        return _PLACE.sub(lambda place: told[place[1]], self.options.template).strip()
+        values = {"rank": str(rank), "title": document.title, "text": text}
+        return _PLACE.sub(lambda place: values[place[1]], self.options.template).strip()

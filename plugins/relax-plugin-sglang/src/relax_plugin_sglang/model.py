@@ -120,11 +120,11 @@ class Sglang:
                 self._queue(request)
 
     def step(self) -> dict[str, StepOutput]:
-        self._scheduler.told.clear()
+        self._scheduler.updated.clear()
         with torch.inference_mode():
             self._scheduler.step()
         news: dict[str, StepOutput] = {}
-        for req in self._scheduler.told:
+        for req in self._scheduler.updated:
             if self._inside.get(req.row.name) == req.rid:
                 news[req.row.name] = self._new(req)
                 self._prompts.pop(req.row.name, None)
@@ -144,14 +144,14 @@ class Sglang:
             raise InfrastructureError(
                 f"SGLang returned {len(tokens)} tokens in one step; turn off speculative decoding"
             )
-        told = bool(finish) and self._routed_layers is not None and req.routed_experts is not None
-        experts = self._routed_layers.bytes_of(req.routed_experts) if told and self._routed_layers else b""
+        complete = bool(finish) and self._routed_layers is not None and req.routed_experts is not None
+        experts = self._routed_layers.bytes_of(req.routed_experts) if complete and self._routed_layers else b""
         return StepOutput(
             tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens), routed_experts=experts,
             cached_tokens=req.cached_tokens,
         )  # fmt: skip
 
-    def begun(self) -> list[str]:
+    def started(self) -> list[str]:
         reqs = {*self._scheduler.collect_inflight_reqs(), self._scheduler.chunked_req} - {None}
         return [req.row.name for req in reqs if self._inside.get(req.row.name) == req.rid]
 

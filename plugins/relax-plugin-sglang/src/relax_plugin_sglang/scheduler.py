@@ -19,47 +19,47 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 from relax_plugin_sglang.sampler import DrawingSampler, Row
 
 
-class _Unheard:
+class _NullSocket:
     """A replacement for SGLang's sockets that sends nothing."""
 
     def send_output(self, *_: Any) -> None:
         pass
 
 
-class _Told(SchedulerOutputStreamer):
+class _CollectedOutputs(SchedulerOutputStreamer):
     """An output streamer that keeps the requests with new tokens in a list, instead of sending them."""
 
-    told: list[Req]
+    updated: list[Req]
 
     def stream_output(self, reqs: list[Req], return_logprob: bool, skip_req: Req | None = None) -> None:
         for req in reqs:
             if req is not skip_req and not (req.finished() and req.finished_output):
                 req.finished_output = req.finished()
-                self.told.append(req)
+                self.updated.append(req)
 
 
 class SteppedScheduler(Scheduler):
     """SGLang's scheduler with one model. The thread that creates the scheduler must also step it."""
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
-        self.told: list[Req] = []
+        self.updated: list[Req] = []
         """Requests that got a new token or ended in a step since the list was last cleared."""
         self._rows: dict[str, Row] = {}
         super().__init__(server_args, port_args)
         runner = self.tp_worker.model_runner
         self.sampler = DrawingSampler(self.model_config.vocab_size)
         runner.sampler = self.sampler
-        self.output_streamer.told = self.told
+        self.output_streamer.updated = self.updated
 
     def init_ipc_channels(self, port_args: PortArgs) -> None:
         self.ipc_channels = SchedulerIpcChannels(
-            recv_from_tokenizer=None, recv_from_rpc=None, send_to_tokenizer=_Unheard(), send_to_detokenizer=_Unheard(),
+            recv_from_tokenizer=None, recv_from_rpc=None, send_to_tokenizer=_NullSocket(), send_to_detokenizer=_NullSocket(),
             send_metrics_from_scheduler=None,
         )  # fmt: skip
         self.recv_from_tokenizer = self.load_snapshot_writer = None
 
     def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
-        return _Told
+        return _CollectedOutputs
 
     def take(self, request: TokenizedGenerateReqInput, row: Row) -> None:
         """Queue a request with its state for the sampler."""

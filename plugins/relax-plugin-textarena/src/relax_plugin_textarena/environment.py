@@ -136,18 +136,18 @@ class TextArena(Environment[TextArenaOptions]):
     @classmethod
     async def open(cls, options: TextArenaOptions) -> object:
         """Raise ValueError before the first sample if the game can't be played."""
-        begun(options, None, "", 0, cls.plays_team)
+        new_table(options, None, "", 0, cls.plays_team)
         return None
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         await self._start(task, seed)
-        return Observation(told(self._table.match, self._table.seat))
+        return Observation(new_messages(self._table.match, self._table.seat))
 
     async def step(self, action: Action) -> Step:
         match, seat = self._table.match, self._table.seat
         await self._move(action.text)
         over = self._over()
-        return Step(told(match, seat), over, self._worth() if over else None, self._info())
+        return Step(new_messages(match, seat), over, self._worth() if over else None, self._info())
 
     async def _start(self, task: Task, seed: int) -> None:
         """Start the task's game, and let opponents move until the policy's first turn."""
@@ -182,7 +182,7 @@ class TextArena(Environment[TextArenaOptions]):
         return {**counts, "reason": match.reason(seat)} if match.done else counts
 
     def _begin(self, task: Task, seed: int) -> Table:
-        table = begun(self.options, task.metadata.get(COLUMN), task.id, seed, self.plays_team)
+        table = new_table(self.options, task.metadata.get(COLUMN), task.id, seed, self.plays_team)
         if self.options.opponent == "engine":
             for seat in table.others:
                 table.others[seat] = EngineOpponent(
@@ -211,12 +211,12 @@ class TextArenaTeam(TextArena, Environment[TextArenaTeamOptions]):
         member = session
         while not self._over():
             member = members[match.seat]
-            member.observe(told(match, match.seat))
+            member.observe(new_messages(match, match.seat))
             await self._move((await member.generate()).text)
         member.reward(self._worth())
 
 
-def begun(options: TextArenaOptions, column: object, name: str, seed: int, team: bool) -> Table:
+def new_table(options: TextArenaOptions, column: object, name: str, seed: int, team: bool) -> Table:
     """Start the game of a task. Raises ValueError with the task and the fix if the game can't be played."""
     from relax_plugin_textarena.match import Match, game_of
 
@@ -267,7 +267,7 @@ async def play(table: Table) -> bool:
     return taken
 
 
-def told(match: Match, seat: int) -> str:
+def new_messages(match: Match, seat: int) -> str:
     return joined(match.heard(seat))
 
 

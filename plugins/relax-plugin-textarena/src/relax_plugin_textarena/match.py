@@ -75,13 +75,13 @@ class Match:
         state = self._rules.state
         with self._alone():
             if seat == self.seat and not self.done:
-                _, told = self._rules.get_observation()
+                _, messages = self._rules.get_observation()
             else:
-                told, state.observations[seat] = state.observations.get(seat, []), []
+                messages, state.observations[seat] = state.observations.get(seat, []), []
         named = state.role_mapping or {}
         return [
             ("" if who == textarena.GAME_ID else named.get(who, f"Player {who}"), text)
-            for who, text, _ in told
+            for who, text, _ in messages
             if who != seat and isinstance(text, str)  # some games file an action under the wrong arguments
         ]
 

@@ -29,13 +29,13 @@ def made(template: str, random: Random) -> str:
     return text + template[end:]
 
 
-def legal_move(match: Match, templates: Sequence[str], told: str, random: Random) -> str:
-    """Draw a legal move of the seat whose turn it is; `told` is the newest text that listed moves in brackets.
+def legal_move(match: Match, templates: Sequence[str], shown_text: str, random: Random) -> str:
+    """Draw a legal move of the seat whose turn it is; `shown_text` is the newest text that listed moves in brackets.
 
     The game checks each move on a copy, so this function needs no rules. Raises RuntimeError if no move is legal.
     """
     if tuple(templates) == (SHOWN,):
-        shown = shown_moves(told)
+        shown = shown_moves(shown_text)
         random.shuffle(shown)
         tries = iter(shown)
     else:

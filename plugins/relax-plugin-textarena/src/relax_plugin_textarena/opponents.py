@@ -27,8 +27,8 @@ class Opponent(ABC):
     """True if a move that the game refuses is a fault of the configuration."""
 
     @abstractmethod
-    async def move(self, match: Match, told: str, heard: Sequence[tuple[str, str]]) -> str:
-        """Return a move of the seat whose turn it is; `told` joins `heard`, the messages since the seat's last move."""
+    async def move(self, match: Match, text: str, heard: Sequence[tuple[str, str]]) -> str:
+        """Return a move of the seat whose turn it is; `text` joins `heard`, the messages since the seat's last move."""
 
 
 class RandomMoves(Opponent):
@@ -38,7 +38,7 @@ class RandomMoves(Opponent):
         self._game, self._random = game, Random(seed)
         self._shown = ""
 
-    async def move(self, match: Match, told: str, heard: Sequence[tuple[str, str]]) -> str:
+    async def move(self, match: Match, text: str, heard: Sequence[tuple[str, str]]) -> str:
         own = "\n".join(text for who, text in heard if not who and shown_moves(text))
         self._shown = own or self._shown
         return legal_move(match, self._game.moves, self._shown, self._random)
@@ -50,7 +50,7 @@ class Replies(Opponent):
     def __init__(self, replies: Sequence[str]) -> None:
         self._replies, self._next = tuple(replies), 0
 
-    async def move(self, match: Match, told: str, heard: Sequence[tuple[str, str]]) -> str:
+    async def move(self, match: Match, text: str, heard: Sequence[tuple[str, str]]) -> str:
         reply = self._replies[self._next % len(self._replies)]
         self._next += 1
         return reply
@@ -66,8 +66,8 @@ class EngineOpponent(Opponent):
         self._seeds = Random(seed)
         self._messages = [Message("system", prompt)] if prompt else []
 
-    async def move(self, match: Match, told: str, heard: Sequence[tuple[str, str]]) -> str:
-        self._messages.append(Message("user", told))
+    async def move(self, match: Match, text: str, heard: Sequence[tuple[str, str]]) -> str:
+        self._messages.append(Message("user", text))
         said = await self._client.generate(
             tuple(self._messages), self._max_new_tokens, temperature=self._temperature, seed=self._seeds.getrandbits(31)
         )

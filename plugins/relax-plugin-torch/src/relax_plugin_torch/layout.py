@@ -77,11 +77,11 @@ class PrefixTree:
     Building the tree is cheap and gives the size of its layout; only `layout` makes the costly mask.
     """
 
-    def __init__(self, batch: PackedBatch, beside: np.ndarray | None = None) -> None:
-        """Build the tree. Rows share a token only if its bytes in `beside` [tokens, bytes] are equal too."""
+    def __init__(self, batch: PackedBatch, keys: np.ndarray | None = None) -> None:
+        """Build the tree. Rows share a token only if its bytes in `keys` [tokens, bytes] are equal too."""
         self._batch = batch
         self._rows, self._order, self._line = _sorted_inputs(batch)
-        self._fresh = _fresh(self._rows, self._line, self._sorted(beside))
+        self._fresh = _fresh(self._rows, self._line, self._sorted(keys))
         nodes_in_line = np.bincount(self._line, weights=self._fresh.sum(1)).astype(np.int64)
         self.lines, self.width = len(nodes_in_line), max(1, int(nodes_in_line.max()))
         # a shared token has the same node as in the row above, so each column repeats its last new node downwards
@@ -89,14 +89,14 @@ class PrefixTree:
         first = np.cumsum(nodes_in_line) - nodes_in_line
         self._node = np.maximum.accumulate(numbers, axis=0) - first[self._line][:, None]
 
-    def _sorted(self, beside: np.ndarray | None) -> np.ndarray | None:
-        """Return `beside` in the order and shape of the sorted rows, [rows, longest, bytes]."""
-        if beside is None:
+    def _sorted(self, keys: np.ndarray | None) -> np.ndarray | None:
+        """Return `keys` in the order and shape of the sorted rows, [rows, longest, bytes]."""
+        if keys is None:
             return None
         lengths = np.asarray(self._batch.rows.columns["tokens"].lengths)
         longest = max(int(lengths.max()), self._rows.shape[1])
-        whole = np.zeros((len(lengths), longest, beside.shape[1]), np.uint8)
-        whole[np.arange(longest) < lengths[:, None]] = beside
+        whole = np.zeros((len(lengths), longest, keys.shape[1]), np.uint8)
+        whole[np.arange(longest) < lengths[:, None]] = keys
         return whole[self._order, : self._rows.shape[1]]
 
     def layout(self) -> Layout:
@@ -146,11 +146,11 @@ def _sorted_inputs(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return rows[order], order, groups[order]
 
 
-def _fresh(rows: np.ndarray, line: np.ndarray, beside: np.ndarray | None = None) -> np.ndarray:
+def _fresh(rows: np.ndarray, line: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
     """Return True for tokens whose prefix differs from that of the row above, [rows, longest]."""
     same = np.zeros(rows.shape, bool)
     same[1:] = (rows[1:] == rows[:-1]) & (line[1:] == line[:-1])[:, None]
-    if beside is not None:
-        same[1:] &= (beside[1:] == beside[:-1]).all(-1)
+    if keys is not None:
+        same[1:] &= (keys[1:] == keys[:-1]).all(-1)
     shared = np.logical_and.accumulate(same, axis=1)
     return (rows >= 0) & ~shared

@@ -19,7 +19,7 @@ from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_core.trainer_kit.chunk_rows import wanted
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
-from relax_plugin_torch.routing_replay import RoutingReplay, beside
+from relax_plugin_torch.routing_replay import RoutingReplay, prefix_keys
 from relax_plugin_torch.row_media import RowMedia
 from relax_plugin_torch.setup import FLASH
 
@@ -154,7 +154,7 @@ class Policy:
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
         if alone or not self._shares or self._flops.mostly_attention(plain.width):
             return plain
-        tree = PrefixTree(batch, None if self.routing_replay is None else beside(batch))
+        tree = PrefixTree(batch, None if self.routing_replay is None else prefix_keys(batch))
         return tree.layout() if self._flops.favour_tree(plain, tree) else plain
 
     def _features(self, layout: Layout, shown: Mapping[str, Tensor] = _NOTHING) -> Tensor:

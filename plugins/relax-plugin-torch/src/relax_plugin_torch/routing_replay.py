@@ -99,12 +99,12 @@ class RoutingReplay:
             return {}
         known = self._known[self._places]
         differs = self._replay.differs()[self._places] & known
-        told = known.sum()
+        replayed = known.sum()
         count = torch.tensor(len(self._places), device=known.device)
-        return {"routing/replayed": (told, count), "routing/differs": (differs.sum(), told)}
+        return {"routing/replayed": (replayed, count), "routing/differs": (differs.sum(), replayed)}
 
 
-def beside(batch: learn.PackedBatch) -> np.ndarray | None:
+def prefix_keys(batch: learn.PackedBatch) -> np.ndarray | None:
     """Return each token's routed experts as bytes, [tokens, bytes]; None if the rows have none.
 
     Rows share a prefix only if the routed experts of its tokens are equal too.

@@ -33,9 +33,9 @@ class ActorServers:
 
     shared = True
 
-    def __init__(self, actors: list[Any], told: list[dict[str, Any]]) -> None:
+    def __init__(self, actors: list[Any], addresses: list[dict[str, Any]]) -> None:
         self._actors = actors
-        self.controller, *self.units = told
+        self.controller, *self.units = addresses
 
     @classmethod
     async def start(cls, units: int, trusted_network: bool) -> ActorServers:

@@ -26,10 +26,10 @@ class ChildServers:
 
     shared = False
 
-    def __init__(self, process: subprocess.Popen[str], told: dict[str, Any]) -> None:
+    def __init__(self, process: subprocess.Popen[str], addresses: dict[str, Any]) -> None:
         self._process = process
-        self.controller: dict[str, Any] = told["controller"]
-        self.units: list[dict[str, Any]] = told["units"]
+        self.controller: dict[str, Any] = addresses["controller"]
+        self.units: list[dict[str, Any]] = addresses["units"]
 
     @classmethod
     async def start(cls, units: int) -> ChildServers:

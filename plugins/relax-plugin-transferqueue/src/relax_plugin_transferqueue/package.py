@@ -71,8 +71,8 @@ def describe(server: Any) -> dict[str, Any]:
     return {"role": info.role.value, "id": info.id, "ip": info.ip, "ports": dict(info.ports)}
 
 
-def _info(told: dict[str, Any]) -> Any:
+def _info(address: dict[str, Any]) -> Any:
     from transfer_queue.utils.enum_utils import Role
     from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
-    return ZMQServerInfo(Role(told["role"]), told["id"], told["ip"], told["ports"])
+    return ZMQServerInfo(Role(address["role"]), address["id"], address["ip"], address["ports"])

@@ -157,10 +157,10 @@ class Batch:
         if self._routed_experts is None or not request.routed_experts or not fresh:
             return b"", 0
         before = self._prompt_experts.pop(request.id, None)
-        told = self._routed_experts[row, :fresh].tobytes()
+        reported = self._routed_experts[row, :fresh].tobytes()
         if before is not None:
-            return before.tobytes() + told, 0
-        return told, int(self._rows["position"][row]) - int(self._rows["fresh"][row]) - 1
+            return before.tobytes() + reported, 0
+        return reported, int(self._rows["position"][row]) - int(self._rows["fresh"][row]) - 1
 
     def _draw(self, logits: torch.Tensor, model: CausalModel) -> None:
         if self._rules is None:

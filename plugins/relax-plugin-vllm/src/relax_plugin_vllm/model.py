@@ -55,8 +55,8 @@ class Vllm:
         self.max_context: int = min(spec.max_context, config.max_model_len)
         self.vocab_size: int = config.get_vocab_size()
         cache = self._llm.vllm_config.cache_config
-        told = getattr(cache, "kv_cache_size_tokens", None)  # the oldest supported versions lack this attribute
-        self.kv_tokens: int = told or (cache.num_gpu_blocks or 0) * cache.block_size
+        reported = getattr(cache, "kv_cache_size_tokens", None)  # the oldest supported versions lack this attribute
+        self.kv_tokens: int = reported or (cache.num_gpu_blocks or 0) * cache.block_size
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
         self._prompt_media = PromptMedia(spec.media, config.hf_config)
@@ -109,7 +109,7 @@ class Vllm:
             new.scores = tuple(map(_tempered(temperature), filter(None, output.prompt_logprobs or ()), tokens[1:]))
         return new
 
-    def begun(self) -> list[str]:
+    def started(self) -> list[str]:
         states = self._llm.engine_core.engine_core.scheduler.requests
         return [name for name, (inside, _, _) in self._seeds.items() if states[inside].num_computed_tokens]
 

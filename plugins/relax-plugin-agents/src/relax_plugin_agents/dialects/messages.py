@@ -86,8 +86,8 @@ class AnthropicMessages(Dialect):
     def events(self, turn: ModelTurn, body: Mapping[str, Any], sent: Sent) -> Iterator[str]:
         whole = self.reply(turn)
         if not sent.events:
-            begun = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 0}}
-            yield _event("message_start", message=begun)
+            started = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 0}}
+            yield _event("message_start", message=started)
         calls = iter(turn.tool_calls)
         for index, block in enumerate(whole["content"]):
             if block["type"] == "text":

@@ -99,9 +99,9 @@ class Responses(Dialect):
         """Yield the type and the fields of each event that the client still needs, in order."""
         whole = self.reply(turn)
         if not sent.events:
-            begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-            yield "response.created", {"response": begun}
-            yield "response.in_progress", {"response": begun}
+            started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+            yield "response.created", {"response": started}
+            yield "response.in_progress", {"response": started}
         for index, item in enumerate(whole["output"]):
             grown, empty = ("content", []) if item["type"] == "message" else ("arguments", "")
             begun_item = {**item, "status": "in_progress", grown: empty}

@@ -144,7 +144,9 @@ def _gradients() -> Iterator[str]:
         "|---|---|---|---|---|",
     )
     for name, results in sorted(found.items()):
-        cells = (f"{results[key][value]:.3f}" for key in ("off_policy", "on_policy") for value in ("cosine", "difference"))
+        cells = (
+            f"{results[key][value]:.3f}" for key in ("off_policy", "on_policy") for value in ("cosine", "difference")
+        )
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 

@@ -180,6 +180,7 @@ class Ledger:
         self.trained = remembered.trained
         self.trained_without_gradient = remembered.trained_without_gradient
         self.dropped: Counter[str] = Counter(dict(remembered.dropped))
+        self.histograms = SampleHistograms()
         self.records: list[Record] = []
         self.faults: list[str] = []
 
@@ -227,11 +228,11 @@ class Ledger:
         elif sealed.trained_tokens:  # the result of `update_floor`, without its loop over all members
             group.floor = min(group.floor, sealed.floor)
 
-    def drop(self, group: Group, member: Attempt, reason: DropReason) -> None:
-        """Drop one attempt of a live group."""
+    def drop(self, group: Group, member: Attempt, reason: DropReason, unjudged: Sealed | None = None) -> None:
+        """Drop one attempt of a live group; `unjudged` is the seal of a sample that failed, whose rows are not kept."""
         group.running -= member.sealed is None
         group.rows = {row: None for row in group.rows if row.attempt_id != member.id}
-        self._drop(member, reason)
+        self._drop(member, reason, unjudged)
         group.update_floor()
 
     def end(self, group: Group, reason: DropReason, again: bool = False, retry: int = 0) -> None:
@@ -248,7 +249,8 @@ class Ledger:
             insort(self.pending, (group.number, group.issue + 1, group.retry + retry))
             self.records.append(PendingRecord(group.number, group.retry + retry))
 
-    def _drop(self, member: Attempt, reason: DropReason) -> None:
+    def _drop(self, member: Attempt, reason: DropReason, unjudged: Sealed | None = None) -> None:
+        self.histograms.dropped(member.id, unjudged or member.sealed, reason)
         member.state, member.reason = AttemptState.DROPPED, reason
         self.dropped[reason.value] += 1
         self.records.append(EndedRecord(member.id, reason.value, None, -1, True))
@@ -277,6 +279,7 @@ class Ledger:
         moving = {row.attempt_id for row in group.rows if row not in without_gradient}
         self.records.append(TrainedRecord(group.number, step))
         newest = group.newest
+        self.histograms.trained(group, step - 1)
         for member in group.valid:
             member.state, member.with_gradient = AttemptState.TRAINED, member.id in moving
             self._count_trained(member, 1)

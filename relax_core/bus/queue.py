@@ -28,7 +28,7 @@ from relax_core.bus.journal import (
 )
 from relax_core.bus.late import LATE_RULES, Backlog, Ended
 from relax_core.bus.leases import Credits, Holders, RowLease, RowLeases, belongs
-from relax_core.bus.ledger import AttemptState, Group, Ledger, Lineage, SampleHistograms
+from relax_core.bus.ledger import AttemptState, Group, Ledger, Lineage
 from relax_core.bus.store import Place, RowTable, Samples, check_seals
 
 MAX_NAMED = 5
@@ -73,7 +73,6 @@ class TransferQueue:
         self.lineage = Lineage(version)
         self.leases = RowLeases(settings.lease_s)
         self.holders = Holders()
-        self.histograms = SampleHistograms()
         self.final_step = version.step
         self.paused = False
         self._roles = dict(remembered.roles)
@@ -141,7 +140,7 @@ class TransferQueue:
         `given_up` maps each attempt that the producer has aborted to its number of tokens.
         """
         self.holders.report(holder, attempts, admitted)
-        self.histograms.given_up(given_up or {})
+        self.ledger.histograms.given_up(given_up or {})
         ended = set()
         for attempt in attempts:
             found = self.ledger.member(attempt)
@@ -200,12 +199,11 @@ class TransferQueue:
         for seal in sealed:
             found = self.ledger.member(seal.attempt)
             if found is None or found[1].sealed is not None:
-                self.histograms.given_up({seal.attempt: seal.trained_tokens})
+                self.ledger.histograms.given_up({seal.attempt: seal.trained_tokens})
                 continue
             group, member = found
             if not seal.outcome.judged:
-                self.histograms.dropped(seal.attempt, seal, DropReason.FAILED)
-                self.ledger.drop(group, member, DropReason.FAILED)
+                self.ledger.drop(group, member, DropReason.FAILED, seal)
                 continue
             theirs = rows.get(seal.attempt, ())
             self.ledger.seal(group, member, seal, theirs, self.version.step)
@@ -228,7 +226,6 @@ class TransferQueue:
             group, member = found
             touched[group.number] = group
             rows = [row for row in group.rows if row.attempt_id == attempt]
-            self.histograms.dropped(attempt, member.sealed, reason)
             self.ledger.drop(group, member, reason)
             for row in rows:
                 for name in self.table.first_columns(row):
@@ -392,7 +389,6 @@ class TransferQueue:
         skipped = frozenset(without_gradient)
         groups = [self.ledger.live[number] for lease in leases for number in lease.groups]
         for group in groups:
-            self.histograms.trained(group, self.version.step)
             self.ledger.train(group, step + 1, skipped)
             self.table.retire(group.members, group.rows)
         for lease in leases:
@@ -491,9 +487,6 @@ class TransferQueue:
 
     def _end(self, group: Group, reason: DropReason, again: bool = False, retry: int = 0) -> None:
         """End a live group with its leases and rows; `again` issues it once more, with `retry` added to its retries."""
-        for attempt, member in group.members.items():
-            if member.state is not AttemptState.DROPPED:
-                self.histograms.dropped(attempt, member.sealed, reason)
         self.ledger.end(group, reason, again, retry)
         self._remove(group)
 
@@ -574,7 +567,7 @@ class TransferQueue:
 
     def statistics(self) -> dict[str, Any]:
         """Return statistics as plain data for metrics and `relax why`; lengths are counted by the next power of two."""
-        ledger, histograms, live = self.ledger, self.histograms, self.ledger.live
+        ledger, histograms, live = self.ledger, self.ledger.histograms, self.ledger.live
         states = Counter("claimed" if g.claimed else "ready" if g.complete else "running" for g in live.values())
         pending = [number for number, _, _ in ledger.pending]
         return {

@@ -118,3 +118,13 @@ def test_a_holder_tells_how_long_was_what_it_gave_up(queue):
     late = AttemptId(1, 1, 0)
     queue.put(queue.new_key(), [RowId(*late, 0)], ("tokens",), 10, [Sealed(late, 1, Outcome.FINISHED, 1.0, 0, 5)])
     assert queue.statistics()["dropped_lengths"] == {"stale": {8: 1, 512: 1}}, "it had finished when it ended"
+
+
+def test_lengths_of_dropped_samples_include_those_that_a_rollback_drops(queue):
+    claim = queue.claim(ClaimRequest("actor", ("tokens",), 1, trains=True), now=0.0)
+    queue.trained([claim], 0, [], now=0.0)
+    queue.rollback(0, 1)
+    assert queue.statistics()["dropped"] == {"abandoned": 4}
+    assert queue.statistics()["dropped_lengths"] == {"abandoned": {-1: 4}}
+    queue.report_held("rollout", frozenset(), 6, {AttemptId(1, 0, 0): 300})
+    assert queue.statistics()["dropped_lengths"] == {"abandoned": {-1: 3, 512: 1}}

@@ -28,6 +28,7 @@ from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.diagnostics.try_run import ignore, single_role, try_launch
+from relax_core.learn.counts import MAX_LOG_RATIO
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.roles.rank_group import RankGroup
@@ -42,8 +43,6 @@ FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTED_COLUMNS
 FIRST = 16
 """Number of sampled tokens in a sample's first part; each later part ends at four times the previous part's end."""
-MAX_LOG_RATIO = 20.0
-"""Size to which log ratios are clipped before their exponential is taken."""
 MakeWorkers = Callable[[Launch, Catalogue], Any]
 
 

@@ -32,6 +32,8 @@ DENOMINATOR: dict[Aggregation, str] = {
     "token": "tokens", "sequence": "rows", "sum": "rows", "fixed": "rows", "trajectory": "samples",
 }  # fmt: skip
 """The count of the whole update by which each aggregation divides. One count lets training overlap generation."""
+MAX_LOG_RATIO = 20.0
+"""Size to which log ratios are clipped before their exponential is taken."""
 
 
 def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float = 1.0, fixed_length: int = 1) -> Term:

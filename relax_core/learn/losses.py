@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from relax_core.api.algorithm import Groups
+from relax_core.learn.counts import MAX_LOG_RATIO
 
 TINY = 1e-8
 """Least probability of all tokens but the sampled one; keeps the divergence finite if this token is certain."""
-MAX_LOG_RATIO = 20.0
-"""Largest log ratio that is exponentiated."""
 
 
 def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:

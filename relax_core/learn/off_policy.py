@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from relax_core.api.algorithm import LossBatch
-from relax_core.learn.counts import BUCKETS, MIN_OCTAVE, PER_OCTAVE, Metric, merge_metrics
-from relax_core.learn.losses import MAX_LOG_RATIO
+from relax_core.learn.counts import BUCKETS, MAX_LOG_RATIO, MIN_OCTAVE, PER_OCTAVE, Metric, merge_metrics
 
 Level = Literal["token", "sequence", "geometric"]
 

@@ -7,9 +7,10 @@ Following a run only reads, so it never affects the run.
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from relax_core.observe.status import heartbeats
 from relax_core.views.display import WIDTH
 from relax_core.views.run import RunHealth, RunView, health
 
-_STEP = event_name(events.StepFinished)
+_STEP, _MEASURED = event_name(events.StepFinished), event_name(events.StepMeasured)
 
 
 class LineFollower:
@@ -75,7 +76,7 @@ class RunFollower:
         self.view, self.clock = view, WallClock()
         self._events, self._metrics = LineFollower(view.path / EVENTS), LineFollower(view.path / "metrics.jsonl")
         self._by_step: dict[int, dict[str, float]] = {}
-        past = self._events.added()
+        past = without_repeated_steps(self._events.added())
         steps = [at for at, record in enumerate(past) if record["event"] == _STEP]
         self._recent = past[steps[-WIDTH:][0] :] if steps else []
         if self._recent:  # the display measures time from the first step that it shows
@@ -115,6 +116,19 @@ class RunFollower:
             self._by_step.setdefault(record["step"], {}).update(metrics)
         self._by_step = {at: metrics for at, metrics in self._by_step.items() if at > step - WIDTH}
         return dict(self._by_step.get(step, {}))
+
+
+def without_repeated_steps(past: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of events without the steps that a rollback undid and that were trained again later."""
+    kept: list[dict[str, Any]] = []
+    repeated = math.inf  # earliest step whose repetition is recorded later
+    for record in reversed(past):
+        if record["event"] in (_STEP, _MEASURED) and record["step"] >= repeated:
+            continue
+        if record["event"] == _STEP:
+            repeated = record["step"]
+        kept.append(record)
+    return kept[::-1]
 
 
 def _time(record: Mapping[str, Any]) -> float:

@@ -84,8 +84,10 @@ def test_a_run_that_went_back_shows_its_repeated_steps(write_run: Callable[..., 
     write_events(path, events.StepFinished(9, {}))
     follower.look(back, time.time())
     assert back.steps() == [9]
+    write_metrics(path, '{"step": 10, "time": 8.0, "reward/mean": 0.5}\n')
+    write_events(path, events.StepFinished(10, {}))
     RunFollower(RunView(path)).look(later := Shown(), time.time())
-    assert max(later.steps()) == 9, "undone steps have no metrics any more"
+    assert later.steps() == list(range(1, 11)), "undone steps are not shown, and repeated steps are shown once"
 
 
 def test_failures_and_the_end_are_shown(write_run: Callable[..., Path], tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -68,13 +67,20 @@ class ExerciseProcess:
     stderr: int
     wait: Callable[[], int]
     """Wait for the end of the process; return its exit code, or the negative number of the signal that ended it."""
+    handle: int = field(init=False)
+    """A pidfd, which never refers to a later process with the same id."""
+
+    def __post_init__(self) -> None:
+        self.handle = os.pidfd_open(self.pid)
 
     def end(self) -> None:
         """Kill the process and all processes that it started, and close the pipes."""
         with suppress(ProcessLookupError):  # the process and its children have ended already
             os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # a process that was just forked is not in its own process group yet
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
         self.wait()
-        for pipe in (self.stdin, self.stdout, self.stderr):
+        for pipe in (self.stdin, self.stdout, self.stderr, self.handle):
             with suppress(OSError):
                 os.close(pipe)
 
@@ -106,14 +112,14 @@ def _forked(modules: list[str], environ: Mapping[str, str], path: list[str]) -> 
         for end in pipes:
             os.close(end)
         return None
-    process, handle = ForkedProcess(server, pid), os.pidfd_open(pid)
+    process = ForkedProcess(server, pid)
 
     def wait() -> int:
-        select.select([handle], [], [])
+        select.select([child.handle], [], [])
         return process.wait()
 
-    weakref.finalize(process, os.close, handle)
-    return ExerciseProcess(pid, *pipes, wait)
+    child = ExerciseProcess(pid, *pipes, wait)
+    return child
 
 
 def _converse(child: ExerciseProcess, payload: bytes, deadline_s: float) -> Apart:

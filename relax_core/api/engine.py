@@ -48,8 +48,6 @@ class Capabilities:
     receipts: ReceiptLevel = "wire"
     """Strongest check that the engine makes before it sends a receipt (`Receipt.level`)."""
     transports: frozenset[str] = frozenset({"shared-memory", "disk"})
-    receives_online: bool = True
-    """False: the engine takes weights only at its start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,6 @@ class WeightChecks(Suite):
     @pytest.fixture
     def renewed(self, lab: EngineFixture) -> Iterator[Callable[[], str]]:
         """Return a function that loads the fixture's second model; restore the first model afterwards."""
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
 
         def renew() -> str:
             manifest = lab.publish()
@@ -129,16 +128,13 @@ class WeightChecks(Suite):
 
     @pytest.mark.parametrize("fault", ["missing", "extra", "shape", "dtype", "renamed"])
     def test_a_version_that_is_not_this_model_is_refused_whole(self, lab: EngineFixture, fault: str) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
         self.refused(lab, lab.publish(damaged(tensors_of(lab.other), fault)))
 
     def test_stale_bytes_are_refused_whole(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
         stale, fresh = lab.publish(source=lab.model), lab.publish(source=lab.other)
         self.refused(lab, replace(fresh, location=stale.location))
 
     def test_abandoned_incarnation_older_step_and_other_model_are_refused(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
         lab.update(lab.publish(source=lab.model, version=Version("actor", lab.version.incarnation + 1, 50)))
         have = lab.version
         for old in (have._replace(incarnation=have.incarnation - 1, step=99), have._replace(step=49)):
@@ -146,7 +142,6 @@ class WeightChecks(Suite):
         self.refused(lab, lab.publish(version=Version("critic", have.incarnation, 200)))
 
     def test_unknown_transport_is_refused(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
         with pytest.raises(REFUSED):
             lab.run(lab.engine.update_weights(lab.publish(), Chosen("weight-transport", "carrier-pigeon")))
         self.still_serves(lab)

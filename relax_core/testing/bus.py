@@ -56,7 +56,7 @@ class BusSuite(TrainingSuite):
         assert [issue.group for issue in await waiting] == [4]
 
     @scenario(max_staleness=0)
-    async def test_admission_that_waits_goes_on_when_the_engine_takes_newer_weights(self, lab: BusFixture) -> None:
+    async def test_admission_that_waits_continues_when_the_engine_takes_newer_weights(self, lab: BusFixture) -> None:
         await lab.train()
         waiting = asyncio.create_task(lab.bus.admit("rollout", START, 1, WAIT_S))
         await asyncio.sleep(0)
@@ -108,7 +108,7 @@ class BusSuite(TrainingSuite):
         assert batch.ids == claim.rows and batch.columns["experts"].values.dtype == np.uint8
 
     @scenario()
-    async def test_a_part_that_can_not_be_is_refused(self, lab: BusFixture) -> None:
+    async def test_a_part_that_cannot_be_is_refused(self, lab: BusFixture) -> None:
         claim, _ = await _with_experts(lab)
         for columns_, part, said in (
             (("experts",), Cut((3, 1)), "tokens"),
@@ -129,7 +129,7 @@ class BusSuite(TrainingSuite):
         assert claim.groups == (issue.group,) and set(claim.samples) == set(issue.attempts)
 
     @scenario()
-    async def test_a_sample_without_rows_is_a_member_all_the_same(self, lab: BusFixture) -> None:
+    async def test_a_sample_without_rows_counts_as_a_member(self, lab: BusFixture) -> None:
         (issue,) = await lab.admit(1)
         await lab.put(issue.attempts[:1])
         await lab.put(issue.attempts[1:], rows=0)
@@ -165,7 +165,7 @@ class BusSuite(TrainingSuite):
         assert await lab.problem() == ""
 
     @scenario(max_rows=4)
-    async def test_a_producer_without_credit_waits_and_goes_on(self, lab: BusFixture) -> None:
+    async def test_a_producer_without_credit_waits_and_continues(self, lab: BusFixture) -> None:
         issues = await lab.admit(4)
         for issue in issues[:2]:
             assert await lab.put(issue.attempts)
@@ -222,7 +222,7 @@ class BusSuite(TrainingSuite):
         assert await lab.problem() == ""
 
     @scenario()
-    async def test_what_comes_in_for_an_ended_sample_is_ignored(self, lab: BusFixture) -> None:
+    async def test_a_put_for_an_ended_sample_is_ignored(self, lab: BusFixture) -> None:
         (issue,) = await lab.admit(1)
         await lab.bus.drop(issue.attempts, DropReason.FILTERED)
         gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
@@ -293,7 +293,7 @@ class BusSuite(TrainingSuite):
         assert await lab.problem() == ""
 
     @scenario()
-    async def test_what_a_dead_producer_was_making_is_issued_again_as_the_same_work(self, lab: BusFixture) -> None:
+    async def test_work_of_a_dead_producer_is_issued_again_unchanged(self, lab: BusFixture) -> None:
         await lab.bus.register("rollout")
         done, lost = await lab.admit(2)
         await lab.put(done.attempts)

@@ -99,7 +99,7 @@ class TrainingSuite(Suite):
         assert (await lab.bus.account()).dropped == {DropReason.SPARE: 2}
 
     @scenario(late="mask")
-    async def test_masking_waits_for_nobody_and_says_which_tokens_are_too_old(self, lab: BusFixture) -> None:
+    async def test_masking_does_not_wait_and_marks_stale_tokens(self, lab: BusFixture) -> None:
         slow = await lab.admit(1)
         for step in range(2):
             issues = await lab.admit(1)
@@ -128,7 +128,7 @@ class TrainingSuite(Suite):
         assert on_bus(checked, max_staleness=0, late="regenerate") == [0, 2]
 
     @pytest.mark.parametrize("late", ["wait", "mask", "drop", "regenerate"])
-    def test_a_step_that_waited_in_vain_lets_go_of_what_keeps_it(self, on_bus: Any, late: str) -> None:
+    def test_a_step_past_its_deadline_ends_the_groups_that_delay_it(self, on_bus: Any, late: str) -> None:
         async def checked(lab: BusFixture) -> None:
             stuck = await lab.admit(4)
             assert await lab.bus.end_awaited(0) == (0, 1), "the oldest groups must end, as many as a step needs"

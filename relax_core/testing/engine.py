@@ -262,7 +262,7 @@ class EngineSuite(WeightChecks):
         assert freed >= (4 * lab.facts["parameters"] if part == "weights" else 0)
         agrees(lab.model, PROMPT, got)
 
-    def test_unknown_part_can_not_sleep(self, lab: EngineFixture) -> None:
+    def test_an_unknown_part_cannot_be_offloaded(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.offloads, "offload")
         with pytest.raises(REFUSED):
             lab.run(lab.engine.offload(["attention"]))
@@ -297,7 +297,7 @@ class PrefixChecks:
             f"only {cached} of {prompt} prompt tokens came from the cache"
         )
 
-    def test_samples_go_on_when_the_one_before_them_is_aborted(self, lab: EngineFixture) -> None:
+    def test_samples_continue_when_the_one_before_them_is_aborted(self, lab: EngineFixture) -> None:
         requests = [lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(4)]
 
         async def abort_first() -> list[Delta]:

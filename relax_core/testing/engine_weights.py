@@ -182,7 +182,7 @@ class WeightChecks(Suite):
                 so_far += part.tokens
         return True
 
-    def test_caches_kept_over_an_update_are_told_and_never_shared(self, lab: EngineFixture) -> None:
+    def test_caches_kept_over_an_update_are_reported_and_never_shared(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.keeps_kv_across_versions, "caches that outlive an update")
 
         def kept() -> bool:
@@ -223,7 +223,7 @@ class WeightChecks(Suite):
 
     # -- adapters -----------------------------------------------------------------------------------------------
 
-    def test_each_adapter_lies_over_the_folder(self, lab: EngineFixture, tmp_path: Path) -> None:
+    def test_each_adapter_is_applied_to_the_folders_weights(self, lab: EngineFixture, tmp_path: Path) -> None:
         self.needs(lab.engine.capabilities.lora, "adapters")
         try:
             for seed in (1, 2):
@@ -341,7 +341,9 @@ class WeightChecks(Suite):
         want = rows[np.arange(len(got.tokens)), list(got.tokens)]
         np.testing.assert_allclose(got.log_probs, want, atol=APART[dtype], rtol=0)
 
-    def test_an_adapter_lies_over_the_folder_in_every_format(self, formatted: tuple[str, EngineFixture]) -> None:
+    def test_an_adapter_is_applied_to_the_folders_weights_in_every_format(
+        self, formatted: tuple[str, EngineFixture]
+    ) -> None:
         dtype, lab = formatted
         self.needs(lab.engine.capabilities.lora, "adapters")
         tensors = rounded(tensors_of(lab.model), dtype)

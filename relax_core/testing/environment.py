@@ -48,7 +48,7 @@ class EnvironmentSuite(Suite):
         stepped = target.step is not Environment.step and target.reset is not Environment.reset
         assert target.drives() or stepped, "the class implements neither `reset` and `step` nor `run`"
 
-    def test_its_methods_are_async(self) -> None:
+    def test_methods_are_async(self) -> None:
         target: Any = self.target()
         plain = [
             n for n in ("open", "reset", "step", "run", "close") if not inspect.iscoroutinefunction(getattr(target, n))

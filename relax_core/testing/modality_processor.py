@@ -33,7 +33,7 @@ class ModalityProcessorSuite(Suite):
         budget, result = cls.processed(component)
         return [budget, result.key, {name: tensor.tolist() for name, tensor in result.tensors.items()}]
 
-    def test_it_takes_the_tokens_it_said(self, made: Any) -> None:
+    def test_a_medium_takes_the_declared_number_of_tokens(self, made: Any) -> None:
         budget, result = self.processed(made)
         assert isinstance(result, ProcessedMedia), f"process() returned {type(result).__name__}; return ProcessedMedia"
         assert result.num_placeholders == budget

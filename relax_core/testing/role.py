@@ -32,5 +32,5 @@ class RoleSuite(Suite):
         names = [operation.name for operation in type(made).operations()]
         assert len(set(names)) == len(names)
 
-    def test_it_runs_as_a_coroutine(self, made: Any) -> None:
+    def test_a_role_runs_as_a_coroutine(self, made: Any) -> None:
         assert inspect.iscoroutinefunction(made.run), "define `run` with `async def run(self, context)`"

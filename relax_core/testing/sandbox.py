@@ -122,7 +122,7 @@ class SandboxSuite(Suite):
             local.close()
             tcp.close()
 
-    async def test_a_program_gets_its_input_and_is_told_by_its_output(self, box: Box) -> None:
+    async def test_a_program_gets_its_input_and_its_output_is_returned(self, box: Box) -> None:
         result = await _python(box, "import sys; print(input()[::-1]); print('so', file=sys.stderr)", b"abc\nmore")
         assert (result.end, result.code, result.stdout, result.stderr) == (ProgramEnd.OK, 0, b"cba\n", b"so\n")
         assert 0.0 < result.seconds < LIMITS.wall_s
@@ -148,14 +148,14 @@ class SandboxSuite(Suite):
                 pytest.fail(f"wrote {path!r}")
 
     @pytest.mark.parametrize("what", PROGRAMS)
-    async def test_how_a_program_ended_is_told(self, box: Box, what: str) -> None:
+    async def test_the_end_of_a_program_is_reported(self, box: Box, what: str) -> None:
         program, end = PROGRAMS[what]
         result = await _python(box, program)
         assert result.end is end, result.stderr[-500:]
         assert len(result.stdout) + len(result.stderr) <= LIMITS.output_kb << 10
 
     @pytest.mark.parametrize("what", GREEDY)
-    async def test_a_greedy_program_ends_within_its_limits_and_the_box_goes_on(self, box: Box, what: str) -> None:
+    async def test_a_greedy_program_ends_within_its_limits_and_the_box_continues(self, box: Box, what: str) -> None:
         # Only "sleep" may reach the time limit, also on a slow machine.
         result = await _python(box, GREEDY[what], wall_s=1.0 if what == "sleep" else 600.0)
         assert result.end not in (ProgramEnd.OK, ProgramEnd.OUTPUT), result.stderr[-500:]
@@ -184,7 +184,7 @@ class SandboxSuite(Suite):
         with pytest.raises(InfrastructureError):
             await box.run(["/bin/true"], b"", {}, 0.0, False)
 
-    async def test_a_program_that_is_not_there_is_told(self, box: Box) -> None:
+    async def test_a_missing_program_is_reported(self, box: Box) -> None:
         result = await box.run(["/no/such/program"])
         assert result.end is ProgramEnd.EXIT and b"/no/such/program" in result.stderr
 
@@ -213,7 +213,7 @@ class SandboxSuite(Suite):
         with pytest.raises(ValueError, match="the box has none"):
             await _python(box, TALK, socket=True)
 
-    async def test_what_is_no_socket_is_given_to_no_box(self, made: Any, tmp_path: Path) -> None:
+    async def test_a_path_that_is_not_a_socket_is_refused(self, made: Any, tmp_path: Path) -> None:
         if not made.gives_socket:
             return
         for path in (tmp_path, tmp_path / "nothing"):
@@ -258,7 +258,7 @@ class SandboxSuite(Suite):
         tried += " try: open(at + '/x', 'w'); print(at)\n except OSError: pass\n"
         assert (await _python(box, tried.format(box.python))).stdout == b""
 
-    async def test_what_a_program_leaves_behind_ends_with_it(self, made: Any, box: Box) -> None:
+    async def test_processes_left_by_a_program_end_with_it(self, made: Any, box: Box) -> None:
         if not made.isolates:
             return
         daemon = (

@@ -224,7 +224,7 @@ class TrainerSuite(Suite):
         assert self.fingerprint(trainer, 1) == before
         assert self.step(trainer, 1, make_rows(version=1)).outcome is UpdateOutcome.APPLIED
 
-    def test_what_stands_at_masked_positions_never_reaches_the_gradient(
+    def test_values_at_masked_positions_never_reach_the_gradient(
         self, trainer: Trainer, first_step: tuple[UpdateResult, str]
     ) -> None:
         rows = make_rows()
@@ -304,11 +304,11 @@ class TrainerSuite(Suite):
             assert [self.step(trainer, step, make_rows(step, version=step)) for step in (2, 3)] == results
             assert self.fingerprint(trainer, 4) == want
 
-    def test_a_checkpoint_that_is_not_there_is_refused(self, trainer: Trainer, tmp_path: Path) -> None:
+    def test_a_missing_checkpoint_is_refused(self, trainer: Trainer, tmp_path: Path) -> None:
         with pytest.raises(RelaxError, match="nowhere"):
             trainer.load(str(tmp_path / "nowhere"))
 
-    def test_what_is_published_is_what_is_exported(self, folder: str, tmp_path: Path) -> None:
+    def test_published_weights_equal_exported_weights(self, folder: str, tmp_path: Path) -> None:
         with self.running(folder) as trainer:
             self.step(trainer, 0, make_rows())
             trainer.export(str(tmp_path / "export"))

@@ -117,7 +117,7 @@ class WeightTransportSuite(Suite):
 
     # -- what is sent arrives -----------------------------------------------------------------------------------
 
-    def test_what_arrives_is_what_was_sent(self, sender: WeightTransport, location: str) -> None:
+    def test_received_tensors_equal_sent_tensors(self, sender: WeightTransport, location: str) -> None:
         self.equal(self.receive(sender, self.send(sender, location)), some_tensors())
 
     def test_manifest_states_every_tensor(self, sender: WeightTransport, location: str) -> None:
@@ -137,7 +137,7 @@ class WeightTransportSuite(Suite):
         for _ in range(2):
             self.equal(self.receive(sender, manifest), some_tensors())
 
-    def test_versions_lie_beside_each_other(self, sender: WeightTransport, location: str) -> None:
+    def test_several_versions_are_kept_at_once(self, sender: WeightTransport, location: str) -> None:
         if sender.live:
             pytest.skip("a live transport sends only the newest version")
         manifests = [self.send(sender, location, step, some_tensors(step)) for step in (1, 2)]
@@ -181,7 +181,7 @@ class WeightTransportSuite(Suite):
         self.build().release(manifest)
         self.build().release(manifest)
 
-    def test_what_lets_receivers_in_is_never_shown(self, sender: WeightTransport, location: str) -> None:
+    def test_credentials_of_receivers_are_never_shown(self, sender: WeightTransport, location: str) -> None:
         manifest = self.send(sender, location)
         assert not manifest.secret or manifest.secret not in f"{manifest!r} {manifest}"
 

@@ -89,7 +89,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("client", CLIENTS, ids=" ".join)
-async def test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled(
+async def test_a_clients_conversation_is_one_row_trained_as_sampled(
     client: tuple[str, ...], family: ChatFamily, pool: EnvironmentPool
 ) -> None:
     policy = Says([(*family.encode(text), family.stop_tokens[0]) for text in lines(client)], family.stop_tokens)

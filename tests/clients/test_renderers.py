@@ -206,7 +206,7 @@ def agree(
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_both_read_the_same_in_what_a_template_writes(
+def test_both_libraries_read_a_rendered_conversation_alike(
     renderers: Renderers, families: dict[str, ChatFamily], name: str, data: st.DataObject
 ) -> None:
     family, asked = families[name], user("go")
@@ -235,7 +235,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
-def test_both_say_which_calls_are_none(
+def test_both_libraries_reject_the_same_calls(
     renderers: Renderers, families: dict[str, ChatFamily], name: str, text: str
 ) -> None:
     family = families[name]
@@ -271,7 +271,7 @@ def fields(message: Message) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", BRIDGED)
-async def test_a_conversation_goes_on_with_the_tokens_of_the_other_library(
+async def test_a_conversation_continues_with_the_tokens_of_the_other_library(
     renderers: Renderers, families: dict[str, ChatFamily], name: str
 ) -> None:
     """Behind calls, an answer, and an answer that was cut off: what stands between two turns are the same tokens."""

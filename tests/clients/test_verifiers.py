@@ -40,7 +40,7 @@ def test_its_tasks_are_written(rows: list[dict[str, Any]]) -> None:
     assert asked == [(f"What is {n} + 1?", str(n + 1)) for n in range(3)]
 
 
-async def test_its_tasks_are_played_and_paid_and_what_fails_is_no_zero(rows: list[dict[str, Any]]) -> None:
+async def test_tasks_of_verifiers_are_played_and_failures_do_not_score_zero(rows: list[dict[str, Any]]) -> None:
     options = {
         "python": VERIFIERS, "taskset": "relax-sums", "settings": {"agent": AGENT}, "env": TASKSETS, "start_s": START_S
     }  # fmt: skip

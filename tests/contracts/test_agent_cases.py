@@ -24,16 +24,16 @@ INVARIANTS: Shown = {
     1: ("a row is what an engine saw", {
         f"{AGENTS}/test_history.py": ("test_every_answer_is_trained_once_behind_exactly_what_its_engine_saw",),
         "tests/graph/test_agent.py": ("test_an_agent_is_trained_on_exactly_what_it_was_answered",),
-        "tests/clients/test_clients.py": ("test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled",),
+        "tests/clients/test_clients.py": ("test_a_clients_conversation_is_one_row_trained_as_sampled",),
     }),
     2: ("every sampled token is trained once, or has a counted reason", {
         "tests/unit/sampling/test_branches.py": ("test_every_sampled_token_is_trained_once_or_was_discarded",),
-        f"{AGENTS}/test_history.py": ("test_what_nobody_has_read_is_not_trained_and_counted",),
+        f"{AGENTS}/test_history.py": ("test_unread_turns_are_counted_and_not_trained",),
     }),
     3: ("one call is one node, streamed or not", {
         f"{AGENTS}/test_gateway.py": (
             "test_a_request_that_is_sent_again_in_flight_is_one_call",
-            "test_streams_and_whole_answers_say_the_same_and_train_the_same",
+            "test_streamed_and_whole_answers_have_equal_text_and_training_rows",
             "test_a_client_that_comes_late_to_a_stream_reads_it_from_its_beginning",
         ),
     }),
@@ -45,13 +45,14 @@ INVARIANTS: Shown = {
         f"{AGENTS}/test_history.py": ("test_branches_draw_by_their_history_and_not_by_their_place_in_time",),
     }),
     6: ("the run's sampling wins, and what would change the distribution is refused", {
-        f"{AGENTS}/test_gateway.py": ("test_what_would_change_the_distribution_is_refused_and_not_asked_again",),
+        f"{AGENTS}/test_gateway.py": ("test_a_setting_that_changes_the_distribution_is_refused_without_a_retry",),
         f"{AGENTS}/test_dialects.py": (
-            "test_all_sampling_of_the_client_is_told_as_overridden", "test_a_setting_that_is_not_served_is_refused_by_its_name",
+            "test_sampling_settings_of_the_client_are_reported_as_overridden",
+            "test_a_setting_that_is_not_served_is_refused_by_its_name",
         ),
     }),
     7: ("an agent's key opens its own model routes alone", {
-        f"{AGENTS}/test_gateway.py": ("test_each_key_opens_its_own_routes_alone_and_ends_with_its_sample",),
+        f"{AGENTS}/test_gateway.py": ("test_each_key_opens_only_its_own_routes_and_expires_with_its_sample",),
         f"{AGENTS}/test_boxed.py": ("test_a_box_has_the_policy_and_the_task_but_nothing_that_would_help_to_cheat",),
     }),
     8: ("a failure is an outcome, never a reward of zero", {
@@ -60,16 +61,16 @@ INVARIANTS: Shown = {
         f"{MCP}/test_environment.py": ("test_a_server_that_fails_is_the_outcome_of_the_sample_and_no_reward",),
     }),
     9: ("nothing outlives its sample", {
-        f"{AGENTS}/test_environment.py": ("test_what_a_program_leaves_behind_ends_with_its_sample",),
+        f"{AGENTS}/test_environment.py": ("test_processes_left_by_a_program_end_with_its_sample",),
         f"{AGENTS}/test_gateway.py": (
             "test_a_local_gateway_serves_the_same_routes_to_this_user_alone_and_leaves_nothing",
         ),
         f"{MCP}/test_bad_servers.py": ("test_what_a_server_started_ends_with_its_sample",),
-        "relax_core/testing/sandbox.py": ("test_what_a_program_leaves_behind_ends_with_it",),
+        "relax_core/testing/sandbox.py": ("test_processes_left_by_a_program_end_with_it",),
     }),
     10: ("templates and dialects agree", {
         "tests/unit/data/test_chat.py": ("test_ids_of_a_canonical_conversation_are_those_of_its_rendered_text",),
-        "tests/clients/test_renderers.py": ("test_a_conversation_goes_on_with_the_tokens_of_the_other_library",),
+        "tests/clients/test_renderers.py": ("test_a_conversation_continues_with_the_tokens_of_the_other_library",),
         f"{AGENTS}/test_gateway.py": ("test_one_conversation_in_three_dialects_is_one_tree",),
     }),
     11: ("every reward pays most for what is right, least for nothing, and is bounded", {
@@ -86,7 +87,7 @@ INVARIANTS: Shown = {
 }  # fmt: skip
 CASES: Shown = {
     1: ("thoughts left out by the template, or by the client", {
-        "tests/clients/test_clients.py": ("test_what_a_client_was_answered_is_one_row_trained_as_it_was_sampled",),
+        "tests/clients/test_clients.py": ("test_a_clients_conversation_is_one_row_trained_as_sampled",),
         f"{AGENTS}/test_history.py": ("test_an_answer_is_known_again_as_clients_send_it",),
     }),
     2: ("two agents at once with equal prompts", {
@@ -103,24 +104,24 @@ CASES: Shown = {
         ),
     }),
     5: ("a retry of the last call", {
-        f"{AGENTS}/test_gateway.py": ("test_an_answer_that_its_client_did_not_wait_for_is_given_to_the_next_that_asks",),
+        f"{AGENTS}/test_gateway.py": ("test_an_answer_whose_client_left_is_returned_to_the_repeated_request",),
         f"{AGENTS}/test_history.py": ("test_a_request_sent_again_is_the_same_call_until_something_is_built_on_it",),
     }),
     6: ("arguments written again, in another order, with keys twice, or invalid", {
         f"{AGENTS}/test_history.py": ("test_calls_are_known_again_by_name_and_arguments",),
-        "tests/unit/data/test_tool_call_formats.py": ("test_arguments_that_no_tool_could_take_are_said",),
+        "tests/unit/data/test_tool_call_formats.py": ("test_arguments_that_fit_no_tool_are_reported",),
     }),
     7: ("an answer cut by a limit, then extended", {
         f"{AGENTS}/test_history.py": ("test_an_answer_that_a_limit_cut_can_be_extended_and_an_ended_one_cannot",),
     }),
     8: ("text that spells special tokens, a call inside a thought", {
-        "tests/unit/data/test_chat.py": ("test_sampled_ids_stay_whatever_they_decode_to",),
+        "tests/unit/data/test_chat.py": ("test_sampled_ids_are_never_encoded_again",),
         "tests/unit/data/test_tool_call_formats.py": ("test_calls_inside_a_thought_do_not_count",),
     }),
     9: ("tools or a system prompt that change, nonces", {
         f"{AGENTS}/test_history.py": (
-            "test_other_tools_are_another_conversation",
-            "test_a_session_s_nonce_in_the_system_prompt_is_no_other_conversation",
+            "test_a_change_of_tools_starts_another_conversation",
+            "test_a_nonce_in_the_system_prompt_does_not_start_another_conversation",
         ),
     }),
     10: ("weights published in the middle of a turn", {
@@ -132,7 +133,7 @@ CASES: Shown = {
         f"{AGENTS}/test_environment.py": ("test_a_program_that_never_ends_is_killed",),
         f"{AGENTS}/test_gateway.py": (
             "test_a_request_that_hangs_ends_with_its_sample",
-            "test_each_key_opens_its_own_routes_alone_and_ends_with_its_sample",
+            "test_each_key_opens_only_its_own_routes_and_expires_with_its_sample",
         ),
     }),
     12: ("n > 1, stops, JSON mode, forced tools, images in results of tools", {
@@ -148,16 +149,16 @@ CASES: Shown = {
     }),
     14: ("fork bombs, endless output, daemons, forged verdicts, links out of the box", {
         f"{AGENTS}/test_boxed.py": (
-            "test_what_an_agent_leaves_behind_forges_no_verdict", "test_an_agent_that_fails_or_meets_a_limit_is_judged",
+            "test_files_left_by_an_agent_cannot_forge_a_verdict", "test_an_agent_that_fails_or_meets_a_limit_is_judged",
         ),
         "relax_core/testing/sandbox.py": (
-            "test_a_greedy_program_ends_within_its_limits_and_the_box_goes_on",
+            "test_a_greedy_program_ends_within_its_limits_and_the_box_continues",
             "test_only_regular_files_of_the_box_are_reached",
         ),
     }),
     15: ("an MCP server that dies in a call, a shared one with a sample's state", {
         f"{MCP}/test_bad_servers.py": (
-            "test_a_server_that_fails_in_a_call_is_no_answer_and_the_next_sample_has_another",
+            "test_a_server_that_fails_in_a_call_is_not_an_answer_and_the_next_sample_has_another",
         ),
         f"{MCP}/test_environment.py": (
             "test_servers_of_samples_know_nothing_of_each_other_and_those_of_workers_do",

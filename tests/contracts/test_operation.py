@@ -91,7 +91,7 @@ async def test_a_lease_that_does_not_come_is_an_error_at_its_deadline() -> None:
             """Refused once is not refused for ever."""
 
 
-async def test_a_wait_for_devices_names_who_is_in_the_way_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_for_devices_names_its_current_blocker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not whoever was at first: a member that never offloads would stay unknown."""
     monkeypatch.setattr("relax_core.devices.client.POLL_S", 0.01)
     blockers, proceed = list[str](), asyncio.Event()
@@ -125,7 +125,7 @@ async def test_a_wait_for_devices_names_who_is_in_the_way_by_now(monkeypatch: py
     await asyncio.gather(engines.close(), trainers.close())
 
 
-async def test_of_two_who_enter_one_may_be_cancelled() -> None:
+async def test_one_of_two_entering_leases_can_be_cancelled() -> None:
     class Slow(DeviceService):
         async def enter(self, owner: str) -> None:
             await asyncio.sleep(0.05)
@@ -139,7 +139,7 @@ async def test_of_two_who_enter_one_may_be_cancelled() -> None:
     await client.close()
 
 
-async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
+async def test_the_holder_of_devices_is_notified_of_a_request() -> None:
     async with colocated() as (engines, trainers, engine, _):
         held = engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 60.0)
         lease = await held.__aenter__()
@@ -151,7 +151,7 @@ async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
         await asking
 
 
-async def test_who_leaves_or_fails_to_offload_blocks_nobody() -> None:
+async def test_a_member_that_leaves_or_fails_to_offload_blocks_no_lease() -> None:
     async with colocated() as (engines, trainers, engine, _):
         engine.broken = True
         async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 60.0):
@@ -160,7 +160,7 @@ async def test_who_leaves_or_fails_to_offload_blocks_nobody() -> None:
                     raise AssertionError("a member that can't be offloaded has no leases")
 
 
-async def test_who_is_silent_for_too_long_loses_its_lease_and_learns_it() -> None:
+async def test_a_silent_holder_loses_its_lease_and_is_notified() -> None:
     clock = Hand()
     service = DeviceService(clock)
     first, second = (DeviceLeaseClient(service, role, DEVICES, unseen) for role in ("rollout", "actor"))
@@ -172,7 +172,7 @@ async def test_who_is_silent_for_too_long_loses_its_lease_and_learns_it() -> Non
     await asyncio.gather(first.close(), second.close())
 
 
-async def test_who_shares_nothing_has_a_lease_at_once_and_asks_nobody() -> None:
+async def test_a_role_with_its_own_devices_gets_its_lease_without_a_call() -> None:
     apart = frozenset({"gpu:7"})
     async with colocated() as (_, trainers, engine, _):
         alone = Body("weights")

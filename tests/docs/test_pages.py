@@ -177,7 +177,7 @@ def documented_keys() -> set[str]:
     return keys
 
 
-def test_what_others_settings_are_here_exists() -> None:
+def test_settings_named_for_other_frameworks_exist() -> None:
     named = []
     for line in (ROOT / "docs/coming-from.md").read_text(encoding="utf-8").splitlines():
         cells = re.split(r"(?<!\\)\|", line)

@@ -15,7 +15,9 @@ from tests.graph.ray_run import Running, Start, children, kill, until
 pytestmark = pytest.mark.ray
 
 
-def test_what_dies_is_replaced_in_place_and_the_ledger_balances(start: Start, tiny: Path, tmp_path: Path) -> None:
+def test_killed_processes_are_replaced_in_place_and_the_ledger_balances(
+    start: Start, tiny: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "run"
     run = start.train(path, tiny / "recipe.toml", "steps=400", "checkpoint.every=2")
     run.until_steps(2)

@@ -103,7 +103,7 @@ def test_loss_and_gradients_equal_the_reference(options):
 
 
 @each
-def test_order_micro_batches_and_what_stands_in_masked_places_change_nothing(options):
+def test_order_micro_batches_and_values_at_masked_positions_change_nothing(options):
     algorithm, rows = prepared(options, 2)
     loss, of_token, of_k, metrics = learnt(algorithm, rows)
     for row in rows:
@@ -275,7 +275,7 @@ def test_stale_samples_of_the_loss_are_weighed_by_default():
     )
 
 
-def test_only_what_is_needed_is_asked_for():
+def test_only_needed_columns_are_requested():
     def names(options):
         algorithm = build("distillation", options)
         return {c.name for c in algorithm.columns()}, {o.key for o in algorithm.outputs()}, algorithm.reads_rewards

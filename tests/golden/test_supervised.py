@@ -113,7 +113,7 @@ def test_micro_batches_ranks_and_order_change_nothing(name, options):
 
 
 @each
-def test_padding_and_what_stands_in_it_change_nothing(name, options):
+def test_padding_and_its_content_change_nothing(name, options):
     algorithm, rows = build(name, options), draw(name, 4)
     loss, gradient, _ = learnt(algorithm, rows)
     for row in rows:

@@ -75,7 +75,7 @@ def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_several_problems_are_told_together_a_line_each(relax_here: Relax, tiny: Path) -> None:
+def test_several_problems_are_reported_together_one_per_line(relax_here: Relax, tiny: Path) -> None:
     ran = relax_here(
         "train", tiny / "recipe.toml", *SMALL, "rollout.group_size=1", "rollout.max_new_tokens=4096", "--json"
     )
@@ -87,7 +87,7 @@ def test_several_problems_are_told_together_a_line_each(relax_here: Relax, tiny:
     assert len(ran.err.strip().splitlines()) == 3
 
 
-def test_words_that_the_command_line_does_not_know_are_one_document_too(relax_here: Relax) -> None:
+def test_unknown_words_on_the_command_line_give_one_json_document(relax_here: Relax) -> None:
     ran = relax_here("train", "x.toml", "--stepz", "--json")
     assert ran.code == 2 and "--stepz" in ran.json["error"] and "--stepz" in ran.err
     refused(relax_here("train", "x.toml", "--json"), 2, "x.toml, which does not exist; name a TOML file or a recipe")
@@ -128,7 +128,7 @@ def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
 
 
 @pytest.mark.faults
-def test_a_reward_that_spins_is_killed_and_the_run_goes_on(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_reward_that_spins_is_killed_and_the_run_continues(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
     (tmp_path / "spun").mkdir()
     spin = ('plugins=["mine.py"]', 'rewards=[{name="spin", timeout_s=1.0}]')

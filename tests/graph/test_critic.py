@@ -23,7 +23,7 @@ def critics(run: Path) -> list[dict[str, Any]]:
     return [{key: record[key] for key in keys} for record in records if "critic/loss" in record]
 
 
-def test_actor_and_critic_go_on_together_from_a_checkpoint(
+def test_actor_and_critic_continue_together_from_a_checkpoint(
     train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"

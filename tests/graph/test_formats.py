@@ -28,7 +28,7 @@ def test_an_engine_in_bfloat16_serves_a_float32_trainer(train_here: Relax, tiny:
     assert {str(array.dtype) for array in load_file(run / "export" / "model.safetensors").values()} == {"float32"}
 
 
-def test_the_bench_tells_how_far_they_are_apart(relax_here: Relax, tiny: Path) -> None:
+def test_the_benchmark_reports_the_difference_of_two_formats(relax_here: Relax, tiny: Path) -> None:
     ran = relax_here("bench", "mismatch", tiny / "recipe.toml", "rollout.dtype=float16", "--samples", 8, "--json")
     assert ran.code == 0, ran.err
     (one,) = ran.json["settings"]

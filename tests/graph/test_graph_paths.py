@@ -63,7 +63,7 @@ def test_every_role_with_several_updates_of_adapters_on_ray(
     assert kept and all(".lora_" in name or "score" in name for name in kept)
 
 
-def test_the_old_policy_is_the_same_whoever_computes_it(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_the_old_policy_is_the_same_on_actor_and_actor_fwd(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
     """On-policy, both placements see the same samples; log-probs from another process must change nothing."""
     words = (tiny / "recipe.toml", *SMALL, *SEVERAL)
     ran = train_here(*words, "placement=async", "--run-dir", tmp_path / "async")

@@ -85,7 +85,7 @@ def test_more_than_one_rank_or_another_interpreter_is_refused(relax_here: Relax,
     assert "run.runner" in ran.err and "2 ranks" in ran.err
 
 
-def test_the_time_of_a_loop_that_a_debugger_held_goes_on_from_where_it_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_loop_that_a_debugger_held_continues_from_where_it_stood(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     loop = DebuggerLoop()

@@ -21,7 +21,7 @@ SHORT = (
 )  # fmt: skip
 
 
-def test_tools_are_told_before_a_run_and_a_run_with_others_is_refused(
+def test_tools_are_listed_before_a_run_and_a_run_with_other_tools_is_refused(
     train_here: Relax, relax_here: Relax, game: Path, tmp_path: Path
 ) -> None:
     table = f'name="acting", per="worker", command=["{sys.executable}", "{SERVERS}", "plain"]'

@@ -45,7 +45,7 @@ def test_pairs_raise_their_margin(train_here: Relax, tiny: Path, tmp_path: Path)
     assert ran.json["weight_publishes"] == 0 and (run / "export" / "model.safetensors").is_file()
 
 
-def test_stages_go_on_with_what_was_exported_and_resume_where_they_were(
+def test_stages_continue_with_what_was_exported_and_resume_where_they_were(
     train_here: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stages.toml").write_text(STAGES)

@@ -97,7 +97,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_run_refuses_is_refused_before_the_run(folder, name):
+def test_data_that_a_run_refuses_is_refused_before_the_run(folder, name):
     lines, rows, rewards, reason = REFUSED[name]
     if "[[rewards]]" in rewards:
         lines, rewards = (*lines, rewards), ""
@@ -191,7 +191,7 @@ def run_of(path, *sets):
     return SimpleNamespace(data=data, eval=SimpleNamespace(sets=tables), model=model)
 
 
-def test_a_changed_task_file_is_refused_with_the_ways_to_go_on(tmp_path):
+def test_a_changed_task_file_is_refused_with_the_ways_to_continue(tmp_path):
     train, held = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     train.write_text("1\n2\n"), held.write_text("3\n")
     known = data_identity.check_unchanged(run_of(train, held), {}, tmp_path)

@@ -141,7 +141,7 @@ async def test_results_of_another_shape_crash_the_process_and_name_the_reward(en
         await pool.stop()
 
 
-async def test_a_reward_whose_process_lies_gives_outcomes_and_no_scores() -> None:
+async def test_a_reward_whose_process_sends_invalid_frames_gives_outcomes_and_no_scores() -> None:
     answers = {
         "start": (False, False, ("sample", "odd.py:1", (), None, False)),
         "run_items": '([[0, "done", ["1"]]], False)',
@@ -155,7 +155,7 @@ async def test_a_reward_whose_process_lies_gives_outcomes_and_no_scores() -> Non
 
 
 @entries("answer")
-async def test_an_environment_whose_process_lies_fails_its_samples(entry: dict[str, Any]) -> None:
+async def test_an_environment_whose_process_sends_invalid_frames_fails_its_samples(entry: dict[str, Any]) -> None:
     answers = {"start": (False, False, ((), None)), "reset": ["", ((), ""), ""], "step": entry["sends"]}
     workers: Any = LyingWorkers({**answers, "close": ["", None, ""]})
     choice = EnvironmentChoice(chosen=Chosen("environment", "odd"), timeout_s=9.0)

@@ -47,7 +47,7 @@ def test_a_gold_equals_itself_and_no_piece_of_itself_boxed_and_plain(row: dict[s
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: repr(row["gold"]))
-def test_a_gold_that_can_not_be_read_whole_is_refused_for_any_response(row: dict[str, Any]) -> None:
+def test_a_gold_that_cannot_be_read_whole_is_refused_for_any_response(row: dict[str, Any]) -> None:
     for response in ("42", "", str(row["gold"])):
         with pytest.raises(ValueError, match=row["refused"]):
             score(row["gold"], response)

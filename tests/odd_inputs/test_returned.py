@@ -129,7 +129,7 @@ class Fragile(Letters):
         raise AttributeError("no such token")
 
 
-async def test_what_the_policy_writes_ends_at_most_its_sample() -> None:
+async def test_text_of_the_policy_can_end_only_its_own_sample() -> None:
     family, task = Fragile(), Task("t", PROMPT)
     prompt, generate = family.start(PROMPT), answering(Script("a", "b"))
     alone = await run_episode(task, prompt, 1, InProcess(SingleTurn(), 0.0), family, generate, Limits(9))

@@ -157,7 +157,7 @@ async def test_a_box_has_the_policy_and_the_task_but_nothing_that_would_help_to_
 
 
 @shared_loop
-async def test_an_agent_reports_from_a_box_only_where_that_is_said(machine: Machine, environment: Boxed) -> None:
+async def test_an_agent_reports_from_a_box_only_if_configured(machine: Machine, environment: Boxed) -> None:
     async with machine.boxed(reward="reported", copies=COPIES["copies"]) as trusting:
         assert (await trusting.play("yes", "b", does="reports")).environment_reward == 1.0
     judged = await environment.play("yes", "b", does="reports")
@@ -166,7 +166,7 @@ async def test_an_agent_reports_from_a_box_only_where_that_is_said(machine: Mach
 
 @shared_loop
 @pytest.mark.parametrize("does", ["forge", "daemon"])
-async def test_what_an_agent_leaves_behind_forges_no_verdict(does: str, environment: Boxed) -> None:
+async def test_files_left_by_an_agent_cannot_forge_a_verdict(does: str, environment: Boxed) -> None:
     expects, judged = await asyncio.gather(
         environment.play("a", "no", does=does, judge="asks what was", judge_files={"expected": "as it was"}),
         environment.play("a", "no", does=does),
@@ -177,7 +177,7 @@ async def test_what_an_agent_leaves_behind_forges_no_verdict(does: str, environm
 
 
 @shared_loop
-async def test_a_program_of_the_agent_that_a_judge_runs_can_not_speak_for_it(environment: Boxed) -> None:
+async def test_a_program_of_the_agent_that_a_judge_runs_cannot_speak_for_it(environment: Boxed) -> None:
     trajectory = await environment.play("a", "no", does="forge", judge="runs it")
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and trajectory.step_rewards == ()
     assert "gave no verdict: its last line is b'{\"reward\": 1.0}'" in trajectory.info["error"]
@@ -234,7 +234,9 @@ async def test_a_judge_without_a_verdict_is_an_outcome_and_no_zero(environment: 
         ({"judge_files": {"../../x": "y"}}, "give a path relative"),
     ],
 )
-async def test_files_that_can_not_be_written_are_told(columns: dict[str, Any], said: str, environment: Boxed) -> None:
+async def test_files_that_cannot_be_written_are_reported(
+    columns: dict[str, Any], said: str, environment: Boxed
+) -> None:
     trajectory = await environment.play("a", "yes", **columns)
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and said in trajectory.info["error"], trajectory.info
 
@@ -287,7 +289,7 @@ async def test_a_judge_has_a_time_limit_of_its_own() -> None:
 
 
 @shared_loop
-async def test_an_agent_that_is_not_there_is_told(machine: Machine) -> None:
+async def test_a_missing_agent_is_reported(machine: Machine) -> None:
     async with machine.boxed(command=("/no/agent",), reward="rewards") as environment:
         trajectory = await environment.play("a", "yes")
     assert "the agent's program exited with 127: /no/agent can't be started" in trajectory.info["error"]
@@ -302,7 +304,7 @@ def test_a_folder_is_copied_with_all_of_its_files(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(FileNotFoundError, match=r"environment\.copies: got '/no/file'"):
         read_copies({"a": Path("/no/file")}, "copies")
 

@@ -185,7 +185,7 @@ def test_results_in_a_users_message_of_claude_code_come_before_its_words():
     assert request.overridden == ("temperature", "thinking", "output_config.effort")
 
 
-def test_the_line_that_claude_code_changes_in_every_request_is_no_part_of_the_prompt():
+def test_the_line_that_claude_code_changes_in_every_request_is_removed_from_the_prompt():
     blocks = copy.deepcopy(CLAUDE_CODE)
     blocks["system"][0]["text"] = "x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch=00000;"
     assert MESSAGES.ask(blocks) == MESSAGES.ask(CLAUDE_CODE)
@@ -278,7 +278,7 @@ def test_fields_that_change_nothing_are_let_through():
     assert (request.overridden, request.max_new_tokens, request.stop, request.stream) == ((), None, (), False)
 
 
-def test_all_sampling_of_the_client_is_told_as_overridden():
+def test_sampling_settings_of_the_client_are_reported_as_overridden():
     names = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort", "reasoning", "thinking", "verbosity")
     assert CHAT.ask(one_user(CHAT, **dict.fromkeys(names, 0))).overridden == names
 
@@ -402,7 +402,7 @@ def test_a_malformed_message_is_refused_by_its_path(dialect, entry, path):
 
 
 @pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES])
-def test_a_body_that_is_no_object_is_refused(dialect):
+def test_a_body_that_is_not_an_object_is_refused(dialect):
     assert refused(dialect, []).field == "body"
 
 

@@ -139,7 +139,7 @@ def test_text_and_calls_of_a_stream_are_those_of_the_turn(dialect, text, called)
     called=st.sampled_from([(), CALLS]),
 )
 @settings(max_examples=30, deadline=None)
-def test_a_turn_that_is_told_in_pieces_is_the_same_to_a_client(dialect, text, told, called):
+def test_a_streamed_turn_equals_the_whole_turn_for_a_client(dialect, text, told, called):
     turn = turn_of(text, called)
     at_once, in_pieces = streamed(dialect, turn), streamed(dialect, turn, told)
     assert in_pieces[:2] == at_once[:2] and asked_next(dialect, in_pieces[2]) == asked_next(dialect, at_once[2])
@@ -172,7 +172,7 @@ def test_answers_and_events_have_the_types_of_the_vendors(text, called, finish):
             adapter.validate_python(fields)
 
 
-def test_the_reason_of_the_end_is_told_in_each_vendors_words():
+def test_the_finish_reason_uses_each_vendors_words():
     for finish, stop_reason, status in (
         ("stop", "end_turn", "completed"),
         ("length", "max_tokens", "incomplete"),
@@ -208,7 +208,7 @@ def test_clients_without_a_stream_read_text_calls_and_usage():
     assert (message.usage.input_tokens, message.usage.output_tokens) == (7, 3)
 
 
-def test_a_chat_stream_tells_usage_only_where_it_is_asked_for():
+def test_a_chat_stream_contains_usage_only_on_request():
     client = serve(CHAT, turn_of("hi"))
     asked = {"model": "policy", "messages": QUESTION, "stream": True}
     assert not any(chunk.usage for chunk in client.chat.completions.create(**asked))
@@ -240,7 +240,7 @@ def test_a_stream_of_responses_counts_its_events_and_ends_with_the_whole_answer(
     assert cut[-1].startswith("event: response.incomplete\n")
 
 
-def test_a_stream_of_anthropic_tells_the_usage_and_the_reason_of_its_end():
+def test_an_anthropic_stream_ends_with_usage_and_the_stop_reason():
     with serve(MESSAGES, turn_of("hi", CALLS)).messages.stream(
         model="policy", max_tokens=9, messages=QUESTION
     ) as stream:

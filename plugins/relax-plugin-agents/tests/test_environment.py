@@ -163,13 +163,13 @@ async def test_an_agent_that_fails_has_an_outcome_and_no_reward(
     assert trajectory.step_rewards == ()
 
 
-async def test_an_agent_that_is_not_there_has_an_outcome() -> None:
+async def test_a_missing_agent_has_an_outcome() -> None:
     async with pooled(command=["/nowhere/agent"]) as pool:
         trajectory = await played(pool, "x")
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and "can't be started" in trajectory.info["error"]
 
 
-async def test_where_rewards_judge_no_report_is_needed() -> None:
+async def test_an_agent_need_not_report_a_reward_if_rewards_judge() -> None:
     async with pooled(reward="rewards", **program("silent")) as pool:
         trajectory = await played(pool, "x")
     assert trajectory.outcome is Outcome.FINISHED and trajectory.step_rewards == () and trajectory.response == "x"
@@ -187,7 +187,7 @@ async def test_a_program_that_never_ends_is_killed(tmp_path: Path) -> None:
 
 
 @shared_loop
-async def test_what_a_program_leaves_behind_ends_with_its_sample(programs: EnvironmentPool, folder: Path) -> None:
+async def test_processes_left_by_a_program_end_with_its_sample(programs: EnvironmentPool, folder: Path) -> None:
     """A process in a session of its own, and one whose parents are gone."""
     trajectory = await played(programs, "x", does="daemon")
     assert trajectory.outcome is Outcome.FINISHED, trajectory.info
@@ -222,7 +222,7 @@ def test_an_agent_asks_the_pools_that_its_table_names() -> None:
     assert Agent(AgentOptions(function="a:b")).needs_engines == ()
 
 
-async def test_a_pool_that_failed_is_the_end_of_the_sample_whatever_the_agent_made_of_it() -> None:
+async def test_a_failed_pool_ends_the_sample_even_if_the_agent_handles_the_error() -> None:
     """Its own error, or a good reward, would blame or praise the policy for an answer that it never had."""
     agent = AgentSession(None, None)  # type: ignore[arg-type]
     async with _unhidden(agent):
@@ -244,12 +244,12 @@ async def test_a_pool_that_failed_is_the_end_of_the_sample_whatever_the_agent_ma
         ("no_module:f", "no_module"),
     ],
 )
-def test_a_function_that_is_not_there_is_told(place: str, said: str) -> None:
+def test_a_missing_function_is_reported(place: str, said: str) -> None:
     with pytest.raises(Exception, match=said):
         load_function("environment.function", place)
 
 
-async def test_a_function_that_is_not_there_is_told_at_the_start() -> None:
+async def test_a_missing_function_is_reported_at_the_start() -> None:
     with pytest.raises(Exception, match="there is no file"):
         async with pooled(function="nowhere.py:solve"):
             pass

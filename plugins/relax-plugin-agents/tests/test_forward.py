@@ -52,7 +52,7 @@ async def started(command: str, socket: str = "/no/socket") -> asyncio.subproces
     ("command", "code"),
     [("", 0), ("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("1 / 0", 1)],
 )
-async def test_it_ends_as_its_command_ends(command: str, code: int) -> None:
+async def test_the_forwarder_exits_with_its_commands_status(command: str, code: int) -> None:
     async with asyncio.timeout(60):
         assert await (await started(command)).wait() == code
 
@@ -101,7 +101,7 @@ async def test_a_client_that_goes_away_is_noticed() -> None:
         await gone.wait()
 
 
-async def test_what_nobody_reads_is_not_held() -> None:
+async def test_unread_output_is_not_buffered() -> None:
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)
 
@@ -118,7 +118,7 @@ async def test_what_nobody_reads_is_not_held() -> None:
             writer.transport.abort()
 
 
-async def test_a_socket_that_is_not_there_closes_the_connection() -> None:
+async def test_a_missing_socket_closes_the_connection() -> None:
     async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 

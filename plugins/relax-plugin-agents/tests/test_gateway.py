@@ -125,7 +125,7 @@ async def test_one_conversation_in_three_dialects_is_one_tree() -> None:
     assert texts(trajectory) == ["[user:a][a:ONE$][user:b][a:TWO$][user:c][a:THREE$"]
 
 
-async def test_streams_and_whole_answers_say_the_same_and_train_the_same() -> None:
+async def test_streamed_and_whole_answers_have_equal_text_and_training_rows() -> None:
     async def agent(inside: Inside) -> None:
         stream = await inside.chat("a", stream=True)
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
@@ -159,7 +159,7 @@ async def test_calls_of_tools_come_and_go_through_the_client() -> None:
     assert row == f"[user:a][a:{said.upper()}$][tool:found][a:END$"
 
 
-async def test_what_would_change_the_distribution_is_refused_and_not_asked_again() -> None:
+async def test_a_setting_that_changes_the_distribution_is_refused_without_a_retry() -> None:
     import anthropic
     import openai
 
@@ -194,7 +194,7 @@ async def test_a_broken_or_endless_body_is_refused_with_its_reason(monkeypatch: 
     await sample(agent, Script())
 
 
-async def test_each_key_opens_its_own_routes_alone_and_ends_with_its_sample() -> None:
+async def test_each_key_opens_only_its_own_routes_and_expires_with_its_sample() -> None:
     kept: list[Inside] = []
 
     async def agent(inside: Inside) -> None:
@@ -224,7 +224,7 @@ async def test_each_key_opens_its_own_routes_alone_and_ends_with_its_sample() ->
     await sample(agent, Script("one"))
 
 
-async def test_at_the_limit_an_agent_is_told_in_words_and_nothing_of_it_is_trained() -> None:
+async def test_at_the_limit_an_agent_gets_a_message_that_is_not_trained() -> None:
     async def agent(inside: Inside) -> None:
         await inside.chat("a")
         for stream in (False, True):
@@ -256,7 +256,7 @@ async def test_a_request_that_is_sent_again_in_flight_is_one_call() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_its_client_did_not_wait_for_is_given_to_the_next_that_asks(stream: bool) -> None:
+async def test_an_answer_whose_client_left_is_returned_to_the_repeated_request(stream: bool) -> None:
     import openai
 
     async def agent(inside: Inside) -> None:
@@ -273,7 +273,7 @@ async def test_an_answer_that_its_client_did_not_wait_for_is_given_to_the_next_t
     assert policy.calls == 1 and texts(trajectory) == ["[user:a][a:ONE$"] and not trajectory.num_discarded
 
 
-async def test_an_answer_that_nobody_read_is_not_trained() -> None:
+async def test_an_unread_answer_is_not_trained() -> None:
     import openai
 
     async def agent(inside: Inside) -> None:
@@ -388,7 +388,7 @@ async def test_a_client_that_comes_late_to_a_stream_reads_it_from_its_beginning(
     assert texts(trajectory) == ["[user:a][a:FOUR$"]
 
 
-async def test_a_stream_whose_sample_ends_says_so_behind_what_it_has_sent() -> None:
+async def test_a_stream_whose_sample_ends_closes_with_an_error_event() -> None:
     class Breaking(Telling):
         async def __call__(self, call: PendingRequest) -> Completion:
             await super().__call__(call)
@@ -449,7 +449,7 @@ async def test_a_local_gateway_serves_the_same_routes_to_this_user_alone_and_lea
     assert not sockets[0].parent.exists()
 
 
-async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(
+async def test_a_folder_whose_path_is_too_long_for_a_socket_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("x" * 100)
@@ -459,7 +459,7 @@ async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(
         await Gateway("policy").start(local=True)
 
 
-async def test_requests_of_one_sample_are_bounded_together_where_that_is_asked() -> None:
+async def test_requests_of_one_sample_share_a_limit_if_configured() -> None:
     import openai
 
     async def agent(inside: Inside) -> None:
@@ -471,7 +471,7 @@ async def test_requests_of_one_sample_are_bounded_together_where_that_is_asked()
     await sample(agent, Script("one"), max_bytes=2000)
 
 
-async def test_a_pool_is_a_model_of_its_own_name_and_what_it_says_is_not_trained() -> None:
+async def test_a_pool_is_called_by_its_model_name_and_its_answers_are_not_trained() -> None:
     import openai
 
     heard: list[str] = []
@@ -523,7 +523,7 @@ class Seeded:
         return await ScriptedClient("judge", lambda prompt: str(seed)).generate(prompt, 99)
 
 
-async def test_side_calls_are_drawn_by_what_is_asked_and_not_by_their_order() -> None:
+async def test_seeds_of_side_calls_depend_on_their_content_and_not_on_their_order() -> None:
     async def said(*questions: str) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
 
@@ -541,7 +541,7 @@ async def test_side_calls_are_drawn_by_what_is_asked_and_not_by_their_order() ->
     assert one == other and len({*one["x"], *one["y"]}) == 3
 
 
-async def test_a_stream_of_a_pool_that_breaks_off_says_why_in_every_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_stream_of_a_pool_ends_with_the_reason_in_every_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
     import anthropic
     import openai
 
@@ -568,7 +568,7 @@ async def test_a_stream_of_a_pool_that_breaks_off_says_why_in_every_dialect(monk
     await sample(agent, Script("one"), judge=Late())
 
 
-async def test_a_pool_that_can_not_be_asked_is_told_and_remembered() -> None:
+async def test_an_unavailable_pool_is_reported_and_fails_the_sample() -> None:
     import openai
 
     async def agent(inside: Inside) -> None:

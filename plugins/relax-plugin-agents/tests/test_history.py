@@ -99,7 +99,7 @@ async def test_calls_are_known_again_by_name_and_arguments(beside: str) -> None:
     assert len(trajectory.rows()) == 1
 
 
-async def test_other_words_beside_the_same_call_are_not_the_policy_s() -> None:
+async def test_changed_text_next_to_the_same_call_does_not_match_the_policys_turn() -> None:
     call = '<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>'
 
     async def agent(client: Client) -> None:
@@ -146,7 +146,7 @@ async def test_a_summary_that_the_policy_wrote_begins_a_conversation_as_given_te
     assert texts(trajectory) == ["[user:a][a:LONG$][user:sum up][a:SHORT$", "[user:short: go on][a:ON$"]
 
 
-async def test_other_tools_are_another_conversation() -> None:
+async def test_a_change_of_tools_starts_another_conversation() -> None:
     async def agent(client: Client) -> None:
         await client.ask(user("a"))
         assert (await client.ask(user("a"), assistant("one"), user("b"), tools=(FIND,))).reason == "tools"
@@ -169,7 +169,7 @@ async def test_an_answer_that_a_limit_cut_can_be_extended_and_an_ended_one_canno
     assert texts(trajectory) == ["[user:a][a:LONG$][user:on][a:MORE$", "[user:b][a:END$"]
 
 
-async def test_a_session_s_nonce_in_the_system_prompt_is_no_other_conversation() -> None:
+async def test_a_nonce_in_the_system_prompt_does_not_start_another_conversation() -> None:
     def system(nonce: str) -> Message:
         return Message("system", f"x-anthropic-billing-header: cch={nonce};\nBe brief.")
 
@@ -181,7 +181,7 @@ async def test_a_session_s_nonce_in_the_system_prompt_is_no_other_conversation()
     assert len(trajectory.rows()) == 1
 
 
-async def test_what_nobody_has_read_is_not_trained_and_counted() -> None:
+async def test_unread_turns_are_counted_and_not_trained() -> None:
     async def agent(client: Client) -> None:
         await client.ask(user("a"))
         lost = await client.ask(user("a"), assistant("one"), user("b"))

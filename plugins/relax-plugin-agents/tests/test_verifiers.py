@@ -50,7 +50,7 @@ async def test_its_rewards_are_the_samples_and_what_was_answered_is_trained() ->
     assert sum(row.loss_mask) == len("It is 2.") + 1
 
 
-async def test_what_failed_or_was_not_judged_is_an_outcome_and_no_zero() -> None:
+async def test_failed_and_unjudged_samples_are_outcomes_and_not_zeros() -> None:
     async with pooled() as pool:
         raised, unjudged, both = [await played(pool, said) for said in ("raise", "unjudged", "both")]
     assert [sample.outcome for sample in (raised, unjudged, both)] == [Outcome.ENVIRONMENT_ERROR] * 3
@@ -65,7 +65,7 @@ async def test_rewards_of_the_run_may_judge_instead() -> None:
     assert (sample.outcome, sample.environment_reward) == (Outcome.FINISHED, 0.0)  # nothing of it
 
 
-async def test_a_task_of_another_kind_is_told_what_to_do() -> None:
+async def test_a_task_of_another_kind_is_refused_with_the_fix() -> None:
     environment = Verifiers(VerifiersOptions(**OPTIONS))
     environment.shared = await Verifiers.open(environment.options)
     with pytest.raises(ValueError, match="column verifiers is None.*relax-verifiers-tasks"):
@@ -81,7 +81,7 @@ async def test_an_interpreter_that_dies_is_the_outcome_of_its_samples_and_is_rep
         assert (await played(pool, "It is 2.")).environment_reward == 1.25
 
 
-async def test_one_that_hangs_is_an_outcome_and_ends_with_what_it_started() -> None:
+async def test_a_hanging_environment_is_an_outcome_and_its_processes_end() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     async with pooled(timeout_s=5.0) as pool:
         hung = await played(pool, "2", data("hang"))
@@ -108,7 +108,7 @@ def is_ours(process: psutil.Process, before: set[int]) -> bool:
         ({"env": {}}, r"environment\.taskset: .*ModuleNotFoundError: No module named 'verifiers"),
     ],
 )
-async def test_what_can_not_be_loaded_stops_the_run_at_its_start(options: dict[str, Any], why: str) -> None:
+async def test_an_unloadable_environment_stops_the_run_at_its_start(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         await Verifiers.open(VerifiersOptions(**{**OPTIONS, **options}))
 

@@ -126,7 +126,7 @@ def test_numbered_actions_are_read(text: str, action: int) -> None:
         "¹",
     ],
 )
-def test_what_names_no_one_action_is_unreadable(text: str) -> None:
+def test_a_text_without_exactly_one_action_is_unreadable(text: str) -> None:
     with pytest.raises(UnreadableAction):
         read_action(spaces.Discrete(4), text, MOVES)
 
@@ -199,7 +199,7 @@ SPACES = st.recursive(
 
 
 @given(SPACES, st.integers(0, 2**31))
-def test_what_is_told_of_a_space_is_read_as_a_value_of_it(space: spaces.Space[Any], seed: int) -> None:
+def test_a_described_value_of_a_space_is_read_back(space: spaces.Space[Any], seed: int) -> None:
     space.seed(seed)
     told = plain(space, space.sample(), 4)
     assert unwritable_part(space) == ""
@@ -233,13 +233,13 @@ def test_an_end_at_the_last_step_is_an_end() -> None:
     assert (steps[-1].info["terminated"], steps[-1].info["truncated"]) == (True, False)
 
 
-def test_the_environments_own_limit_is_told_as_one() -> None:
+def test_the_environments_own_limit_is_reported_as_truncation() -> None:
     _, steps = played(["5"] * 9, id="Fixture-v0", kwargs={"rewards": (1.0,) * 9})
     assert (len(steps), steps[-1].info["terminated"], steps[-1].info["truncated"]) == (4, False, True)
     assert [step.reward for step in steps] == [1.0] * 4
 
 
-def test_a_reward_that_is_no_number_is_an_error_and_no_reward() -> None:
+def test_a_reward_that_is_not_a_number_is_an_error_and_no_reward() -> None:
     with pytest.raises(RuntimeError, match="Fixture-v0.* finite"):
         played(["5"], id="Fixture-v0", kwargs={"rewards": ("nan", 1.0)})
 
@@ -274,7 +274,7 @@ def test_a_task_names_its_environment_and_beginning() -> None:
         ({"actions": ["a", "b"]}, "task t9: .*2 names"),
     ],
 )
-def test_a_task_that_names_none_says_what_is_wrong(column: object, says: str) -> None:
+def test_a_task_without_an_environment_is_refused_with_the_reason(column: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         played([], Task("t9", "", metadata={"gymnasium": column}), **LAKE)
 
@@ -289,7 +289,7 @@ def test_a_task_that_names_none_says_what_is_wrong(column: object, says: str) ->
         ({"id": "no_such_module_of_mine:Fixture-v0"}, "can't make"),
     ],
 )
-def test_what_has_no_words_is_refused_when_the_worker_opens(options: dict[str, Any], says: str) -> None:
+def test_a_space_that_cannot_be_written_as_text_is_refused_at_the_start(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         asyncio.run(Gymnasium.open(GymnasiumOptions(**options)))
 
@@ -354,7 +354,7 @@ def test_a_taxi_over_its_destination_is_still_seen() -> None:
     assert all("yellow" in cell for cell in cells)
 
 
-def test_an_environment_is_made_anew_only_to_be_shown() -> None:
+def test_an_environment_renders_only_if_the_rendering_is_shown() -> None:
     options = GymnasiumOptions(show="value")
     assert make("FrozenLake-v1", {}, (), options).render_mode is None
     assert make("FrozenLake-v1", {}, (), GymnasiumOptions()).render_mode == "ansi"

@@ -65,7 +65,7 @@ async def gone(pids: set[int], timeout_s: float = 20.0) -> bool:
         ),
     ],
 )
-async def test_a_server_that_can_not_be_had_is_refused_with_its_reason(server: ServerOptions, said: str) -> None:
+async def test_a_server_that_cannot_be_had_is_refused_with_its_reason(server: ServerOptions, said: str) -> None:
     before = children()
     with pytest.raises(ConfigError, match="environment.servers: got server bad: ") as refused:
         await Mcp.find_tools(McpOptions(servers=[server]))
@@ -84,7 +84,9 @@ async def test_a_server_that_can_not_be_had_is_refused_with_its_reason(server: S
         ("broken", "server bad: act: ValidationError"),
     ],
 )
-async def test_a_server_that_fails_in_a_call_is_no_answer_and_the_next_sample_has_another(kind: str, said: str) -> None:
+async def test_a_server_that_fails_in_a_call_is_not_an_answer_and_the_next_sample_has_another(
+    kind: str, said: str
+) -> None:
     before = children()
     shared = SharedServer(options(kind, call_s=1.0 if "did not answer" in said else 60.0))
     connection = await shared.acquire()

@@ -84,7 +84,7 @@ async def playing(*servers: dict[str, Any], shared: Any = None, **more: Any) -> 
         await environment.close()
 
 
-async def test_calls_are_answered_and_what_is_wrong_with_them_is_said_in_words() -> None:
+async def test_calls_are_answered_and_wrong_calls_get_an_error_text() -> None:
     async with playing(table("good")) as call:
         assert await call("add", a=2, b=3) == "5"
         assert (

@@ -34,7 +34,7 @@ Tensors = list[tuple[str, np.ndarray, str]]
 class TestCollective(WeightTransportSuite):
     component = "collective"
     options = {"bucket_mb": 1, "silence_s": 3.0, "patience_s": 10.0}
-    test_versions_lie_beside_each_other = None  # only the newest is handed out
+    test_several_versions_are_kept_at_once = None  # only the newest is handed out
 
 
 def large() -> Tensors:
@@ -90,7 +90,7 @@ def test_a_receiver_alone_is_served_when_the_sender_has_time() -> None:
     assert transfer.took == 1
 
 
-def test_who_comes_when_nobody_hands_out_is_told_to_come_again_and_is_not_waited_for() -> None:
+def test_a_receiver_without_a_sender_is_asked_to_retry_and_not_waited_for() -> None:
     sender = Collective(SMALL)
     manifest = sender.send(ONE, "full", "", some_tensors(), "")
     with pytest.raises(RetryLater, match=r"actor@0\.1: no transfer began within .*ask for it again"):
@@ -102,7 +102,7 @@ def test_who_comes_when_nobody_hands_out_is_told_to_come_again_and_is_not_waited
     assert transfer.took == 1
 
 
-def test_who_wants_an_older_version_is_sent_for_the_newer_one() -> None:
+def test_a_receiver_that_asks_for_an_older_version_is_sent_to_the_newest() -> None:
     sender = Collective(SMALL)
     older = sender.send(ONE, "full", "", some_tensors(), "")
     found: list[BaseException] = []
@@ -124,7 +124,7 @@ def _catch(call: Callable[[], object], found: list[BaseException]) -> None:
         found.append(error)
 
 
-def test_a_sender_that_is_gone_is_told_at_once() -> None:
+def test_a_lost_sender_is_reported_at_once() -> None:
     sender = Collective(SMALL)
     manifest = sender.send(ONE, "full", "", some_tensors(), "")
     del sender
@@ -145,7 +145,7 @@ def test_a_sender_that_dies_half_way_leaves_its_receivers_with_an_error() -> Non
     assert isinstance(found[0], InfrastructureError) and "load again" in str(found[0])
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InfrastructureError, match=rf"weights\.port: .*{port}.*name a free port"):

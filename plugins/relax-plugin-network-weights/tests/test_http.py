@@ -60,7 +60,7 @@ def test_only_the_unguessable_path_is_served(tmp_path: Path) -> None:
     assert len(manifest.secret) > 40 and manifest.location.startswith("http://127.0.0.1:")
 
 
-def test_nothing_of_the_secret_is_shown_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_secret_is_never_shown_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sender = Http(SMALL)
     manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
     list(Http(SMALL).receive(manifest))
@@ -110,14 +110,14 @@ def test_a_process_that_is_killed_leaves_neither_server_nor_files(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InfrastructureError, match=rf"weights\.port: .*{port}.*name a free port"):
             Http(HttpOptions(port=port)).send(ONE, "full", "", some_tensors(), str(tmp_path))
 
 
-def test_a_spool_that_is_no_directory_is_told(tmp_path: Path) -> None:
+def test_a_spool_that_is_not_a_directory_is_reported(tmp_path: Path) -> None:
     sender = Http(SMALL)
     manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
     with pytest.raises(ConfigError, match=r"weights\.spool: got .*nowhere"):

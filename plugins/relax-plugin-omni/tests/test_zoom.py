@@ -104,7 +104,7 @@ def test_boxes_may_be_in_pixels_and_end_at_the_image() -> None:
         ({"box": [0, 0, 79, 1000]}, "has 8 x 40 pixels"),
     ],
 )
-def test_a_call_that_shows_nothing_is_told_why_and_is_no_zoom(arguments: dict[str, Any], said: str) -> None:
+def test_a_call_without_a_visible_area_gets_the_reason_and_does_not_zoom(arguments: dict[str, Any], said: str) -> None:
     least = 9 if "8 x 40" in said else 8
     (told,) = play([arguments], min_pixels=least)
     (text,) = shown(told)

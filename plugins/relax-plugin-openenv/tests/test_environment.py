@@ -56,7 +56,7 @@ async def test_an_episode_is_reset_stepped_credited_and_closed(server: Any) -> N
     assert server.heard[-1] == {"type": "close"}
 
 
-async def test_an_action_that_does_not_fit_is_told_and_costs_a_turn(server: Any) -> None:
+async def test_an_invalid_action_is_reported_to_the_policy_and_costs_a_turn(server: Any) -> None:
     async with playing(server, invalid_reward=-0.5) as say:
         told = [await say("", '{"nope": 1}'), await say("", "no action"), await say("", "[1]")]
         assert (await say("a")).reward == 0.1
@@ -77,7 +77,7 @@ async def test_an_action_that_does_not_fit_is_told_and_costs_a_turn(server: Any)
         ("boom", 'EXECUTION_ERROR: boom inside; .* raised = "say"'),
     ],
 )
-async def test_what_is_the_servers_fault_is_no_answer(server: Any, message: str, why: str) -> None:
+async def test_a_fault_of_the_server_is_not_an_answer(server: Any, message: str, why: str) -> None:
     async with playing(server, step_s=0.5) as say:
         with pytest.raises(ServerFailed, match=why):
             await say(message)
@@ -91,14 +91,14 @@ async def test_a_late_answer_is_not_taken_for_that_of_the_next_step(server: Any)
             await say("a")
 
 
-async def test_an_environment_that_raises_may_be_told_to_the_policy(server: Any) -> None:
+async def test_an_environments_error_can_be_shown_to_the_policy(server: Any) -> None:
     async with playing(server, raised="say", invalid_reward=-1.0) as say:
         step = await say("boom")
         assert (step.observation.content, step.reward) == ("No action was taken: boom inside.", -1.0)
         assert (await say("a")).reward == 0.1
 
 
-async def test_an_episode_without_any_reward_is_no_zero(server: Any) -> None:
+async def test_an_episode_without_a_reward_does_not_score_zero(server: Any) -> None:
     async with playing(server) as say:
         assert [(await say("nothing")).reward for _ in range(2)] == [None, None]
         with pytest.raises(ServerFailed, match='without a reward; set reward = "rewards"'):
@@ -141,7 +141,7 @@ async def test_a_redirect_is_not_followed(server: Any) -> None:
             pass
 
 
-async def test_a_server_that_is_not_there_stops_the_run_at_its_start() -> None:
+async def test_a_missing_server_stops_the_run_at_its_start() -> None:
     with pytest.raises(ConfigError, match=r"environment\.url: .*no connection.*start the server"):
         await OpenEnv.open(OpenEnvOptions(url="http://127.0.0.1:9"))
 

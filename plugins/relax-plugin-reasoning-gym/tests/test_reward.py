@@ -78,7 +78,7 @@ def test_only_a_full_score_counts_unless_parts_do(response: str, options: dict[s
     assert score(task("chain_sum"), response, **options) == pytest.approx(value)
 
 
-def test_a_response_cut_off_scores_zero_unless_told() -> None:
+def test_a_response_cut_off_scores_zero_by_default() -> None:
     asked = task("chain_sum")
     assert score(asked, "<answer>156</answer>", Outcome.TRUNCATED) == 0.0
     assert score(asked, "<answer>156</answer>", Outcome.TRUNCATED, truncated=True) == 1.0
@@ -113,7 +113,9 @@ def test_a_score_out_of_bounds_is_brought_back(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("failure", [MemoryError, ImportError, OSError])
-def test_a_failure_of_the_machine_is_no_zero(monkeypatch: pytest.MonkeyPatch, failure: type[Exception]) -> None:
+def test_a_failure_of_the_machine_does_not_score_zero(
+    monkeypatch: pytest.MonkeyPatch, failure: type[Exception]
+) -> None:
     def fail(recipe: Recipe, answer: str) -> float:
         raise failure
 

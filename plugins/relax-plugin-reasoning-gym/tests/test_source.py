@@ -109,13 +109,13 @@ def test_a_set_with_no_question_left_is_named(tmp_path: Path) -> None:
         ("[[sets]", "write it as TOML"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_refused_by_name_and_key(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_cannot_be_used_is_refused_by_name_and_key(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         opened(tmp_path / "own.gym", text)
     assert ".gym" in str(refused.value)
 
 
-def test_a_barred_set_can_be_allowed_and_columns_can_not_be_renamed(tmp_path: Path) -> None:
+def test_a_barred_set_can_be_allowed_and_columns_cannot_be_renamed(tmp_path: Path) -> None:
     source = opened(tmp_path / "own.gym", 'size = 2\n[[sets]]\nname = "coin_flip"', allow_barred=True)
     assert source[1].column("set") == "coin_flip"
     with pytest.raises(ConfigError, match="the tasks are made"):

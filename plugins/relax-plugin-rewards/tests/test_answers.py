@@ -27,7 +27,7 @@ from relax_core.api import Task
         ("5", ""),
     ],
 )
-def test_the_last_whole_box_counts_and_an_unfinished_one_is_none(text: str, content: str) -> None:
+def test_the_last_complete_box_counts(text: str, content: str) -> None:
     assert last_box(text) == content
 
 
@@ -56,7 +56,7 @@ def test_a_box_round_anything_balanced_is_found_again(before: str, content: str,
         ("", "", ""),
     ],
 )
-def test_what_follows_the_last_thought_counts(response: str, optional: str, required: str) -> None:
+def test_only_text_after_the_last_thought_counts(response: str, optional: str, required: str) -> None:
     assert after_thinking(response, "optional") == optional
     assert after_thinking(response, "required") == required
     assert after_thinking(response, "ignored") == response

@@ -74,7 +74,7 @@ def test_the_final_choice_is_read(response: str) -> None:
         "Answer: E",
     ],
 )
-def test_no_choice_and_several_choices_are_none(response: str) -> None:
+def test_zero_or_several_choices_give_no_answer(response: str) -> None:
     assert final_choice(response, CITIES) is None
 
 
@@ -104,7 +104,7 @@ def test_a_number_among_the_labels_or_texts_is_one_of_them() -> None:
 
 
 @pytest.mark.parametrize("answer", ["E", "Madrid", 4, -1, True, "A or B"])
-def test_a_gold_answer_that_is_no_choice_is_the_tasks_fault(answer: object) -> None:
+def test_a_gold_answer_that_is_not_a_choice_is_the_tasks_fault(answer: object) -> None:
     with pytest.raises(ValueError, match="task t: answer .* is none of its choices"):
         gold_label(Task("t", "?"), answer, CITIES)
 

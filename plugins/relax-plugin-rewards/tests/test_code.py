@@ -100,7 +100,7 @@ async def test_anything_else_earns_nothing(response: str, cases: Any) -> None:
     assert (await judged(response, cases, case_s=3.0)).value == 0.0
 
 
-async def test_a_program_that_finds_nothing_of_what_is_expected_can_not_forge_it() -> None:
+async def test_a_program_that_finds_nothing_of_what_is_expected_cannot_forge_it() -> None:
     """All that the box holds, its input, its files and what else runs in it, is printed; no answer is among it."""
     look = (
         "import glob, os, sys\n"
@@ -128,7 +128,7 @@ async def test_a_share_of_the_cases_may_count() -> None:
     assert (await judged(block(SUM), cases, max_cases=2)).value == 1.0
 
 
-async def test_a_response_that_was_cut_off_earns_nothing_unless_told() -> None:
+async def test_a_response_that_was_cut_off_earns_nothing_by_default() -> None:
     assert (await judged(block(SUM), outcome=Outcome.TRUNCATED)).value == 0.0
     assert (await judged(block(SUM), outcome=Outcome.TRUNCATED, truncated=True)).value == 1.0
 
@@ -137,7 +137,7 @@ async def test_a_response_that_was_cut_off_earns_nothing_unless_told() -> None:
     "cases",
     [None, [], "{", 4, [{"input": "1"}], ["f(1) == 2"], ["assert f(x) == 2"], {"inputs": ["1"], "outputs": []}],
 )
-def test_cases_that_can_not_be_read_name_the_task(cases: Any) -> None:
+def test_cases_that_cannot_be_read_name_the_task(cases: Any) -> None:
     with pytest.raises(ValueError, match="task t9"):
         read_cases("t9", cases)
 

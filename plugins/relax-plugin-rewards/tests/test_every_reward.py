@@ -124,14 +124,14 @@ def test_the_right_answer_pays_most_and_nothing_pays_least(case: Case) -> None:
 
 
 @judging
-def test_a_response_cut_off_pays_least_unless_told(case: Case) -> None:
+def test_a_response_cut_off_pays_least_by_default(case: Case) -> None:
     assert case.score(case.best, Outcome.TRUNCATED) == case.low
     lenient = replace(case, options=case.options.model_copy(update={"truncated": True}))
     assert lenient.score(case.best, Outcome.TRUNCATED) == 1.0
 
 
 @judging
-def test_a_task_that_can_not_be_judged_is_named_whatever_the_response(case: Case) -> None:
+def test_a_task_that_cannot_be_judged_is_named_whatever_the_response(case: Case) -> None:
     for response in ("", case.best):
         for outcome in (Outcome.FINISHED, Outcome.TRUNCATED):
             with pytest.raises(ValueError, match="task t9"):
@@ -150,6 +150,6 @@ def test_random_numbers_depend_on_seed_task_and_response_and_spread() -> None:
 
 
 @pytest.mark.parametrize("options", [{"low": 1.0}, {"high": math.inf}, {"low": math.nan}])
-def test_random_bounds_that_are_none_are_refused(options: dict[str, float]) -> None:
+def test_invalid_random_bounds_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         RandomScoreOptions(**options)

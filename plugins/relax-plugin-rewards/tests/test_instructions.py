@@ -85,7 +85,7 @@ def score(task: Task, response: str, **options: Any) -> float:
 
 
 @pytest.mark.parametrize(("name", "arguments", "right", "wrong"), FOLLOWED)
-def test_a_check_tells_right_from_nearly_right(
+def test_a_check_distinguishes_right_from_nearly_right(
     name: str, arguments: dict[str, Any], right: str, wrong: tuple[str, ...]
 ) -> None:
     own = task({"name": name, "arguments": arguments})
@@ -177,7 +177,7 @@ def test_another_column_may_hold_them() -> None:
         ({"instruction_id_list": ["no_comma"], "kwargs": [{}, {}]}, "1 instructions have 2 sets of arguments"),
     ],
 )
-def test_an_instruction_that_can_not_be_judged_is_the_tasks_fault_whatever_the_response(
+def test_an_instruction_that_cannot_be_judged_is_the_tasks_fault_whatever_the_response(
     columns: dict[str, Any], said: str
 ) -> None:
     for response in ("", "a b"):

@@ -72,12 +72,12 @@ def test_nonsense_is_an_error_that_quotes_it(text: str, options: dict[str, objec
         {"keys": {"a": 0.0}},
     ],
 )
-def test_options_that_can_not_work_are_refused(options: dict[str, object]) -> None:
+def test_options_that_cannot_work_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         JudgeOptions(**options)  # type: ignore[arg-type]
 
 
-async def test_it_asks_what_the_template_says_and_nothing_that_a_response_writes() -> None:
+async def test_the_judge_gets_the_template_and_a_response_cannot_change_it() -> None:
     heard: list[str] = []
     options = JudgeOptions(
         engine="big", template="{prompt}|{response}|{answer}|{rubric}|{low}-{high}|{}", system="Be strict."
@@ -91,7 +91,7 @@ async def test_it_asks_what_the_template_says_and_nothing_that_a_response_writes
     assert heard == [f'Be strict.\n{told}|{{answer}} or {{secret}}|4|["exact", "short"]|0-10|{{}}']
 
 
-async def test_a_column_that_a_task_lacks_is_named_and_a_cut_response_scores_zero_unless_told() -> None:
+async def test_a_column_that_a_task_lacks_is_named_and_a_cut_response_scores_zero_by_default() -> None:
     judge = Judge(JudgeOptions(template="{response} {gold}"))
     assert await judge.score(TASK, said("4", Outcome.TRUNCATED)) == 0.0
     with pytest.raises(ValueError, match="task t1 has no column 'gold'"):
@@ -139,7 +139,7 @@ async def test_a_verdict_is_the_same_in_any_order_and_differs_by_what_is_judged(
     assert len({seed for _, seed in client.asked}) == 60, "each vote is drawn apart"
 
 
-async def test_votes_are_combined_and_their_agreement_is_told() -> None:
+async def test_votes_are_combined_and_their_agreement_is_reported() -> None:
     (score,) = (await scores(["4"], Drawing(), votes=5)).values()
     assert {"verdicts/unreadable", "verdicts/unanimous", "verdicts/agreement", "verdicts/variance"} == set(score.parts)
     assert score.parts["verdicts/unreadable"] == 0.0 and 0 <= score.parts["verdicts/agreement"] < 1
@@ -156,7 +156,7 @@ async def test_the_majority_is_the_most_frequent_vote() -> None:
     assert isinstance(found, Score) and found.value == pytest.approx(0.2)
 
 
-async def test_what_can_not_be_read_is_asked_for_again_with_the_reason_and_then_no_score() -> None:
+async def test_an_unreadable_verdict_is_requested_again_with_the_reason_and_then_has_no_score() -> None:
     client = Drawing(unreadable=1)
     (score,) = (await scores(["4"], client, retries=2)).values()
     assert len(client.asked) == 2 and "no number from 0 to 10" in client.asked[1][0]
@@ -193,6 +193,6 @@ def test_the_last_json_object_with_the_keys_is_read_and_their_scores_are_weighed
     "text",
     ["", "{", '{"correct": 1}', '{"correct": 11, "clear": 1}', '{"correct": true, "clear": 1}', '["correct", "clear"]'],
 )
-def test_json_without_the_keys_or_with_other_than_numbers_is_no_verdict(text: str) -> None:
+def test_json_without_numbers_under_the_expected_keys_is_not_a_verdict(text: str) -> None:
     with pytest.raises(ValueError, match="the judge said"):
         verdict(text, JudgeOptions(**KEYS))  # type: ignore[arg-type]

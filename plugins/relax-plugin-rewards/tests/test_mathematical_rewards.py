@@ -195,6 +195,6 @@ def test_geo3k_pays_for_a_thought_before_a_box() -> None:
     assert geo3k("20.5", r"\boxed{20}", tolerance=0.05).parts["accuracy"] == 1.0
 
 
-def test_geo3k_refuses_a_gold_answer_that_is_no_number() -> None:
+def test_geo3k_refuses_a_gold_answer_that_is_not_a_number() -> None:
     with pytest.raises(ValueError, match="task t1: answer 'nothing' is not a mathematical expression"):
         geo3k("nothing", "5")

@@ -90,7 +90,7 @@ async def test_media_and_tool_calls_go_out_by_reference_and_by_name() -> None:
     assert service.requests[0]["prompt"] == [{"role": "user", "content": seen}, called]
 
 
-async def test_a_task_that_is_no_json_is_named() -> None:
+async def test_a_task_that_is_not_json_is_named() -> None:
     task = Task("t1", "?", float("nan"))
     with pytest.raises(ValueError, match="task t1 can't be written as JSON"):
         await remote("http://127.0.0.1:9").score(task, trajectory(task, "4"))
@@ -116,7 +116,7 @@ async def test_a_service_that_stays_broken_is_an_error_that_says_how_it_ended() 
     [(201, "1", "answered HTTP 201"), (302, "1", "answered HTTP 302"), (404, "1", "answered HTTP 404"),
      (200, "<html>", "'<html>', which is not")],
 )  # fmt: skip
-async def test_no_other_answer_is_asked_for_again_or_followed(status: int, text: str, said: str) -> None:
+async def test_other_answers_are_neither_retried_nor_followed(status: int, text: str, said: str) -> None:
     async with serving((status, text)) as service:
         with pytest.raises(ValueError, match=said):
             await scored(service)
@@ -148,7 +148,7 @@ def test_anything_else_is_an_error_that_quotes_it(text: str) -> None:
         read_score(text)
 
 
-async def test_headers_may_be_secrets_and_no_credential_stands_in_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_can_be_secrets_and_options_show_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_KEY", "Bearer swordfish")
     options = {"headers": {"Authorization": "env:REWARD_KEY", "X-Run": "seven"}}
     async with serving((200, "1")) as service:
@@ -160,7 +160,7 @@ async def test_headers_may_be_secrets_and_no_credential_stands_in_the_options(mo
         RemoteOptions(headers={"X-Api-Key": "swordfish"})
 
 
-async def test_a_cut_response_is_sent_and_marked_unless_told() -> None:
+async def test_a_cut_response_is_sent_and_marked_by_default() -> None:
     async with serving((200, "1")) as service:
         assert await scored(service, outcome=Outcome.TRUNCATED) == Score(1.0)
         assert await scored(service, outcome=Outcome.TRUNCATED, truncated=False) == Score(0.0)
@@ -188,7 +188,7 @@ async def test_no_more_requests_at_once_than_asked_for(monkeypatch: pytest.Monke
     assert most == 2
 
 
-async def test_it_needs_an_address() -> None:
+async def test_the_remote_reward_needs_an_address() -> None:
     with pytest.raises(ValueError, match="reward remote has no url"):
         await Remote().score(TASK, trajectory(TASK, "4"))
     with pytest.raises(ValidationError):

@@ -60,7 +60,7 @@ def test_different_or_unreadable_is_zero(answer: str, response: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["no number here", "", None, "???"])
-def test_an_answer_column_that_is_no_mathematics_is_the_tasks_fault(answer: object) -> None:
+def test_an_answer_column_that_is_not_mathematics_is_the_tasks_fault(answer: object) -> None:
     with pytest.raises(ValueError, match="t1"):
         maths(answer, "42")
 
@@ -75,7 +75,7 @@ def test_precision_is_an_option() -> None:
     assert maths("3.14159", "3.14") == 0.0
 
 
-def test_it_works_off_the_main_thread() -> None:
+def test_the_reward_works_outside_the_main_thread() -> None:
     found: list[float] = []
     thread = threading.Thread(target=lambda: found.append(maths("1/2", r"\boxed{\frac{1}{2}}")))
     thread.start()

@@ -119,7 +119,7 @@ async def python(box: OpenBox, program: str, *args: str, env: dict[str, str] | N
     return await box.run([box.python, "-I", "-S", "-c", program, *args], b"", env or {}, 0.0, False)
 
 
-async def test_a_program_changes_nothing_of_yours_and_reaches_nobody(tmp_path: Path) -> None:
+async def test_a_program_changes_no_outside_file_and_reaches_no_host(tmp_path: Path) -> None:
     """Even a file that it may read stays as it is."""
     secret = tmp_path / "given"
     secret.write_text("given")

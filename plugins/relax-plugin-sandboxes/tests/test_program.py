@@ -8,7 +8,7 @@ import asyncio
 from relax_plugin_sandboxes.program import _Output
 
 
-async def test_what_is_printed_beyond_the_bound_is_read_and_forgotten() -> None:
+async def test_output_beyond_the_limit_is_read_and_dropped() -> None:
     """Unread, it would keep the end of its process from being noticed."""
     stream, output = asyncio.StreamReader(), _Output(10)
     for _ in range(3):

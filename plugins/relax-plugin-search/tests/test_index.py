@@ -64,13 +64,13 @@ def test_rows_may_have_other_keys_and_empty_lines_are_skipped() -> None:
         ("[" * 100_000 + "\n", ":1 is not valid JSON"),
     ],
 )
-def test_a_row_that_is_no_document_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_row_that_is_not_a_document_is_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "corpus.jsonl").write_text(text)
     with pytest.raises(ValueError, match=said):
         read_documents(tmp_path / "corpus.jsonl")
 
 
-def test_a_corpus_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
+def test_a_missing_corpus_or_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.jsonl can't be read"):
         read_documents(tmp_path / "none.jsonl")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")

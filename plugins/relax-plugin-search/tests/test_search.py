@@ -54,7 +54,7 @@ def test_every_call_of_a_turn_is_answered() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"query": 3}, {"query": "a", "top_k": 9}])
-def test_other_arguments_are_told_and_are_no_search(arguments: dict[str, Any]) -> None:
+def test_unknown_arguments_are_reported_and_do_not_search(arguments: dict[str, Any]) -> None:
     (told,) = play([arguments])
     assert said(told) == [f'search takes one argument, {{"query": text}}, and got {sorted(arguments)}.']
     assert (told.done, told.info) == (False, {"searches": 0})
@@ -67,7 +67,7 @@ def test_a_search_beyond_the_limit_is_refused() -> None:
     assert not second.done and second.info == {"searches": 1}
 
 
-def test_nothing_found_is_said_in_the_words_of_the_options() -> None:
+def test_an_empty_result_is_reported_in_the_configured_words() -> None:
     (found,) = play([{"query": "of"}, {"query": "zebra"}], nothing="none", top_k=9)
     assert said(found)[1] == "none"
     assert said(found)[0].count("\n\n") == 2

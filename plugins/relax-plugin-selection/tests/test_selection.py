@@ -109,7 +109,7 @@ def test_a_rate_keeps_what_it_was_by_its_memory_and_is_measured_by_the_best_rewa
     assert sampler.state() == {"rates": {"0": 0.75, "1": 0.5, "2": 1.0}}
 
 
-def test_a_mixture_goes_on_where_it_was_and_each_epoch_has_an_order_of_its_own() -> None:
+def test_a_mixture_continues_where_it_was_and_each_epoch_has_an_order_of_its_own() -> None:
     kinds = ["maths"] * 12
     whole, first, second = (Mixture(MixtureOptions()) for _ in range(3))
     for sampler in (whole, first, second):

@@ -20,13 +20,13 @@ class TestSglang(PrefixChecks, EngineSuite):
     options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     # It does not claim sleep, and CPUs have none.
     test_sleep_frees_and_wake_restores = None
-    test_unknown_part_can_not_sleep = None
+    test_an_unknown_part_cannot_be_offloaded = None
 
     @classmethod
     def make_engine(cls) -> Engine:
         return HostedEngine("sglang", SglangEngine.capabilities, cls.options)
 
-    def test_its_process_listens_on_loopback_alone(self, lab: EngineFixture) -> None:
+    def test_the_engine_process_listens_only_on_loopback(self, lab: EngineFixture) -> None:
         """torch's store and gloo ask nobody for a password."""
         worker: Any = lab.engine
         sockets = psutil.Process(worker._there().pid).net_connections()

@@ -9,7 +9,7 @@ import sys
 from relax_plugin_sglang.environment_variables import ALWAYS, ON_CPU
 
 
-def test_sglang_can_not_be_imported_without_them() -> None:
+def test_sglang_cannot_be_imported_without_them() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", "from sglang.srt.managers.scheduler import Scheduler"],
         env={**ALWAYS, **ON_CPU}, capture_output=True, text=True, timeout=300, check=False,

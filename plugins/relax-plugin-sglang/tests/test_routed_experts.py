@@ -76,7 +76,7 @@ async def collected(stream: Any) -> list[Delta]:
     return [delta async for deltas in stream for delta in deltas]
 
 
-def test_every_position_that_was_fed_tells_the_experts_of_a_plain_forward(lab: EngineFixture) -> None:
+def test_every_computed_position_reports_the_experts_of_a_plain_forward(lab: EngineFixture) -> None:
     requests = [lab.request(prompt, 9, seed=i, routed_experts=True) for i, prompt in enumerate((*PROMPTS, PROMPT))]
     deltas = lab.run(collected(lab.engine.generate(requests)))
     for request in requests:
@@ -85,7 +85,7 @@ def test_every_position_that_was_fed_tells_the_experts_of_a_plain_forward(lab: E
         np.testing.assert_array_equal(experts_of(parts, len(tokens))[:-1], visited(lab.model, tokens)[:-1])
 
 
-def test_nobody_asked_nothing_told(lab: EngineFixture) -> None:
+def test_experts_are_reported_only_on_request(lab: EngineFixture) -> None:
     deltas = lab.run(collected(lab.engine.generate([lab.request(PROMPT, 3)])))
     assert {delta.routed_experts for delta in deltas} == {b""}
 
@@ -113,7 +113,7 @@ def test_experts_are_of_the_weights_that_sampled_the_next_token(lab: EngineFixtu
     lab.update(lab.publish(source=lab.model, version=Version("actor", 0, 6)))
 
 
-def test_an_aborted_request_tells_what_it_visited(lab: EngineFixture) -> None:
+def test_an_aborted_request_reports_its_experts(lab: EngineFixture) -> None:
     request = lab.request(PROMPT, LONG, seed=3, routed_experts=True)
 
     async def run() -> list[Delta]:

@@ -88,7 +88,7 @@ def test_transcripts_ahead_of_the_resumed_step_do_not_hide_it(tmp_path):
     assert scalars(tmp_path / "tensorboard")["reward/mean"] == [(1, 0.125), (2, 1.25)]
 
 
-def test_a_killed_writer_leaves_its_finished_steps_and_can_go_on(tmp_path):
+def test_a_killed_writer_leaves_its_finished_steps_and_can_continue(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from relax_plugin_tensorboard.sink import TensorBoard\n"

@@ -172,7 +172,7 @@ def test_a_model_may_play_the_other_seat_and_forfeit() -> None:
     assert "[4]" in prompts[-1], "it keeps the conversation of its seat"
 
 
-def test_nobody_hears_the_policy_repeat_itself() -> None:
+def test_the_policys_own_messages_are_not_repeated() -> None:
     _, steps = played(["my own words [4]"])
     assert "my own words" not in steps[0].observation
 
@@ -215,7 +215,7 @@ def test_the_teams_defaults_are_a_game() -> None:
     assert session.heard[-1] in (0.0, 0.5, 1.0)
 
 
-def test_a_game_that_is_over_before_the_policy_moved_is_no_sample() -> None:
+def test_a_game_that_ends_before_the_policys_first_move_gives_no_sample() -> None:
     options = {
         "id": "Taboo-v0",
         "opponent": "replies",

@@ -224,7 +224,7 @@ def test_the_adapters_folder_names_what_modules_end_in_or_each_one(folder, start
 # -- foretold -------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_tells_how_much_is_trained_and_counts_its_memory(folder, start):
+def test_a_plan_reports_the_trained_share_and_its_memory(folder, start):
     model = {"lora": {**LORA, "dora": True}, "freeze": ["layers.1"]}
     spec = TrainerSpec({"path": folder, **model}, ALGORITHM, OptimizerSpec(1e-2))
     work = Workload(prompts=2, group_size=2, prompt_tokens=4, new_tokens=8)

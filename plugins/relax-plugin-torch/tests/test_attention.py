@@ -47,7 +47,7 @@ def test_flash_attention_where_it_does_not_run_is_refused(monkeypatch, device, d
         choose_attention(FLASH, device, dtype, False)
 
 
-def test_what_is_named_is_taken():
+def test_the_configured_attention_is_used():
     assert [choose_attention(name, GPU, LOW, False) for name in ("sdpa", "eager")] == ["sdpa", "eager"]
 
 
@@ -89,7 +89,7 @@ def test_compiled_blocks_score_the_same(folder):
     assert_same(*(scores(policy, batch, by_row(batch)) for policy in (plain, compiled)))
 
 
-def test_a_compiler_that_fails_is_told_at_start(folder):
+def test_a_compiler_that_fails_is_reported_at_start(folder):
     def broken(graph, inputs):
         raise RuntimeError("no g++ here")
 

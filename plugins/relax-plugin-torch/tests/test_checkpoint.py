@@ -37,7 +37,7 @@ def test_torch_reads_it_without_us(folder, start, tmp_path):
     assert sum(name.startswith("optimizer.") for name in state) == 3 * len(list(trainer._rank._model.parameters()))
 
 
-async def test_training_goes_on_while_a_snapshot_is_written(folder, start, tmp_path, monkeypatch):
+async def test_training_continues_while_a_snapshot_is_written(folder, start, tmp_path, monkeypatch):
     free, write = threading.Event(), checkpoint.write
     monkeypatch.setattr(checkpoint, "write", lambda *given: (free.wait(60), write(*given)))
     trainer = start(folder)
@@ -57,7 +57,7 @@ async def test_training_goes_on_while_a_snapshot_is_written(folder, start, tmp_p
     assert (train(other, 1).grad_norm, exported(other, tmp_path / "after")) == want
 
 
-async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, start, tmp_path, monkeypatch):
+async def test_a_full_disk_is_reported_and_keeps_the_old_files(folder, start, tmp_path, monkeypatch):
     trainer = start(folder)
     trainer.save(str(tmp_path / "checkpoint"))
 
@@ -78,7 +78,7 @@ async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, start, tmp_
         trainer.load(str(tmp_path / "other"))
 
 
-def test_all_ranks_are_told_of_the_one_whose_disk_is_full_and_go_on(folder, tmp_path):
+def test_a_full_disk_of_one_rank_is_reported_to_all_ranks_and_training_continues(folder, tmp_path):
     with running(folder, 2) as trainer:
         trainer.save(str(tmp_path / "checkpoint"))
         second = trainer._ranks.processes[1].pid
@@ -91,7 +91,7 @@ def test_all_ranks_are_told_of_the_one_whose_disk_is_full_and_go_on(folder, tmp_
         trainer.save(str(tmp_path / "checkpoint"))
 
 
-def test_one_that_lacks_a_rank_or_is_cut_short_is_refused(folder, start, tmp_path):
+def test_an_incomplete_checkpoint_is_refused(folder, start, tmp_path):
     trainer = start(folder)
     trainer.save(str(tmp_path / "checkpoint"))
     (file,) = (tmp_path / "checkpoint").glob("shard-*")

@@ -105,7 +105,7 @@ def test_gradients_equal_those_of_a_plain_forward(folder, spread, budget, logits
         assert torch.allclose(have[name], parameter.grad, rtol=1e-3, atol=1e-5), name
 
 
-def test_what_the_model_does_not_have_is_refused(spread):
+def test_a_missing_part_of_the_model_is_refused(spread):
     rows, trainer = rows_with_ids(), spread(role="teacher")
     with pytest.raises(ValueError, match=r"top_k:65: got more than the 64 tokens"):
         trainer.forward(chunk(trainer, rows), ("top_k:65",))

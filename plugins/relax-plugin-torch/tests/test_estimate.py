@@ -57,7 +57,7 @@ def test_ranks_that_the_group_size_does_not_divide_are_refused_by_the_plan(folde
         make_trainer(tensor_parallel=2).estimate(spec_of(folder, world_size=3), WORK)
 
 
-def test_an_optimizer_that_lies_apart_is_there_for_its_step_alone(folder):
+def test_an_offloaded_optimizer_uses_device_memory_only_in_its_step(folder):
     trainers = [make_trainer(offload_optimizer=one, device="cuda") for one in (False, True)]
     whole, apart = (trainer.estimate(spec_of(folder), WORK).phases for trainer in trainers)
     assert whole["train"] == {**apart["train"], "optimizer": apart["update"]["optimizer"]}

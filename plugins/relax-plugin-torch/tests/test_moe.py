@@ -107,7 +107,7 @@ def test_two_ranks_are_one_trainer_and_replay_alike(folders, start, sharding, tm
 @pytest.mark.parametrize(
     ("options", "fix"), [({"tensor_parallel": 2}, "tensor_parallel = 1"), ({"compile": True}, "compile")]
 )
-def test_what_replay_does_not_go_with_is_refused(folders, start, options, fix):
+def test_options_that_conflict_with_routing_replay_are_refused(folders, start, options, fix):
     with pytest.raises(ConfigError, match=fix) as refused:
         start(folders[0], model=ROLLOUT, options=options)
     assert refused.value.field == "model.routing_replay"

@@ -59,7 +59,7 @@ def test_an_offloaded_cpu_rank_returns_what_malloc_kept_of_a_step():
     assert on_top.all()
 
 
-def test_gradients_that_somebody_else_holds_are_not_counted():
+def test_gradients_with_other_references_are_not_counted_as_freed():
     module = model()
     trained(module, torch.optim.SGD(module.parameters(), lr=0.1))
     kept = module[0].weight.grad
@@ -67,7 +67,7 @@ def test_gradients_that_somebody_else_holds_are_not_counted():
     assert freed == sum(parameter.nbytes for parameter in module.parameters()) - kept.nbytes
 
 
-def test_a_cpu_keeps_weights_and_says_so_by_the_bytes():
+def test_a_cpu_keeps_weights_and_reports_the_freed_bytes():
     offloader = Offloader(model(), None, CPU)
     assert offloader.offload(["weights", "optimizer"]) == 0
     with pytest.raises(ValueError, match="weights: offloaded"):
@@ -147,7 +147,7 @@ def test_tied_weights_and_views_move_once():
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "adafactor"])
-def test_training_that_slept_or_keeps_its_optimizer_apart_goes_on_the_same(kind):
+def test_training_after_an_offload_or_with_an_offloaded_optimizer_is_unchanged(kind):
     runs = []
     for offloads, apart in ((False, False), (True, False), (False, True), (True, True)):
         module = model()
@@ -193,7 +193,7 @@ def test_shares_of_fsdp_sleep_and_train_on_the_same(folder):
         dist.destroy_process_group()
 
 
-def test_buffers_of_what_is_gone_are_let_go():
+def test_buffers_of_deleted_tensors_are_freed():
     offload, tensor = Offload(CPU), torch.ones(1000)
     offload.away([tensor])
     offload.back()
@@ -211,7 +211,7 @@ def test_a_cpu_has_nowhere_to_keep_an_optimizer():
 
 
 @pytest.mark.parametrize("call", ["publish", "save", "snapshot", "load", "export", "begin_update"])
-def test_an_offloaded_part_can_not_be_read(folder, start, tmp_path, call):
+def test_an_offloaded_part_cannot_be_read(folder, start, tmp_path, call):
     trainer = start(folder)
     trainer.begin_step(Version("actor", 0, 0))
     trainer.offload(["weights", "optimizer"])
@@ -222,7 +222,7 @@ def test_an_offloaded_part_can_not_be_read(folder, start, tmp_path, call):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_all_parts_move_to_the_host_and_training_goes_on_the_same():
+def test_on_a_gpu_all_parts_move_to_the_host_and_training_is_unchanged():
     device, runs = torch.device("cuda", 0), []
     for offloads in (False, True):
         module = model(device)

@@ -45,7 +45,7 @@ def descended(kind, steps=60):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_goes_down_and_holds_what_it_says(kind):
+def test_each_optimizer_reduces_the_loss_and_holds_its_declared_state(kind):
     first, last, held, size = descended(kind)
     assert last < (0.97 if kind == "sgd" else 0.7) * first
     most = {"adamw": 2.0, "sgd": 1.0, "adafactor": 0.1, "adamw-8bit": 0.6}[kind]

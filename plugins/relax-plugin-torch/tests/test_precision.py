@@ -48,7 +48,7 @@ def test_an_overflow_halves_the_scale_and_a_scale_that_held_is_doubled():
     assert (scale.value, scale.held) == (8.0, 0)
 
 
-def test_below_one_there_is_no_lower_scale():
+def test_the_loss_scale_never_falls_below_one():
     scale = LossScale.of(torch.float16, 2.0, 10)
     assert scale.overflowed()
     assert not scale.overflowed()
@@ -61,7 +61,7 @@ def test_other_formats_are_not_scaled():
     assert (scale.value, scale.dynamic, scale.overflowed()) == (1.0, False, False)
 
 
-def test_what_overflows_leaves_the_weights_and_comes_out_right_at_a_lower_scale(start):
+def test_an_overflow_keeps_the_weights_and_succeeds_at_a_lower_scale(start):
     rows = make_rows()
     large = with_values(rows, "advantages", rows.columns["advantages"].values * 1e3)
     trainer, plain = start(loss_scale=2.0**24), start("float32")
@@ -76,7 +76,7 @@ def test_what_overflows_leaves_the_weights_and_comes_out_right_at_a_lower_scale(
     assert result.metrics["train/loss"][0] == pytest.approx(wanted.metrics["train/loss"][0], rel=0.02)
 
 
-def test_a_loss_that_is_no_number_is_not_tried_again(start):
+def test_a_loss_that_is_not_a_number_is_not_retried(start):
     rows = make_rows()
     broken = rows.columns["advantages"].values.copy()
     broken[-1] = np.nan

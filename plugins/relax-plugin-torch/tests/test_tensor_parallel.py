@@ -64,7 +64,7 @@ def test_ranks_of_a_group_get_the_same_rows():
     ("folder", 2, {}, r"num_key_value_heads is 1"),
     ("divisible", 2, {"lora": {"rank": 2, "alpha": 4.0}}, r"adapters need whole matrices"),
 ])  # fmt: skip
-def test_what_can_not_be_cut_is_refused_at_start(request, path, ranks, model, message):
+def test_a_model_that_cannot_be_sharded_is_refused_at_the_start(request, path, ranks, model, message):
     path = request.getfixturevalue(path)
     with pytest.raises(ConfigError, match=message), running(path, ranks, options=GROUP, model=model):
         pass

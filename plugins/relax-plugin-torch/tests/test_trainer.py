@@ -85,7 +85,7 @@ def test_scores_and_gradients_equal_those_of_single_rows(folder, start, temperat
         assert torch.allclose(have[name], gradient, rtol=1e-3, atol=1e-6), name
 
 
-def test_a_model_whose_head_does_not_stand_apart_is_scored_all_the_same(tmp_path, start):
+def test_a_model_without_a_separate_head_is_scored(tmp_path, start):
     from transformers import Cohere2Config, Cohere2ForCausalLM
 
     torch.manual_seed(0)
@@ -236,7 +236,7 @@ def test_a_broken_model_folder_says_what_is_wrong(folder, tmp_path, start, chang
     ({"algorithm": Values}, "algorithm.name"),
     ({"model": {"dtype": "float8"}}, "model.dtype"),
 ])  # fmt: skip
-def test_what_it_cannot_do_is_refused_at_start(folder, start, changes, field):
+def test_unsupported_options_are_refused_at_the_start(folder, start, changes, field):
     with pytest.raises(ConfigError) as raised:
         start(folder, **changes)
     assert raised.value.field == field

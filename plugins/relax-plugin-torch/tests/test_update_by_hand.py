@@ -82,7 +82,7 @@ def test_steps_are_those_of_adamw_with_the_tables_betas_decay_schedule_and_bound
             assert torch.allclose(weights, mine[name], rtol=1e-4, atol=1e-5), name
 
 
-def test_losses_are_told_by_the_true_counts_whatever_was_nominal(start: Any) -> None:
+def test_losses_are_reported_with_true_counts_for_any_nominal_count(start: Any) -> None:
     rows, told = make_rows(), []
     for nominal in (1.0, 4.0):
         trainer = start()

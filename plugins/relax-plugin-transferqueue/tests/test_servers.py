@@ -23,7 +23,7 @@ from tests.processes import stop
 COLUMN = Ragged(np.arange(6, dtype=np.uint16), np.array([2, 0, 4]))
 
 
-async def test_a_dead_server_is_an_error_that_says_so_and_no_wait() -> None:
+async def test_a_dead_server_is_an_error_and_not_a_wait() -> None:
     servers = await ChildServers.start(1)
     store = TransferQueueStore(servers, 60.0)
     await store.put(1, {"a": COLUMN})

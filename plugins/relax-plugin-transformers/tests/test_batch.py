@@ -139,7 +139,7 @@ def test_samples_of_one_prompt_run_it_once(model: CausalModel, monkeypatch: pyte
 
 
 @torch.inference_mode()
-def test_what_is_drawn_next_depends_on_the_seed_and_the_place_alone(model: CausalModel) -> None:
+def test_the_next_sampled_token_depends_only_on_seed_and_position(model: CausalModel) -> None:
     """So a request that goes on elsewhere behind the tokens that it has draws what it would have drawn."""
     request = GenerateRequest("whole", (5, 6, 7), 12, seed=3)
     tokens = tuple(alone(model, Running(request, NOBODY)).tokens)

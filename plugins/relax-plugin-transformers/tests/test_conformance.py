@@ -18,9 +18,9 @@ class TestSmallBatches(EngineSuite):
     test_a_version_that_is_not_this_model_is_refused_whole = None
     test_stale_bytes_are_refused_whole = None
     test_abandoned_incarnation_older_step_and_other_model_are_refused = None
-    test_each_adapter_lies_over_the_folder = None
+    test_each_adapter_is_applied_to_the_folders_weights = None
     test_a_wrong_adapter_is_refused_whole = None
     test_deltas_give_what_the_whole_version_would = None
     test_a_wrong_delta_is_refused_whole = None
     test_every_format_is_published_and_scored_in_float32 = None
-    test_an_adapter_lies_over_the_folder_in_every_format = None
+    test_an_adapter_is_applied_to_the_folders_weights_in_every_format = None

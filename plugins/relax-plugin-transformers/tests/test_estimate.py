@@ -46,7 +46,7 @@ async def test_so_it_is_of_few_cached_heads_and_prompts_of_many_lengths(folders)
     assert told == pytest.approx(peak, rel=0.1)
 
 
-def test_it_is_said_where_more_rows_come_than_run_at_once(folders):
+def test_a_plan_reports_more_requests_than_the_engine_runs_at_once(folders):
     engine = TransformersEngine(TransformersEngine.options_model()(max_batch_rows=4))
     spec = EngineSpec(model={"path": str(folders["0.2M"]), "dtype": "float32"}, max_context=64)
     assert len(engine.estimate(spec, Workload(1, 4, 24, 40)).notes) == 1

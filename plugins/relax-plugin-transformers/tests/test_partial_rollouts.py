@@ -107,7 +107,7 @@ async def test_a_publish_in_mid_generation_changes_the_tokens_after_it_and_no_ot
         await stage.workers.close()
 
 
-async def test_what_a_killed_engine_had_sampled_is_gone_on_with_by_its_successor(tmp_path: Path) -> None:
+async def test_a_new_engine_continues_the_samples_of_a_killed_engine(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Capabilities(in_flight_updates=True))
     await stage.pool.start()
     try:

@@ -16,4 +16,4 @@ class TestVllm(PrefixChecks, EngineSuite):
     options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     if not on_gpu():  # vLLM lays nothing down on a CPU, and the engine claims nothing
         test_sleep_frees_and_wake_restores = None
-        test_unknown_part_can_not_sleep = None
+        test_an_unknown_part_cannot_be_offloaded = None

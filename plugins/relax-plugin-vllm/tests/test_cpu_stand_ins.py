@@ -15,7 +15,7 @@ from relax_core.api.errors import InfrastructureError
 IMPORTED = "import vllm.model_executor.models.qwen3_vl"
 
 
-def test_seeing_models_can_not_be_imported_without_them() -> None:
+def test_seeing_models_cannot_be_imported_without_them() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", IMPORTED],
         env={**ALWAYS, **ON_CPU},

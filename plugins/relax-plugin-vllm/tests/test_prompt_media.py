@@ -98,7 +98,7 @@ def test_log_probs_agree_with_a_plain_forward_that_sees_the_same(lab: EngineFixt
         agrees(lab.model, prompt((first,)), (second,), results[0])
 
 
-def test_what_was_seen_is_seen_anew_with_new_weights_in_mid_generation(lab: EngineFixture) -> None:
+def test_media_are_encoded_again_with_new_weights_during_generation(lab: EngineFixture) -> None:
     shown = IMAGES[:1]
     request = asked(lab, shown, 60, seed=1)
 
@@ -135,7 +135,9 @@ def test_what_was_seen_is_seen_anew_with_new_weights_in_mid_generation(lab: Engi
         (("ab" * 16,), InfrastructureError, "can't be read"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_it_runs(lab: EngineFixture, media: Any, error: Any, message: str) -> None:
+def test_media_that_do_not_fit_are_refused_before_generation(
+    lab: EngineFixture, media: Any, error: Any, message: str
+) -> None:
     with pytest.raises(error, match=message):
         lab.generate(lab.request(prompt(IMAGES[:1]), 2, media=media, suppress_tokens=NEVER))
     (got,) = lab.generate(asked(lab, IMAGES[:1], 2))

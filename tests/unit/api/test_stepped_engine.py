@@ -170,7 +170,7 @@ async def test_a_call_that_the_library_refuses_leaves_nothing_behind(engine: Cou
     assert tokens((await gathered(engine, GenerateRequest("a", (1,), 2)))["a"]) == [2, 3]
 
 
-async def test_an_id_that_runs_can_not_come_again(engine: CountingEngine) -> None:
+async def test_an_id_that_runs_cannot_come_again(engine: CountingEngine) -> None:
     await engine.pause()
     first = asyncio.create_task(gathered(engine, GenerateRequest("a", (1,), 3)))
     await until_running(engine, 1)
@@ -185,7 +185,7 @@ async def test_scores_come_while_requests_are_paused(engine: CountingEngine) -> 
     assert await engine.score([(1, 2, 3), (4,), ()]) == [[0.0, -1.0, -1.0], [0.0], []]
 
 
-async def test_an_update_forgets_all_caches_and_proves_what_lies_in_memory(
+async def test_an_update_drops_all_caches_and_proves_the_weights_in_memory(
     engine: CountingEngine, tmp_path: Path
 ) -> None:
     manifest = published(tmp_path, 1, (3.0, 4.0))
@@ -242,7 +242,7 @@ async def test_weights_that_load_by_half_end_the_engine(engine: CountingEngine, 
     assert not (await engine.health()).ok
 
 
-async def test_a_library_that_breaks_is_told_to_all_who_wait(engine: CountingEngine) -> None:
+async def test_a_broken_library_fails_all_open_requests(engine: CountingEngine) -> None:
     engine.counter.broken = True
     with pytest.raises(InfrastructureError, match="it broke"):
         await gathered(engine, GenerateRequest("a", (1,), 3))

@@ -71,7 +71,7 @@ def lose_a_sample_of_the_ledger(queue):
         (lose_a_sample_of_the_ledger, "1/1/0"),
     ],
 )
-def test_what_was_lost_is_named(queue, break_it, said):
+def test_an_unbalanced_account_names_the_lost_attempts(queue, break_it, said):
     break_it(queue)
     account = queue.account()
     assert not account.balanced
@@ -98,7 +98,7 @@ def test_the_gate_counts_live_groups_from_the_holders(queue):
     assert queue.held_groups() == {0, 1}, "group 2 was lost by its holder and holds no place"
 
 
-def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
+def test_statistics_contain_lag_and_lengths_of_dropped_samples(queue):
     claim = queue.claim(ClaimRequest("actor", ("tokens",), 1, trains=True), now=0.0)
     queue.trained([claim], 0, [], now=0.0)
     queue.drop([AttemptId(1, 0, 0)], DropReason.FILTERED)
@@ -108,7 +108,7 @@ def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
     assert told["waited_for"] == [1, 2]
 
 
-def test_a_holder_tells_how_long_was_what_it_gave_up(queue):
+def test_a_producer_reports_the_lengths_of_aborted_attempts(queue):
     second = frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0)])
     queue.drop(sorted(second), DropReason.STALE)
     assert queue.statistics()["dropped_lengths"] == {"stale": {-1: 2}}

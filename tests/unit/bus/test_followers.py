@@ -64,7 +64,7 @@ def test_rows_stay_until_followers_have_acknowledged_them_and_a_checkpoint_exist
     assert not queue.table.rows and not queue.ledger.provisional and queue.account().balanced
 
 
-def test_kept_rows_over_the_budget_go_only_where_nobody_wants_them():
+def test_kept_rows_over_the_budget_are_freed_only_if_no_follower_needs_them():
     small = dataclasses.replace(FOLLOWED, max_bytes=250)
     queue = trained(TransferQueue(small, START), 2)
     assert len(queue.table.rows) == 8
@@ -75,7 +75,7 @@ def test_kept_rows_over_the_budget_go_only_where_nobody_wants_them():
         follow(queue, 0)
 
 
-def test_after_a_rollback_what_was_acknowledged_is_followed_anew():
+def test_after_a_rollback_followers_get_acknowledged_groups_again():
     queue = trained(TransferQueue(FOLLOWED, START), 2)
     for step in (0, 1):
         queue.acknowledge(follow(queue, step), 0.0)

@@ -72,7 +72,7 @@ def test_a_process_of_an_earlier_start_writes_nothing_once_a_later_one_has_the_l
     assert (third.roles, third.next_group) == ((("actor", 3),), 0)
 
 
-def test_what_was_committed_is_there_for_the_next_process(tmp_path):
+def test_committed_records_are_there_for_the_next_process(tmp_path):
     journal = LedgerJournal(str(tmp_path))
     write(journal, [IssuedRecord(0, 0, 0, 2), RegisteredRecord("rollout", 3)])
     write(journal, [TrainedRecord(0, 1), ended(0, 0, "", 1), ended(0, 1, "failed"), StepRecord(1, 0)])
@@ -103,7 +103,7 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
     assert journal.remember(START).next_group == 5000
 
 
-def test_a_file_that_is_no_ledger_and_a_folder_that_is_a_file_are_named(tmp_path):
+def test_a_file_that_is_not_a_ledger_and_a_folder_that_is_a_file_are_named(tmp_path):
     (tmp_path / "ledger.db").write_text("not a database, and long enough that sqlite looks at its header " * 20)
     with pytest.raises(InfrastructureError, match=r"ledger\.db: can't open"):
         LedgerJournal(str(tmp_path))
@@ -134,7 +134,7 @@ async def test_issues_and_steps_are_durable_when_their_calls_return(tmp_path):
     await bus.close()
 
 
-async def test_an_admission_that_can_not_be_written_is_not_lost(tmp_path):
+async def test_an_admission_that_cannot_be_written_is_not_lost(tmp_path):
     journal = LedgerJournal(str(tmp_path))
     settings = BusSettings(4000, 2, 1)
     bus = BusService(TransferQueue(settings, START), MemoryStore(), journal, SystemClock())

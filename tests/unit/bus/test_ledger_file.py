@@ -154,7 +154,7 @@ def test_an_older_checkpoint_brings_its_own_ledger_where_the_newer_one_has_folde
     assert (found.trained, found.next_group) == (4, 2)
 
 
-def test_a_schema_of_another_release_is_no_damage_and_is_left_alone(run):
+def test_a_ledger_of_another_release_is_not_treated_as_damaged(run):
     journal = LedgerJournal(str(run))
     journal._db.execute("UPDATE meta SET value = 99 WHERE key = 'schema'")
     journal.close()
@@ -173,7 +173,7 @@ def test_a_ledger_that_is_held_by_another_process_is_not_taken_for_a_damaged_one
     other.close()
 
 
-async def test_a_bus_is_not_opened_on_a_ledger_that_does_not_know_the_step_it_goes_on_from(tmp_path):
+async def test_a_bus_is_not_opened_on_a_ledger_that_does_not_know_the_step_it_continues_from(tmp_path):
     with pytest.raises(InfrastructureError, match=r"ledger\.db.* does not know step 4"):
         await open_bus(InProcessBus(), BusSettings(2, 2, 1), str(tmp_path), Version("actor", 1, 4))
 
@@ -219,7 +219,7 @@ def test_incarnations_that_only_a_lost_ledger_had_journalled_are_not_used_again(
 
 
 @pytest.mark.parametrize("content", [b"", b"many", b"-3", b"\xff\xfe", b"9" * 5000])
-def test_a_note_of_incarnations_that_is_no_number_is_not_counted(run, content):
+def test_a_note_of_incarnations_that_is_not_a_number_is_not_counted(run, content):
     (run / ".incarnation").write_bytes(content)
     assert prepare_ledger(run, checkpoint_of(run, COVERED), COVERED, 0).newest_incarnation == 0
 

@@ -83,6 +83,6 @@ def test_a_sample_of_abandoned_weights_ends_its_group_which_is_issued_again(sibl
     assert claim is not None and claim.groups == (issue.group,)
 
 
-def test_an_engine_of_an_abandoned_incarnation_is_granted_nothing_whatever_its_step() -> None:
+def test_an_engine_of_an_abandoned_incarnation_is_granted_nothing_at_any_step() -> None:
     queue = queue_at(10, 1)
     assert [queue.admit("rollout", Version("actor", 0, step), 1) for step in (10, 12, 15)] == [(), (), ()]

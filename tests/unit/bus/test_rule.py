@@ -37,7 +37,7 @@ CARRIED = [(0, 1, 0, 1), (1, 1, 0, 0), (1, 1, 0, 1)]
 
 
 @pytest.mark.parametrize("case", CARRIED)
-def test_rule_holds_where_engines_let_go_of_groups_and_others_go_on_with_them(case):
+def test_rule_holds_where_engines_let_go_of_groups_and_others_continue_with_them(case):
     assert model.explore(replace(limits(*case), carries=True), most=12_000) > 20
 
 

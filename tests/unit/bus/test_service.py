@@ -41,7 +41,7 @@ async def test_a_wait_ends_at_its_deadline_and_not_before(bus, clock):
     assert await waiting is None
 
 
-async def test_admission_pauses_and_goes_on(bus, clock):
+async def test_admission_pauses_and_continues(bus, clock):
     bus.pause()
     waiting = asyncio.create_task(bus.admit("rollout", START, 1, 30.0))
     await settle()
@@ -99,7 +99,7 @@ async def test_a_cancelled_put_gives_its_credit_back(tmp_path, clock):
         ("min_valid", BusSettings(2, 2, 1, min_valid=3)),
     ],
 )
-def test_settings_that_can_not_work_are_refused(field, settings):
+def test_settings_that_cannot_work_are_refused(field, settings):
     with pytest.raises(ConfigError, match=field):
         TransferQueue(settings, START)
 
@@ -114,7 +114,7 @@ async def _begun(bus, lab) -> int:
     return key
 
 
-async def test_a_producer_that_died_while_it_put_gives_its_credit_back_when_it_starts_anew(bus):
+async def test_credit_of_a_producer_that_died_in_a_put_returns_at_its_restart(bus):
     key = await _begun(bus, BusFixture(bus))
     await bus.register("actor")
     assert bus.queue.credits.rows == 2, "it is another's"
@@ -124,7 +124,7 @@ async def test_a_producer_that_died_while_it_put_gives_its_credit_back_when_it_s
         await bus.end_put(key, (), (), 100, [])
 
 
-async def test_credit_of_a_put_that_never_ends_comes_back_to_who_waits_for_it(tmp_path, clock):
+async def test_credit_of_an_unfinished_put_returns_to_waiting_producers(tmp_path, clock):
     settings = dataclasses.replace(SETTINGS, groups_per_step=1, max_staleness=3, max_rows=2)
     bus = BusService(TransferQueue(settings, START), MemoryStore(), LedgerJournal(str(tmp_path)), clock)
     lab = BusFixture(bus)

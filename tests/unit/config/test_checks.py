@@ -77,7 +77,7 @@ def test_a_possible_one_is_not(folder: Path, catalogue: Catalogue, overrides: li
     assert compose(["my.toml"], overrides, catalogue).config.steps == 200
 
 
-def test_all_combinations_are_told_at_once(folder: Path, catalogue: Catalogue) -> None:
+def test_all_impossible_combinations_are_reported_at_once(folder: Path, catalogue: Catalogue) -> None:
     with pytest.raises(ConfigProblems) as caught:
         compose(["my.toml"], ["rollout.group_size=1", "rollout.token_budget=8", "data.train=absent"], catalogue)
     assert len(caught.value.errors) == 3

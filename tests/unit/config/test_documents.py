@@ -124,7 +124,7 @@ def test_a_key_is_explained(folder: Path, catalogue: Catalogue, key: str, value:
 
 
 @pytest.mark.parametrize("key", ["rollout.group_siz", "rolout", "algorithm.clip", "rewards.0.wheight", "rollout.a.b"])
-def test_a_key_that_nobody_reads_is_not_explained(folder: Path, catalogue: Catalogue, key: str) -> None:
+def test_an_unused_key_is_not_explained(folder: Path, catalogue: Catalogue, key: str) -> None:
     with pytest.raises(ConfigError, match="unknown key"):
         explain(key, compose(["my.toml"], [], catalogue))
 
@@ -136,7 +136,7 @@ def test_show_prints_toml_or_one_json_document_on_stdout(folder: Path, cli: Any)
     assert document == tomllib.loads(out)
 
 
-def test_what_was_dropped_goes_to_stderr(folder: Path, cli: Any) -> None:
+def test_dropped_options_are_named_on_stderr(folder: Path, cli: Any) -> None:
     (folder / "e.toml").write_text("[engine]\nname = 'transformers'\nbatch = 4\n")
     out, err = cli("config", "show", "my.toml", "e.toml", "engine=vllm", "--json")
     assert json.loads(out)["engine"] == {"name": "vllm", "python": "", "batch": 8}

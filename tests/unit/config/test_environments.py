@@ -31,7 +31,7 @@ def game(algorithm: Any = None, **options: Any) -> dict[str, Any]:
     return {"name": "guess-number", **options, **({} if algorithm is None else {"algorithm": algorithm})}
 
 
-def test_one_algorithm_is_what_a_run_has_unless_an_environment_says_otherwise(layer, installed) -> None:
+def test_environments_share_the_runs_algorithm_by_default(layer, installed) -> None:
     for environments in ([], ["guess-number"], [game(size=4)], [game("grpo")]):
         config = composed(layer, installed, environments=environments)
         assert config.learner == config.algorithm.chosen and config.algorithms == (config.algorithm.chosen,)
@@ -54,7 +54,7 @@ def test_an_environment_has_an_algorithm_by_name_or_with_its_options(layer, inst
     assert config.algorithms[1].name == "gigpo"
 
 
-def test_environments_of_one_name_are_told_apart_by_labels(layer, installed) -> None:
+def test_environments_of_one_name_are_distinguished_by_labels(layer, installed) -> None:
     both = [game(size=4), game("gigpo", size=5, label="hard")]
     config = composed(layer, installed, environments=both)
     assert [config.algorithm_of(name) for name in ("guess-number", "hard")] == [0, 1]
@@ -87,7 +87,9 @@ def test_rewards_of_one_name_are_refused_until_one_has_a_label(layer, installed)
     ("remax", r"environments\.0\.algorithm", "greedy sample"),
     ("sft", r"environments\.0\.algorithm", "train on generated samples"),
 ])  # fmt: skip
-def test_what_cannot_learn_beside_the_run_s_is_refused(layer, installed, told: Any, field: str, says: str) -> None:
+def test_an_algorithm_that_cannot_be_mixed_with_the_runs_is_refused(
+    layer, installed, told: Any, field: str, says: str
+) -> None:
     with pytest.raises(ConfigError, match=field) as raised:
         composed(layer, installed, environments=[game(told)])
     assert says in str(raised.value)

@@ -148,7 +148,7 @@ def test_paths_are_relative_to_the_file_they_stand_in(folder: Path, catalogue: C
     assert plugins_of(read_layers(["my.toml", other / "c.toml"], (), folder)[0]) == (str(other / "mine.py"),)
 
 
-def test_a_template_written_out_is_no_path(folder: Path, catalogue: Catalogue) -> None:
+def test_a_template_written_out_is_not_a_path(folder: Path, catalogue: Catalogue) -> None:
     text = "{% for m in messages %}{{ m.content }}{% endfor %}"
     config = compose(["my.toml", {"model": {"chat_template": text}}], [], catalogue).config
     assert config.model.chat_template == text

@@ -55,7 +55,7 @@ def config_of(catalogue: Catalogue, data: dict[str, Any]) -> RunConfig:
 
 @settings(max_examples=30, deadline=None)
 @given(data=configurations)
-def test_what_is_dumped_or_written_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
+def test_a_dumped_or_written_configuration_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
     config = config_of(catalogue, data)
     dumped = config.dump()
     again = parse_config(dumped, catalogue)
@@ -104,7 +104,7 @@ def test_keys_of_the_sandbox_need_no_name(catalogue: Catalogue) -> None:
     assert other is not None and other.name == "process"
 
 
-def test_every_problem_is_told_at_once_with_its_place(folder: Path, catalogue: Catalogue) -> None:
+def test_all_problems_are_reported_at_once_with_their_places(folder: Path, catalogue: Catalogue) -> None:
     (folder / "bad.toml").write_text(
         "steps = 0\nrolout = 1\nmax_new_tokens = 3\n[rollout]\ngroup_siz = 4\n[algorithm]\nclip_hihg = 1.0\n"
         '[[rewards]]\nname = "mahts"\n'

@@ -53,14 +53,14 @@ def test_the_command_line_reaches_a_stage_by_its_number(installed: Catalogue) ->
     ({"seed": 1}, (), r"stages\[1\]\.seed"),
     ({"steps": 3}, ("steps=4",), r"steps: .*stages\.0\.steps"),
 ])  # fmt: skip
-def test_what_is_wrong_with_a_stage_is_named_by_its_number(
+def test_a_problem_of_a_stage_names_the_stages_number(
     installed: Catalogue, stage: dict[str, Any], overrides: tuple[str, ...], field: str
 ) -> None:
     with pytest.raises(ConfigError, match=field):
         composed(installed, WARM, stage, overrides=overrides)
 
 
-def test_a_policy_can_not_be_trained_behind_a_reward_model(installed: Catalogue) -> None:
+def test_a_policy_cannot_be_trained_behind_a_reward_model(installed: Catalogue) -> None:
     with pytest.raises(ConfigError, match=r"stages\[1\]\.algorithm\.name"):
         check_order(composed(installed, {"algorithm": "reward-model"}, RL).stages, installed)
     check_order(composed(installed, WARM, {"algorithm": "reward-model"}).stages, installed)

@@ -60,7 +60,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     assert str(other) in str(raised.value)
 
 
-def test_a_broken_teacher_is_refused_only_where_it_is_asked(
+def test_a_broken_teacher_is_refused_only_if_it_is_used(
     layer: dict[str, Any], installed: Catalogue, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"teachers\.0\.path.*does not exist"):

@@ -194,7 +194,7 @@ def listeners(heard: list[tuple[str, str, str]]) -> Lives:
     return {role: listener(role, heard) for role in ("rollout", "advantages", "actor")}
 
 
-def test_a_stop_is_told_to_every_role_and_is_no_failure(
+def test_a_stop_is_sent_to_every_role_and_is_not_a_failure(
     tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]]
 ) -> None:
     summary, raised, seconds = conducted(tmp_path, listeners, stop_after_s=3.0)
@@ -297,7 +297,7 @@ def test_an_error_that_is_nobodys_names_the_role(tmp_path: Path) -> None:
     assert str(raised) == summary["error"] == "role advantages: ZeroDivisionError: division by zero"
 
 
-def test_a_runner_that_can_not_start_is_closed_and_told(tmp_path: Path) -> None:
+def test_a_runner_that_cannot_start_is_closed_and_reported(tmp_path: Path) -> None:
     summary, raised, _ = conducted(tmp_path, {}, start=InfrastructureError("no free port"))
     assert str(raised) == "no free port" and summary["status"] == "failed"
     assert not summary["retry"], "a run that never worked is more likely for a person"
@@ -309,7 +309,7 @@ def test_a_stop_before_anything_is_ready_ends_at_once(tmp_path: Path) -> None:
     assert seconds < 2.0
 
 
-def test_a_stage_that_begins_anew_forgets_what_it_had_written_and_nothing_of_those_before_it(tmp_path: Path) -> None:
+def test_a_restarted_stage_deletes_only_its_own_files(tmp_path: Path) -> None:
     """It was broken off before its first checkpoint."""
     prepared = _prepared(tmp_path)
     config, launch = prepared.stages[0].config, prepared.stages[0].launch

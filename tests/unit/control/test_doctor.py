@@ -37,7 +37,7 @@ def test_this_environment_is_well() -> None:
     assert [one.line for one in found if one.exit_code] == []
 
 
-def test_requirements_that_are_missing_or_of_another_version_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirements_that_are_missing_or_of_another_version_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["no-such-package>=1", "packaging<1", "pluggy>=1", 'no-such-other; extra == "ray"']
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
     missing, other = doctor.unmet("relax-core")

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return tiny_model(tmp_path)
 
 
-def test_what_can_not_fit_is_refused_unless_it_is_asked_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_cannot_fit_is_refused_unless_forced(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "free_memory", lambda: 1 << 29)
     with pytest.raises(
         ConfigError, match=r"host memory, which has 512 MiB|0.5 GiB available.*placement.check_memory=false"
@@ -38,15 +38,13 @@ def test_what_can_not_fit_is_refused_unless_it_is_asked_for(folder: str, monkeyp
     checked(folder, "placement.check_memory=false")
 
 
-def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_much_smaller_than_free_memory_is_not_checked(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "free_memory", lambda: 1 << 40)
     monkeypatch.setattr(memory_check, "process_needs", None)
     checked(folder)
 
 
-def test_a_teacher_that_nobody_learns_from_need_not_be_there(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_an_unused_teacher_need_not_exist(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "process_needs", None)
     checked(folder, "teachers=[{path='not-made'}]")
 

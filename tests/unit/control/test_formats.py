@@ -34,7 +34,7 @@ def test_trainer_and_engine_get_their_own_formats(catalogue, monkeypatch, own, e
     assert configured(catalogue, f"model.dtype={own}").engine_dtype == own
 
 
-def test_what_an_engine_does_not_compute_in_is_refused_by_the_field_that_asked(catalogue, monkeypatch):
+def test_an_unsupported_format_of_an_engine_is_refused_with_its_field(catalogue, monkeypatch):
     engine = catalogue.target("engine", "transformers")
     monkeypatch.setattr(engine, "capabilities", Capabilities(dtypes=("float32", "bfloat16"), score=True))
     with pytest.raises(ConfigError, match=r"rollout\.dtype: got float16.*transformers computes in float32, bfloat16"):
@@ -43,7 +43,7 @@ def test_what_an_engine_does_not_compute_in_is_refused_by_the_field_that_asked(c
         planned(catalogue, "model.dtype=float16")
 
 
-def test_what_a_trainer_does_not_compute_in_is_refused(catalogue, monkeypatch):
+def test_an_unsupported_format_of_a_trainer_is_refused(catalogue, monkeypatch):
     monkeypatch.setattr(catalogue.target("trainer", "torch"), "dtypes", ("float32",))
     with pytest.raises(ConfigError, match=r"model\.dtype: got bfloat16.*torch computes in float32"):
         planned(catalogue, "model.dtype=bfloat16", "rollout.dtype=float32")

@@ -58,13 +58,13 @@ def test_every_pair_of_formats_with_and_without_replay(folder):
     assert rounded.rerouted > 0
 
 
-def test_a_pair_that_can_not_be_is_told_beside_the_others(folder):
+def test_an_impossible_pair_of_formats_is_reported_with_the_others(folder):
     apart = ("algorithm.correction=truncate", "placement=async", "batch.updates_per_step=2")
     found = {one.setting: one for one in measured(folder, *apart, samples=2, formats=("float32", "bfloat16"))}
     assert "actor-fwd" in found[Setting("float32", "bfloat16")].refused
     assert found[Setting("bfloat16", "float32")].found is not None
 
 
-def test_what_samples_nothing_is_refused(folder):
+def test_an_algorithm_without_samples_is_refused(folder):
     with pytest.raises(ConfigError, match=r"algorithm\.name: got sft"):
         measured(folder, "algorithm=sft", "rewards=[]")

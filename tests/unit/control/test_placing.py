@@ -89,7 +89,7 @@ def test_each_process_has_its_seat_and_its_part_of_the_gpus_there(catalogue: Cat
     assert (on_cpu.groups["rollout"].process_devices(0), on_cpu.num_gpus(("cpu:0",))) == (("cpu:0",), 0)
 
 
-def test_more_gpus_than_there_are_is_said(catalogue: Catalogue) -> None:
+def test_too_many_gpus_are_reported(catalogue: Catalogue) -> None:
     config = configured(catalogue, "placement=hybrid")
     groups = planned(catalogue, "placement=hybrid", on_gpus=True).groups
     notes = {shown: [*placement_notes(config, {}, groups, shown)] for shown in (0, 1, 2)}
@@ -108,14 +108,14 @@ def test_a_cpu_frees_only_what_need_not_be_kept(catalogue: Catalogue) -> None:
     }  # fmt: skip
 
 
-def test_the_plan_says_who_shares_and_what_sleeps(catalogue: Catalogue) -> None:
+def test_the_plan_names_shared_devices_and_offloaded_parts(catalogue: Catalogue) -> None:
     notes = planned(catalogue, "placement=colocate").notes
     assert "actor, reference and rollout take turns on cpu:0" in notes
     assert "rollout offloads kv while a neighbour has the devices" in notes
     assert not any("turns" in note for note in planned(catalogue, "placement=async").notes)
 
 
-def test_whoever_shares_its_devices_does_not_stream(catalogue: Catalogue) -> None:
+def test_an_actor_with_shared_devices_does_not_stream(catalogue: Catalogue) -> None:
     one = "batch.updates_per_step=1"
     assert not planned(catalogue, "placement=colocate", one).streams
     assert not planned(catalogue, "placement=hybrid", one).streams
@@ -140,7 +140,7 @@ def test_only_the_configuration_knows_modes_by_name() -> None:
     assert {path.partition("/")[0] for path in knowing} == {"config"}
 
 
-def test_an_engine_that_gives_no_memory_back_can_not_take_turns_on_a_gpu(catalogue: Catalogue) -> None:
+def test_an_engine_that_gives_no_memory_back_cannot_take_turns_on_a_gpu(catalogue: Catalogue) -> None:
     with pytest.raises(
         ConfigError, match=r'engine\.name: .*sglang.* shared with .*actor.* use transformers or .*"hybrid"'
     ):

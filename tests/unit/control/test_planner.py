@@ -71,7 +71,7 @@ def test_a_divergence_adds_the_reference_role_and_its_column(catalogue: Catalogu
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "async"])
-def test_several_updates_need_old_log_probs_from_whoever_has_the_devices(catalogue: Catalogue, mode: str) -> None:
+def test_several_updates_need_old_log_probs_from_the_role_with_devices(catalogue: Catalogue, mode: str) -> None:
     made = planned(catalogue, "batch.updates_per_step=2", "algorithm.correction=truncate", f"placement.mode={mode}")
     assert made.needs_old_log_probs
     assert ("actor-fwd" in made.roles) == (mode == "async")
@@ -83,7 +83,7 @@ def test_engines_and_ranks_are_what_the_placement_says(catalogue: Catalogue) -> 
     assert (made.groups["rollout"].size, made.groups["rollout"].threads, made.groups["actor"].size) == (3, 2, 2)
 
 
-def test_where_nothing_is_in_the_way_the_actor_begins_with_the_first_groups(catalogue: Catalogue) -> None:
+def test_the_actor_streams_if_no_setting_prevents_it(catalogue: Catalogue) -> None:
     made = planned(catalogue)
     assert made.streams and not any("streaming" in note for note in made.notes)
     apart = planned(catalogue, "placement.mode=async", "algorithm.kl_coef=0.1", "placement.reference.ranks=3")
@@ -100,7 +100,7 @@ def test_where_nothing_is_in_the_way_the_actor_begins_with_the_first_groups(cata
     ("seed=1", "two-counts", "divided by rows and tokens"),
     ("seed=1", "token-credit", "does not say what its loss is divided by"),
 ])  # fmt: skip
-def test_why_a_step_waits_for_all_of_its_rows_is_said(
+def test_the_plan_reports_why_a_step_does_not_stream(
     catalogue: Catalogue, override: str, algorithm: str, says: str
 ) -> None:
     on_policy = ("max_staleness=0",) if override in ("deterministic=true", "placement.mode=colocate") else ()
@@ -151,7 +151,7 @@ def test_pairs_are_groups_of_two_and_may_ask_for_the_reference(catalogue: Catalo
     assert (made.group_size, made.min_valid) == (2, 2)
 
 
-def test_how_far_rows_are_ahead_does_not_hang_on_staleness(catalogue: Catalogue) -> None:
+def test_rows_kept_ahead_of_a_dataset_do_not_depend_on_staleness(catalogue: Catalogue) -> None:
     ahead = [planned(catalogue, f"max_staleness={k}", algorithm="from-file").max_staleness for k in (0, 4)]
     assert ahead == [1, 1]
 

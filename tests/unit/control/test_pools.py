@@ -125,7 +125,7 @@ LAYERS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("layer", "says"), LAYERS)
-def test_what_can_not_work_is_refused(catalogue: Catalogue, layer: dict[str, Any], says: str) -> None:
+def test_impossible_pools_are_refused(catalogue: Catalogue, layer: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         planned(catalogue, **layer)
 
@@ -143,7 +143,7 @@ def test_a_teachers_engine_must_score(catalogue: Catalogue) -> None:
         planned(own, engines=[{**JUDGE, "engine": "mute"}], **layer)
 
 
-def test_a_pool_is_told_what_a_policys_engine_is_told() -> None:
+def test_a_pools_engine_gets_the_same_settings_as_the_policys() -> None:
     """Adapters and frozen parts are of models that somebody trains."""
     from relax_core.engines.factories import auxiliary_spec
 

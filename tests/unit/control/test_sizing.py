@@ -26,7 +26,7 @@ def test_groups_with_devices_of_their_own_are_added_up() -> None:
     assert host.largest == "activations" and host.fits
 
 
-def test_who_waits_for_its_turn_keeps_what_does_not_sleep() -> None:
+def test_a_waiting_member_keeps_the_parts_that_cannot_be_offloaded() -> None:
     actor, rollout = need("actor", TRAIN, {"cpu:0"}), need("rollout", GENERATE, {"cpu:0"}, ("kv",))
     (host,) = memory_budgets([actor, rollout], 0, {})
     assert host.needed == 2 * LIBRARIES + 10 + 140 + 10
@@ -34,7 +34,7 @@ def test_who_waits_for_its_turn_keeps_what_does_not_sleep() -> None:
     assert host.needed == 2 * LIBRARIES + 10 + 140 + 60
 
 
-def test_each_device_is_looked_at_alone() -> None:
+def test_each_device_is_checked_separately() -> None:
     found = memory_budgets(
         [need("actor", TRAIN, {"gpu:0", "gpu:1"}, size=2), need("rollout", GENERATE, {"gpu:1"})], 0, {"gpu:0": 200}
     )
@@ -44,13 +44,13 @@ def test_each_device_is_looked_at_alone() -> None:
     ]
 
 
-def test_what_can_not_fit_is_refused_with_what_to_change() -> None:
+def test_a_plan_that_cannot_fit_is_refused_with_the_fix() -> None:
     (host,) = memory_budgets([need("actor", TRAIN, {"cpu:0"})], LIBRARIES, {})
     with pytest.raises(ConfigError, match=r"batch.tokens_per_micro_batch: got a plan that needs .* of host memory"):
         host.check()
 
 
-def test_of_groups_that_nobody_estimates_nothing_is_claimed() -> None:
+def test_groups_without_an_estimate_are_left_out() -> None:
     unknown = ProcessNeed(WorkerGroup("actor", 1, devices=frozenset({"cpu:0"})), None, None, "not estimated by other")
     (host,) = memory_budgets([unknown], 0, {})
     assert host.needed == 0

@@ -62,7 +62,7 @@ def test_the_folders_of_a_new_stage_are_kept_too(tmp_path: Path, told: list[tupl
     assert {str(tmp_path), str(tmp_path / "stages")} <= {name for what, name, _ in told if what == "sync"}
 
 
-def test_an_account_that_is_no_document_is_named_and_says_what_to_do(tmp_path: Path) -> None:
+def test_an_account_that_is_not_a_document_is_named_and_says_what_to_do(tmp_path: Path) -> None:
     stage = StageDirectory(0, "warm-start", tmp_path)
     assert stage.account() is None
     (tmp_path / "stage.json").write_text("")

@@ -118,7 +118,7 @@ def test_a_killed_driver_is_resumed_and_the_exit_code_is_that_of_the_last_one(
     assert [(record["level"], record["fields"]) for record in log] == [("warning", {"restart": 1})]
 
 
-def test_a_driver_is_resumed_that_asks_for_another_try_or_that_a_library_ended_in_the_middle_of_the_run(
+def test_a_driver_is_resumed_after_a_retryable_failure_or_an_unexpected_exit(
     supervise: Supervise, tmp_path: Path
 ) -> None:
     drivers = "fail=retry", "save=1+state=running+exit=1", "state=failed+fail=final"
@@ -149,7 +149,7 @@ def test_the_orphans_of_a_dead_driver_end_before_the_next_one_starts_which_is_no
     assert len(starts(tmp_path)) == 2
 
 
-def test_a_stop_that_was_asked_for_is_not_answered_by_a_restart(supervise: Supervise, tmp_path: Path) -> None:
+def test_a_requested_stop_does_not_cause_a_restart(supervise: Supervise, tmp_path: Path) -> None:
     RunDirectory.open(tmp_path / "run").request("stop")
     assert supervise("die").wait(DEADLINE_S) == 4
     assert len(starts(tmp_path)) == 1 and not RunDirectory.open(tmp_path / "run").take_request("stop")

@@ -49,7 +49,7 @@ def test_no_rewards_are_needed_unless_they_are_learnt_from(catalogue: Catalogue)
 
 
 @pytest.mark.parametrize(("placement", "own"), [("colocate", False), ("hybrid", False), ("async", True)])
-def test_they_live_where_the_placement_says(catalogue: Catalogue, placement: str, own: bool) -> None:
+def test_teachers_run_on_the_configured_devices(catalogue: Catalogue, placement: str, own: bool) -> None:
     groups = planned(catalogue, teachers="a", placement=placement, on_gpus=True).groups
     assert (not groups["teacher"].devices & groups["actor"].devices) is own
     assert groups["teacher"].offloads == ("weights",)
@@ -72,6 +72,6 @@ def test_several_have_operations_of_their_own_on_the_same_devices(catalogue: Cat
     ([{"path": "a", "only": "d=x"}, {"path": "b", "only": "d = x"}], r"teachers\.1\.only: got d = x, as teachers\.0 has"),
     ([{"path": "a", "only": "d=x"}, {"path": "b"}], r"teachers\.1\.only: got nothing, which matches every task"),
 ])  # fmt: skip
-def test_none_or_overlapping_ones_are_refused(catalogue: Catalogue, teachers: Any, says: str) -> None:
+def test_missing_or_overlapping_teachers_are_refused(catalogue: Catalogue, teachers: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         planned(catalogue, teachers=teachers)

@@ -84,7 +84,7 @@ def test_the_dry_run_and_the_start_refuse_tools_of_a_stage_after_a_warm_start(
         prepare([layer(files, environment)], [], run_dir=tmp_path / "run")
 
 
-def test_tools_that_can_be_called_and_environments_without_any_are_none_of_its_business(files: Path) -> None:
+def test_callable_tools_and_environments_without_tools_pass(files: Path) -> None:
     print_tools([layer(files, "written", tool_calls="hermes")], [])  # type: ignore[list-item]
     print_tools([layer(files, "found-none")], [])  # type: ignore[list-item]
     print_tools([layer(files, "single-turn"), {"rewards": ["exact"]}], [])  # type: ignore[list-item]

@@ -141,7 +141,7 @@ def test_ids_of_a_canonical_conversation_are_those_of_its_rendered_text(families
 @pytest.mark.parametrize("name", SHAPES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_sampled_ids_stay_whatever_they_decode_to(families, name, data):
+def test_sampled_ids_are_never_encoded_again(families, name, data):
     """Ids outside the canonical tokenization, thoughts and stray special tokens: what follows a turn is the same."""
     family = families[name]
     sampled = data.draw(st.lists(st.integers(0, family.vocab_size - 1), max_size=12))
@@ -297,7 +297,7 @@ def test_the_extensions_of_transformers_are_known(tmp_path):
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )
-def test_a_template_that_cannot_go_on_is_named(tmp_path, template, said):
+def test_a_template_that_cannot_continue_is_named(tmp_path, template, said):
     write_model(tmp_path, SHAPES["one-line"])
     file = tmp_path / "odd.jinja"
     file.write_text(template)

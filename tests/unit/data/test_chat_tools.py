@@ -39,7 +39,7 @@ def test_a_whole_schema_with_types_in_it_is_refused(more):
 
 
 @pytest.mark.parametrize("schema", [{"anyOf": [{"type": "object"}]}, {"type": "string"}, {"required": ["a"]}])
-def test_a_whole_schema_of_another_kind_is_told_what_it_lacks(schema):
+def test_a_schema_of_another_kind_is_refused_with_its_missing_fields(schema):
     with pytest.raises(TypeError, match='write a whole schema with "type": "object"'):
         tool_schema(Tool("t", schema))
 

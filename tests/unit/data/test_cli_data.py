@@ -95,7 +95,7 @@ def test_every_bad_row_is_listed_and_ends_with_two(folder):
     assert "1 usable, 2 bad" in result.stdout
 
 
-def test_with_a_model_lengths_are_told_and_the_template_judges_too(folder):
+def test_with_a_model_the_check_reports_lengths_and_template_errors(folder):
     odd = {"prompt": [{"role": "user", "content": "odd"}]}
     rows = [{"prompt": "a" * length} for length in (1, 2, 3, 40)]
     result = relax("check", write(folder, *rows, odd), "--model", folder / "model", "--json")
@@ -151,7 +151,7 @@ def test_a_configuration_names_files_columns_rewards_and_limits(folder):
         (("show", "bad.jsonl", "--model", "model"), r"bad\.jsonl:1"),
     ],
 )
-def test_what_cannot_be_read_is_one_error(folder, monkeypatch, arguments, said):
+def test_an_unreadable_file_is_one_error(folder, monkeypatch, arguments, said):
     monkeypatch.chdir(folder)
     write(folder, GOOD)
     write(folder, name="empty.jsonl")

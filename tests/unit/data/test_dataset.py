@@ -76,7 +76,7 @@ def test_all_tokens_but_the_first_are_trained_on_demand(tmp_path, family):
     assert read(family, found) == "s[21=12<eos>]"
 
 
-def test_a_turn_is_laid_out_as_a_rollout_would_go_on(family):
+def test_a_turn_is_laid_out_as_a_rollout_would_continue(family):
     """The tokens of a conversation are those of its prompt, the sampled turn, and what is put between turns."""
     turns = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("assistant", "d"))
     sampled = (*family.encode("b"), *family.stop_tokens[:1])

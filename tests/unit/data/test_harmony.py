@@ -57,14 +57,14 @@ def user(text: str) -> tuple[Message, ...]:
         ("<|channel|>commentary to=assistant<|message|>{}<|end|>", "{}", []),
     ],
 )
-def test_words_thoughts_and_calls_are_told_apart(family: ChatFamily, text: str, words: str, names: list[str]) -> None:
+def test_text_thoughts_and_calls_are_distinguished(family: ChatFamily, text: str, words: str, names: list[str]) -> None:
     said, calls, error = family.parse(family.encode(text), TOOLS)
     assert (said, [call.name for call in calls], error) == (words, names, "")
     if not names:
         assert family.parse(family.encode(text)) == (words, (), "")
 
 
-def test_without_tools_nothing_is_a_call_and_headers_are_no_words(family: ChatFamily) -> None:
+def test_without_tools_nothing_is_a_call_and_headers_are_not_words(family: ChatFamily) -> None:
     said, calls, error = family.parse(family.encode(THOUGHT + CALLED))
     assert (said, calls, error) == ('<think>I had better look.</think>{"text": "x"}', (), "")
 
@@ -97,14 +97,14 @@ def test_a_value_may_spell_marks(end: str) -> None:
         (CALLED + "<|start|>assistant<|channel|>commentary to=functions.search<|message|>{", "cut off"),
     ],
 )
-def test_a_call_that_can_t_be_read_is_said_to_be_wrong_and_none_is_made(text: str, reason: str) -> None:
+def test_an_unreadable_call_is_reported_and_not_made(text: str, reason: str) -> None:
     said, calls, error = READ.parse(text, TOOLS)
     assert (said, calls) == (text, ())
     with pytest.raises(ValueError, match=reason):
         raise ValueError(error)
 
 
-def test_words_are_told_as_they_come_and_headers_and_calls_never(family: ChatFamily) -> None:
+def test_partial_text_contains_no_headers_and_no_calls(family: ChatFamily) -> None:
     tokens = family.encode(THOUGHT + PREAMBLE + CALLED)
     told = [family.parse_beginning(tokens[:end], TOOLS) for end in range(len(tokens) + 1)]
     whole = "<think>I had better look.</think>I look."
@@ -125,7 +125,7 @@ TOKENS = st.lists(
 
 @given(pieces=TOKENS, end=st.integers(0, 200), thinks=st.booleans(), tools=st.sampled_from([(), TOOLS]))
 @settings(max_examples=200, deadline=None)
-def test_no_rest_of_a_turn_takes_back_what_was_told(family, pieces, end, thinks, tools) -> None:
+def test_later_tokens_never_change_reported_text(family, pieces, end, thinks, tools) -> None:
     tokens, before = family.encode("".join(pieces)), family.encode(THINKS if thinks else "<|start|>assistant")
     said, calls, error = family.parse(tokens, tools, before)
     assert not (calls and (error or not tools))
@@ -143,7 +143,7 @@ PIECES = st.lists(
 @example(["<|ch", CALL["harmony"], "annel|>"], 150, False)
 @example(["hm<|ch", CALL["harmony"]], 30, False)
 @settings(max_examples=300, deadline=None)
-def test_marks_that_are_no_special_tokens_are_told_no_sooner_than_they_are_whole(pieces, end, thinks) -> None:
+def test_marks_of_several_tokens_are_reported_only_when_complete(pieces, end, thinks) -> None:
     text = "".join(pieces)
     whole = READ.words(READ.parse(text, TOOLS, thinks)[0], thinking=thinks)
     assert whole.startswith(READ.words(READ.beginning(text[:end], thinks), thinking=thinks).rstrip())

@@ -51,7 +51,7 @@ def test_rows_are_read_in_any_order(tmp_path_factory, rows, data):
         source[len(rows)]
 
 
-def test_columns_are_renamed_and_the_former_name_is_no_metadata(tmp_path):
+def test_columns_are_renamed_and_the_former_name_is_not_metadata(tmp_path):
     path = written(tmp_path, '{"question": "q", "gold": "a", "solution": "s", "key": "k"}')
     task = opened(path, prompt="question", answer="gold", id="key", worked="solution")[0]
     assert (task.prompt, task.answer, task.id, task.metadata) == ("q", "a", "k", {"worked": "s"})
@@ -120,7 +120,7 @@ def test_a_bad_row_is_named_with_its_line_and_reason(tmp_path, line, reason):
     assert caught.value.field == "data"
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path):
+def test_bytes_that_are_not_text_are_named(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(b'{"prompt": "\xff\xfe"}\n')
     with pytest.raises(ConfigError, match=r"tasks\.jsonl:1: not UTF-8"):
@@ -170,7 +170,7 @@ def test_a_file_that_changed_under_the_run_is_noticed(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(JSON_VALUES | st.fixed_dictionaries({"prompt": JSON_VALUES}, optional={"id": JSON_VALUES})))
-def test_whatever_stands_in_a_row_is_a_task_or_a_problem(tmp_path_factory, rows):
+def test_any_row_becomes_a_task_or_an_error(tmp_path_factory, rows):
     path = written(tmp_path_factory.mktemp("any"), *map(json.dumps, rows), GOOD)
     source = JsonLines()
     try:

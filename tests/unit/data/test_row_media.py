@@ -89,7 +89,7 @@ def test_media_come_in_every_usual_form(entry, source):
         ({"array": [], "sampling_rate": 8000}, "shape"),
     ],
 )  # fmt: skip
-def test_what_is_no_medium_is_refused_by_its_place(entry, reason):
+def test_a_value_that_is_not_a_medium_is_refused_with_its_place(entry, reason):
     with pytest.raises(RowError, match=reason):
         task({"prompt": "<image>", "images": entry})
 

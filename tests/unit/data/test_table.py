@@ -84,7 +84,7 @@ def test_rows_come_with_their_media_by_reference(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_source_that_is_opened_again_goes_on_with_the_same_tasks(tmp_path, form):
+def test_a_source_that_is_opened_again_continues_with_the_same_tasks(tmp_path, form):
     path = stored(rows(), form, tmp_path)
     before, after = opened(path), opened(path)
     assert [after[index] for index in range(11, 20)] == [before[index] for index in range(20)][11:]
@@ -143,7 +143,7 @@ def test_messages_that_hold_media_themselves(tmp_path):
         assert contents(source, 1) == [b"pixels"] and source[1].prompt[0].text == "which?"
 
 
-def test_a_folder_of_several_splits_asks_which(tmp_path):
+def test_a_folder_with_several_splits_is_refused_with_their_names(tmp_path):
     for split in ("train", "test"):
         parquet.write_table(rows(3 if split == "test" else 5), tmp_path / f"{split}-00000-of-00001.parquet")
     with pytest.raises(ConfigError, match=r"the splits test, train; choose one"):
@@ -166,13 +166,13 @@ def test_bad_rows_are_named_and_the_others_are_read(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"no table"], ids=["empty", "cut", "other"])
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_a_file_that_is_no_table_is_refused(tmp_path, suffix, data):
+def test_a_file_that_is_not_a_table_is_refused(tmp_path, suffix, data):
     (tmp_path / f"a{suffix}").write_bytes(data)
     with pytest.raises(ConfigError, match=f"a{suffix}"):
         opened(tmp_path / f"a{suffix}")
 
 
-def test_a_file_that_changed_is_told_when_its_media_are_read(tmp_path):
+def test_a_changed_file_is_reported_when_its_media_are_read(tmp_path):
     path = stored(rows(), "parquet", tmp_path)
     (media,) = media_of(opened(path)[19].prompt)
     parquet.write_table(rows(3), path)

@@ -124,7 +124,7 @@ def test_calls_inside_a_thought_do_not_count(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_call_that_was_cut_off_is_said_to_be(name):
+def test_a_truncated_call_is_reported_as_truncated(name):
     call = CALL[name]
     for length in range(max(map(len, FORMATS[name].opens)), len(call)):
         said, calls, error = FORMATS[name].parse("a " + call[:length], TOOLS)
@@ -153,7 +153,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("arguments", "reason"), ARGUMENTS)
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral", "deepseek", "kimi", "phi", "harmony"])
-def test_arguments_that_no_tool_could_take_are_said(name, arguments, reason):
+def test_arguments_that_fit_no_tool_are_reported(name, arguments, reason):
     call = CALL[name].replace("{}", arguments)
     said, calls, error = FORMATS[name].parse(call, TOOLS)
     assert not calls and said == call and reason in error
@@ -199,7 +199,7 @@ def test_values_that_are_written_as_text_have_the_type_that_the_tool_says(name, 
         ("table", "[]"), ("level", "x"), ("ratio", "true"), ("maybe", ""),
     ],
 )  # fmt: skip
-def test_values_of_another_type_are_said(name, key, written):
+def test_values_of_another_type_are_reported(name, key, written):
     arguments, error = written_as_text(name, key, written)
     assert arguments is None and f"argument '{key}' of tool call search must be" in error
 
@@ -233,7 +233,7 @@ NO_DATA = "values of plain data"
         )),
     ],
 )  # fmt: skip
-def test_python_that_is_no_plain_call_is_never_run(call, reason):
+def test_python_that_is_not_a_plain_call_is_never_run(call, reason):
     said, calls, error = FORMATS["pythonic"].parse(call, TOOLS)
     assert not calls and said == call and reason in error
 
@@ -296,7 +296,7 @@ def test_long_texts_are_parsed_in_linear_time(name):
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=20), st.integers(0, 400), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_what_is_said_early_is_never_taken_back(pieces, end, thinking):
+def test_early_text_is_never_changed_later(pieces, end, thinking):
     """Whatever the rest of a turn is, its text without calls begins with what was told of its beginning."""
     text = "".join(pieces)
     for calls_of in FORMATS.values():
@@ -304,7 +304,7 @@ def test_what_is_said_early_is_never_taken_back(pieces, end, thinking):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_words_before_a_call_are_said_early_and_no_part_of_its_mark(name):
+def test_text_before_a_call_is_reported_early_without_the_calls_mark(name):
     mark, said = FORMATS[name].opens[0], "I look. "
     for end in range(len(mark) + 1):
         assert FORMATS[name].beginning(said + mark[:end]) == "I look."

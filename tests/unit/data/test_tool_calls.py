@@ -106,7 +106,7 @@ def user(*said):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_conversation_with_calls_and_answers_goes_on(families, name):
+def test_a_conversation_with_calls_and_answers_continues(families, name):
     """Turns of several calls, their answers and further calls: every template takes them, with the ids that it demands."""
     family, (_, _, end) = families[name], TEMPLATES[name]
     calls = (ToolCall("search", {"text": "x RELAXTURN"}), ToolCall("find_all", {"count": 1}))
@@ -143,7 +143,7 @@ def test_a_template_that_leaves_calls_out_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_format_is_told_by_the_template(families, name):
+def test_the_format_of_calls_is_read_from_the_template(families, name):
     called, template, _ = TEMPLATES[name]
     assert call_format("auto", template) is FORMATS[called]
     assert call_format("hermes", template) is FORMATS["hermes"]
@@ -155,7 +155,7 @@ def test_names_of_formats_are_those_of_the_configuration():
         call_format("herms", "")
 
 
-def test_a_template_that_tells_no_format_is_refused_where_there_are_tools(tmp_path):
+def test_a_template_without_a_known_call_format_is_refused_with_tools(tmp_path):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     family = open_family(tmp_path, template, "</s>")
     family.start(user("go"))
@@ -202,7 +202,7 @@ def test_no_tokens_raise_and_none_that_is_special_is_shown(families, data):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_beginning_of_any_tokens_is_told_as_the_whole_turn_begins(families, data):
+def test_the_partial_text_of_any_tokens_is_a_prefix_of_the_whole_text(families, data):
     family = data.draw(st.sampled_from(list(families.values())))
     tokens = data.draw(st.lists(st.integers(0, family.vocab_size - 1), max_size=40))
     end = data.draw(st.integers(0, len(tokens)))

@@ -63,7 +63,7 @@ ARRIVALS = st.lists(st.tuples(st.floats(0.0, 40.0), st.sampled_from(NAMES), st.i
 
 
 @given(ARRIVALS, st.integers(0, 12), st.integers(0, 12), st.floats(0.05, 20.0))
-def test_everything_that_is_asked_is_answered_and_no_time_stands_still(
+def test_every_request_is_answered_and_time_always_advances(
     arrivals: Sequence[tuple[float, str, int]], enough: int, enough_big: int, each_s: float
 ) -> None:
     """Requests come after the given pauses; only who is awake answers them, one after another."""
@@ -131,7 +131,7 @@ class Lease:
     async def wanted(self) -> None: ...
 
 
-async def test_whoever_was_awake_sleeps_before_the_next_one_wakes_and_all_do_in_the_end() -> None:
+async def test_a_pool_is_offloaded_before_the_next_one_is_loaded() -> None:
     told: list[str] = []
     policy, judge = Member(told, "policy", 1), Member(told, "judge", 0)
     state = EngineTurns({"judge": TurnRule(0, WAIT_S)}, SystemClock().now(), settle_s=0.02)

@@ -167,7 +167,7 @@ async def test_a_pool_that_can_answer_nothing_stops_the_run_as_infrastructure(pl
             await judged(scorer, *"abcdefghijklmnop")
 
 
-async def test_a_pool_that_is_not_there_is_refused_and_so_is_a_reward_that_would_block(plugin: str) -> None:
+async def test_a_missing_pool_is_refused_and_so_is_a_reward_that_would_block(plugin: str) -> None:
     with pytest.raises(ConfigError, match="no pool named judge, which reward following needs"):
         async with judging(plugin, "following", None):
             """Does not start."""
@@ -197,7 +197,7 @@ async def test_an_environment_in_a_process_of_its_own_asks_too(plugin: str) -> N
     assert shown.text == "bcd"
 
 
-async def test_scores_survive_an_engine_that_dies_and_one_that_lies() -> None:
+async def test_scores_survive_a_dead_engine_and_an_engine_with_invalid_answers() -> None:
     rows = [[1, number, number + 1] for number in range(2, 40)]
     async with engines(2) as (pool, _, told):
         asked = asyncio.create_task(pool.score(rows, 2.0))
@@ -211,7 +211,7 @@ async def test_scores_survive_an_engine_that_dies_and_one_that_lies() -> None:
         assert "failed" in told
 
 
-async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open(gate: Gate) -> None:
+async def test_a_pool_request_has_a_deadline_and_is_reported_while_open(gate: Gate) -> None:
     async with engines(1) as (pool, _, _):
         client = client_of(pool, timeout_s=1.0, deterministic=True)
         asked = [asyncio.create_task(client.generate("a", 50)) for _ in range(2)]
@@ -237,7 +237,7 @@ async def test_a_deadline_names_the_limit_that_passed() -> None:
         await client.score("q", ["a"], timeout_s=0.2)
 
 
-async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused(tmp_path: Path) -> None:
+async def test_an_engine_whose_vocabulary_differs_from_its_folders_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 512}')
     for told, refused in ((512, False), (640, True)):
         async with engines(1) as (pool, _, _):
@@ -262,7 +262,7 @@ async def test_an_unreadable_verdict_is_an_outcome_of_its_own_and_is_counted(plu
     assert answer.parts == {"unsure/judge/unreadable": 1.0} and "it said nothing" in answer.error
 
 
-async def test_time_stands_still_for_what_is_asked_while_a_pool_waits_for_its_turn(gate: Gate) -> None:
+async def test_deadlines_stop_while_a_pool_waits_for_its_turn(gate: Gate) -> None:
     async with engines(1) as (pool, _, _):
         client = client_of(pool, timeout_s=0.5)
         await client.pause()

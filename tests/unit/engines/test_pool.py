@@ -33,7 +33,7 @@ async def test_a_killed_engine_loses_no_request_and_no_token(gate: Gate) -> None
         assert told == ["failed", "retried", "recovered"]
 
 
-async def test_a_pool_whose_engines_can_not_be_had_any_more_fails_and_says_so_to_who_asks_nothing(
+async def test_a_pool_that_lost_its_engines_fails_without_an_open_request(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lost(slot: EngineSlot) -> dict[str, Any]:
@@ -87,7 +87,7 @@ async def test_an_engine_that_dies_while_it_loads_ends_the_start_with_its_name_a
             """Never."""
 
 
-def test_a_tokenizer_of_more_tokens_than_the_engine_knows_is_refused() -> None:
+def test_a_tokenizer_larger_than_the_engines_vocabulary_is_refused() -> None:
     family: Any = SimpleNamespace(vocab_size=64, foreign_tokens={})
     check_vocabulary(family, {"vocab_size": 64})
     check_vocabulary(family, {"vocab_size": 80})

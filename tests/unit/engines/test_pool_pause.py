@@ -36,7 +36,7 @@ async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str
         assert told == []
 
 
-async def test_an_engine_that_can_not_let_go_is_paused_when_its_requests_have_ended(gate: Gate) -> None:
+async def test_an_engine_that_cannot_let_go_is_paused_when_its_requests_have_ended(gate: Gate) -> None:
     async with engines(1, kind="DrainingEngine") as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
@@ -87,9 +87,7 @@ async def test_an_engine_that_dies_while_paused_comes_back_paused(gate: Gate) ->
         ("AbortingEngine", "pause"),
     ],
 )
-async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_asked(
-    kind: str, asked: str, gate: Gate
-) -> None:
+async def test_a_hanging_engine_is_detected_by_its_silence_in_any_call(kind: str, asked: str, gate: Gate) -> None:
     async with engines(1, kind=kind, silence_s=1.0) as (pool, _, told):
         answers = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)

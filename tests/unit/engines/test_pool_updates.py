@@ -48,7 +48,7 @@ async def test_an_engine_that_can_only_drain_takes_weights_after_what_it_runs_an
         assert told == []
 
 
-async def test_whoever_watches_a_turn_ends_it_and_its_engine_goes_on_with_others() -> None:
+async def test_a_watch_ends_a_turn_and_the_engine_continues_other_requests() -> None:
     async with engines(1) as (pool, _, told):
         seen: list[int] = []
 
@@ -87,7 +87,7 @@ def weights_of(completion: Completion) -> list[tuple[int, int]]:
     return told
 
 
-async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_and_goes_on_with_nothing(
+async def test_an_engine_that_still_loads_after_a_rollback_gets_and_continues_no_request(
     gate: Gate,
 ) -> None:
     async with engines(2, kind="SlowEngine") as (pool, _, told):
@@ -135,7 +135,7 @@ async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_inca
         assert told == []
 
 
-async def test_an_engine_that_still_takes_an_earlier_version_goes_on_with_nothing_once_that_was_given_up(
+async def test_an_engine_that_loads_an_abandoned_version_continues_no_request(
     gate: Gate,
 ) -> None:
     async with engines(1) as (pool, _, told):

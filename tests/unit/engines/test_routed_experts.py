@@ -41,7 +41,7 @@ def experts_of(tokens: tuple[int, ...], start: int = 0, engine: int = 0) -> byte
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8)), max_size=8))
-def test_what_was_told_first_stays_and_holes_are_known(pieces: list[tuple[int, int]]) -> None:
+def test_the_first_report_of_a_position_is_kept_and_holes_are_marked(pieces: list[tuple[int, int]]) -> None:
     recorded, wanted = RoutedExperts(ROUTING), {}
     for number, (start, count) in enumerate(pieces):
         values = bytes([number % 200]) * (count * ROUTING.width)

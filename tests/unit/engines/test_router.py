@@ -388,7 +388,7 @@ def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short
         assert sorted(map(len, given.values())) == ([2, 2] if start == "short" else [4])
 
 
-def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_tokens() -> None:
+def test_requests_of_a_silent_engine_continue_elsewhere_with_their_tokens() -> None:
     router = Router(map(EngineState, ("a", "b")), LIMITS)
     router.on_proved("a", 0, at(0), 0.0)
     router.submit([asks(request("1", 0, 5))], 0.0)
@@ -403,7 +403,7 @@ def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_token
     assert router.on_deltas("a", 0, [late], 23.0) == [], "its life is over"
 
 
-def test_weights_that_are_loading_are_no_silence() -> None:
+def test_a_loading_engine_does_not_count_as_silent() -> None:
     router = serving("a", step=3)
     given = dispatched(router, asks(request("1", 0, 5)))
     router.on_loading("a", at(5))
@@ -415,7 +415,7 @@ def ended(given: Dispatch, step: int) -> list[Delta]:
     return [honest(pending.continuation(), 0, step, "abort") for pending in given.batch]
 
 
-def test_a_rollback_s_older_step_is_no_lie_and_one_that_it_gave_up_is() -> None:
+def test_after_a_rollback_its_older_step_is_valid_and_abandoned_steps_are_not() -> None:
     router = serving("a", step=5)
     given = dispatched(router, asks(request("1", 0, 5)))
     router.preempt("a")
@@ -447,7 +447,7 @@ def test_an_engine_of_an_abandoned_incarnation_is_given_nothing_however_far_its_
     assert [engine.name for engine in router.available()] == ["quick"], "nor is anything scored there"
 
 
-def test_a_request_that_goes_on_over_a_rollback_tells_which_tokens_are_of_which_weights() -> None:
+def test_a_request_continued_over_a_rollback_records_the_weights_of_each_token() -> None:
     router = serving("a", step=4)
     given = dispatched(router, asks(request("1", 0, 6)))
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 4)], 0.0)
@@ -473,7 +473,7 @@ def test_weights_of_another_incarnation_never_land_under_a_request() -> None:
         router.on_loading("a", at(4, 1))
 
 
-def test_a_request_waits_for_an_engine_that_is_no_older_than_its_tokens() -> None:
+def test_a_request_waits_for_an_engine_at_least_as_new_as_its_tokens() -> None:
     router = Router(map(EngineState, ("old", "new")), LIMITS)
     router.on_proved("old", 0, at(3), 0.0)
     router.submit([asks(request("1", 0, 5, floor=4))], 0.0)
@@ -502,7 +502,7 @@ def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count(
     ("asked", "said"),
     [(request("1", VOCABULARY, 2), "outside the vocabulary"), (request("1", 0, CONTEXT), "exceed the context")],
 )
-def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, said: str) -> None:
+def test_a_request_that_no_engine_can_run_fails_at_once(asked: GenerateRequest, said: str) -> None:
     router = Router(map(EngineState, ("a",)), LIMITS)
     router.vocab_size, router.max_context = VOCABULARY, CONTEXT
     (answer,) = router.submit([asks(asked)], 0.0)
@@ -540,7 +540,7 @@ def test_a_request_that_is_larger_than_the_cache_runs_alone_and_none_passes_it_t
     assert [given.batch[0].id for given in router.dispatch(0.0)] == ["small"]
 
 
-def test_one_engine_is_drained_for_a_large_request_while_others_take_what_comes_behind_it() -> None:
+def test_one_engine_is_drained_for_a_large_request_while_others_run_later_requests() -> None:
     router = counting(("a", "b", "c"), 20)
     router.submit([session_turn(name, 5, 5, name) for name in ("1", "2", "3", "4")], 0.0)
     router.dispatch(0.0)
@@ -597,7 +597,7 @@ def test_a_session_is_not_idle_while_another_of_its_requests_runs() -> None:
 
 
 @pytest.mark.parametrize("gone", ["dead", "new weights"])
-def test_a_cache_that_is_gone_is_not_counted_and_draws_no_request(gone: str) -> None:
+def test_a_dropped_cache_is_not_counted_and_attracts_no_request(gone: str) -> None:
     router = counting(("a", "b"), 200)
     given = dispatched(router, session_turn("1", 50, 9, "s"))
     assert given.engine == "a"
@@ -620,7 +620,7 @@ def test_what_may_still_be_sampled_counts_by_its_share() -> None:
     assert len(given.batch) == 5
 
 
-def test_room_is_for_what_engines_can_take_beside_a_queue_as_long_as_what_runs() -> None:
+def test_free_places_are_those_of_engines_and_of_a_queue_as_long_as_the_running_requests() -> None:
     router = counting(("a", "b"), 40, per_engine=3, backlog=9)
     assert router.room(expected_tokens=20) == 4
     router.submit([session_turn(str(number), 5, 5, str(number)) for number in range(8)], 0.0)
@@ -647,7 +647,7 @@ def test_in_a_deterministic_run_the_members_of_a_batch_do_not_depend_on_what_els
     ]  # fmt: skip
 
 
-def test_an_engine_tells_its_cache_unless_the_limits_do() -> None:
+def test_the_reported_cache_size_counts_unless_configured() -> None:
     told = Router(map(EngineState, ("a",)), RequestLimits(kv_tokens=None))
     told.set_kv_tokens("a", 77)
     assert told.engines["a"].kv.capacity == 77

@@ -71,7 +71,7 @@ async def test_a_hung_engine_is_dropped_at_its_deadline_and_the_others_serve_at_
         assert await service.receivers("actor") == {"engine-0": at(1)}
 
 
-async def test_an_engine_that_lies_is_replaced_and_does_not_serve() -> None:
+async def test_an_engine_with_a_wrong_receipt_is_replaced_and_does_not_serve() -> None:
     async with pool_of("ScriptedEngine", "LyingEngine") as (pool, service, told):
         await service.announce(manifest(1), NONE)
         assert await pool.supervisor.update(manifest(1), NONE) == ("engine-0",)
@@ -92,7 +92,7 @@ async def test_a_replaced_engine_serves_only_after_its_receipt_for_the_newest_ve
         assert await service.receivers("actor") == {"engine-0": at(2)}
 
 
-async def test_what_an_engine_proved_before_it_was_replaced_says_nothing_of_the_next() -> None:
+async def test_receipts_of_a_replaced_engine_do_not_count_for_its_successor() -> None:
     """Its receipt is accepted after the next one was started, with the weights of the model folder."""
     async with pool_of("ScriptedEngine") as (pool, service, _):
         await service.announce(manifest(1), NONE)
@@ -117,7 +117,7 @@ async def test_what_an_engine_proved_before_it_was_replaced_says_nothing_of_the_
         assert await service.receivers("actor") == {"engine-0": at(2)}
 
 
-async def test_an_engine_whose_version_is_abandoned_while_it_loads_goes_on_to_its_successor() -> None:
+async def test_an_engine_whose_version_is_abandoned_during_the_load_loads_the_next() -> None:
     """The rollback is no fault of the engine, which is neither replaced nor left behind."""
     async with pool_of("ScriptedEngine") as (pool, service, told):
         await service.announce(manifest(5), NONE)
@@ -160,7 +160,7 @@ async def test_a_live_version_that_is_never_announced_again_ends_at_the_deadline
             await updates.update(slot, live, NONE)
 
 
-async def test_less_proof_than_asked_for_is_none() -> None:
+async def test_a_receipt_below_the_required_level_does_not_count() -> None:
     async with pool_of("ScriptedEngine", proof="resident") as (pool, service, told):
         await service.announce(manifest(1), NONE)
         assert await pool.supervisor.update(manifest(1), NONE) == ()

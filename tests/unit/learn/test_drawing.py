@@ -80,13 +80,13 @@ def test_top_p_counts_what_top_k_left() -> None:
     np.testing.assert_allclose(kept[0], [1, 0, 0, 0], atol=1e-6)
 
 
-def test_broken_logits_are_told_by_their_log_prob() -> None:
+def test_broken_logits_are_detected_by_their_log_prob() -> None:
     table = torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])
     drawn = draw(table, np.array([0.5, 0.5]), rules(2, temperature=[1, 1]))
     assert np.isfinite(drawn.log_probs).tolist() == [True, False]
 
 
-def test_a_greedy_row_is_of_the_whole_distribution_whatever_its_nucleus_is() -> None:
+def test_a_greedy_row_ignores_top_p() -> None:
     table = torch.tensor([[0.5, 0.3, 0.2]]).log()
     drawn = draw(table, np.array([0.99]), rules(3, temperature=[0], top_p=[0.1]))
     assert drawn.tokens.tolist() == [0]

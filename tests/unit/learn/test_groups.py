@@ -40,7 +40,7 @@ def test_members_without_a_verdict_are_not_valid(rows, samples):
     assert groups.rewards.tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
-def test_a_figure_about_a_judgement_is_no_reward(rows, samples):
+def test_a_metric_of_a_judgement_is_not_a_reward(rows, samples):
     told = {key: replace(one, parts={**one.parts, "judge/verdicts/agreement": 1.0}) for key, one in samples.items()}
     assert set(learn.Grouping(rows, told).groups.parts) == {"exact"}
 
@@ -78,7 +78,7 @@ def test_a_row_of_an_unknown_sample_is_refused(rows, samples):
         learn.Grouping(rows, samples)
 
 
-def test_nothing_gives_nothing(rows):
+def test_no_rows_give_an_empty_column(rows):
     grouping = learn.Grouping(rows.take([]), {})
     nothing = Advantages(learn.group_mean_std(grouping.groups.rewards, grouping.groups.valid))
     assert grouping.columns(nothing)["advantages"].values.size == 0

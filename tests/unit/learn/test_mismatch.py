@@ -26,7 +26,7 @@ def measured(apart, mask, fresh, cuts):
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(sizes, st.booleans(), st.booleans()), min_size=1, max_size=300), st.data())
-def test_every_number_is_that_of_all_tokens_whatever_the_split(tokens, data):
+def test_every_metric_is_the_same_for_any_split_into_batches(tokens, data):
     apart = np.array([token[0] for token in tokens], np.float32)
     mask = np.array([token[1] for token in tokens])
     fresh = mask & np.array([token[2] for token in tokens])
@@ -55,7 +55,7 @@ def test_the_quantile_does_not_move_with_the_split():
     assert whole[f"{OF}_p99"] == parted[f"{OF}_p99"] == pytest.approx(np.quantile(apart, 0.99), rel=0.05)
 
 
-def test_what_is_not_a_number_is_among_the_largest():
+def test_nan_counts_as_the_largest_difference():
     meter = Mismatch()
     meter.add(torch.tensor([float("nan"), 1.0, 1e30]), torch.ones(3, dtype=torch.bool))
     assert meter.share()[f"{OF}_p99@{BUCKETS - 1}"] == (2.0, 2.0)

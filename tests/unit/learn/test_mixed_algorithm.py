@@ -98,7 +98,7 @@ def test_each_row_has_its_own_algorithm_s_gradient_and_no_other(rows, name, opti
         assert metrics[key] == pytest.approx(metric), key
 
 
-def test_one_algorithm_twice_is_that_algorithm(rows):
+def test_one_algorithm_given_twice_equals_that_algorithm(rows):
     one = CATALOGUE.build(Chosen("algorithm", "grpo", {"entropy_coef": 0.01}))
     two = several(("grpo", {"entropy_coef": 0.01}), ("grpo", {"entropy_coef": 0.01}))
     (loss, gradient, metrics), (again, slopes, more) = learnt(one, rows), learnt(two, rows)
@@ -137,7 +137,7 @@ def test_chunks_with_rows_of_one_algorithm_alone_are_chunks(rows):
     assert total == pytest.approx(loss, abs=1e-12)
 
 
-def test_what_stands_where_others_learn_reaches_nobody(rows):
+def test_values_in_rows_of_another_algorithm_change_nothing(rows):
     """A column that one algorithm reads may be anything in rows of the other."""
     mixed = several(("grpo", {}), ("grpo", {"correction": "truncate", "kl_coef": 0.1}))
     loss, gradient, _ = learnt(mixed, rows)
@@ -148,7 +148,7 @@ def test_what_stands_where_others_learn_reaches_nobody(rows):
     assert slopes.tolist() == gradient.tolist()
 
 
-def test_the_union_is_asked_for():
+def test_the_union_of_columns_and_outputs_is_requested():
     mixed = several(("grpo", {"kl_coef": 0.1}), ("gigpo", {}), ("grpo", {"entropy_coef": 0.1, "aggregation": "token"}))
     assert isinstance(mixed, MixedAlgorithm)
     assert {column.name for column in mixed.columns()} >= {"ref_log_probs", "rollout_log_probs", "algorithm_index"}
@@ -160,7 +160,7 @@ def test_the_union_is_asked_for():
     assert several(("grpo", {}), ("reinforce-plus-plus", {})).statistics == "batch"
 
 
-def test_what_one_prepares_is_prepared_for_its_rows(rows):
+def test_columns_are_prepared_per_algorithm_for_its_own_rows(rows):
     mixed = several(("grpo", {}), ("m2po", {"second_moment": 0.01}))
     made = learn.prepared_columns(mixed, rows)["trusted"]
     alone = learn.prepared_columns(mixed.parts[1], rows.take(own(rows, 1)))["trusted"]
@@ -169,7 +169,7 @@ def test_what_one_prepares_is_prepared_for_its_rows(rows):
     assert not made.take(own(rows, 0)).values.any()
 
 
-def test_a_term_of_a_part_is_of_its_own_trained_tokens_whatever_the_loss_made_of_the_others(rows):
+def test_a_term_covers_only_the_trained_tokens_of_its_algorithm(rows):
     batch = learn.PackedBatch(rows, dtype=torch.float64)
     index = batch.column("algorithm_index")
     for number in (0, 1):

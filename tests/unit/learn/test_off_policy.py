@@ -52,7 +52,7 @@ def test_a_masked_weight_is_the_ratio_or_nothing():
     assert learn.within(ratio, 0.5, 5.0).tolist() == [False, True, True, True, False, False, False]
 
 
-def test_a_ratio_that_overflows_is_bounded_all_the_same(batch):
+def test_an_overflowing_ratio_is_bounded(batch):
     far = torch.full((14,), -1e4)
     assert learn.importance_weight(batch, torch.zeros(14), far, truncate_at=2.0).tolist() == [2.0] * 14
     for level in ("token", "sequence", "geometric"):

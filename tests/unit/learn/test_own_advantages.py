@@ -62,13 +62,13 @@ def credit(options: GRPOOptions) -> list[float]:
     return list(grouping.columns(GRPO(options).advantages(grouping.groups))["advantages"].values)
 
 
-def test_its_values_are_the_advantages_of_samples_and_of_tokens(mine: Path) -> None:
+def test_values_of_the_function_are_advantages_of_samples_or_tokens(mine: Path) -> None:
     squares = credit(GRPOOptions(advantages=f"{mine}:squared"))
     assert squares == pytest.approx([0, 0.5625, 0.5625, 0, 0.5625, 0, 0.0625, 0.0625])
     assert credit(GRPOOptions(advantages=f"{mine}:of_contexts")) == [0, 7, 7, 0, 8, 0, 7, 9]
 
 
-def test_a_sample_without_a_verdict_gets_nothing_whatever_it_says(mine: Path) -> None:
+def test_a_sample_without_a_verdict_gets_no_advantage(mine: Path) -> None:
     grouping = grouped()
     grouping.groups.valid[0, 1] = False
     for name in ("squared", "of_contexts"):
@@ -101,7 +101,7 @@ def test_a_file_that_fails_is_refused_with_its_reason(tmp_path: Path) -> None:
         ("no_module:squared", "No module named 'no_module'"),
     ],
 )
-def test_one_that_is_not_there_is_refused_by_the_option_s_name(mine: Path, place: str, said: str) -> None:
+def test_a_missing_function_is_refused_with_the_options_name(mine: Path, place: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm\.advantages: .*{said}"):
         GRPO(GRPOOptions(advantages=place.format(mine=mine)))
 

@@ -49,7 +49,7 @@ def test_a_column_of_other_lengths_is_refused(rows):
         learn.PackedBatch(rows.with_columns({"old_log_probs": short})).column("old_log_probs")
 
 
-def test_a_column_that_is_not_there_is_named(rows):
+def test_a_missing_column_is_named(rows):
     with pytest.raises(KeyError, match="ref_log_probs"):
         learn.PackedBatch(rows).column("ref_log_probs")
 

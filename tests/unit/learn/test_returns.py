@@ -17,7 +17,7 @@ def numbers(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_rewards_to_go_step_over_what_the_policy_did_not_say():
+def test_rewards_to_go_skip_given_tokens():
     rewards = numbers(9, 1, 9, 2, 9, 3, 4)
     assert learn.reward_to_go(rewards, MASK, LENGTHS, gamma=0.5).tolist() == [0, 2, 0, 2, 0, 5, 4]
 

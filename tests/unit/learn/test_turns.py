@@ -100,7 +100,7 @@ def test_turns_of_several_rows_are_one_sample_s_and_come_back_to_their_tokens():
     assert per_token.tolist() == [0, 0, 0, 0, 1, 0, 2, 0, 3]
 
 
-def test_turns_that_nobody_asked_for_are_not_there():
+def test_turn_columns_exist_only_on_request():
     batch = RowBatch((RowId(0, 0, 0, 0),), {"loss_mask": Ragged(np.array([0, 1], np.uint8), np.array([2]))})
     sealed = {AttemptId(0, 0, 0): Sealed(AttemptId(0, 0, 0), 1, Outcome.FINISHED, 1.0)}
     groups = learn.Grouping(batch, sealed, ("loss_mask",)).groups
@@ -136,7 +136,7 @@ def test_a_context_is_compared_with_those_of_its_name_in_other_samples():
     )
 
 
-def test_contexts_of_other_groups_are_no_comparison_and_samples_without_names_are_one_context():
+def test_contexts_are_compared_within_a_group_and_unnamed_samples_share_one_context():
     earned, contexts = numbers([[[1.0], [1.0]], [[3.0], [1.0]]]), torch.zeros(2, 2, 1, dtype=torch.int64)
     got = learn.context_credit(earned, contexts, torch.ones(2, 2, dtype=torch.bool), std=False)
     assert got.flatten().tolist() == [0.0, 0.0, 1.0, -1.0]

@@ -122,7 +122,7 @@ def test_names_match_whole_and_below_a_star_and_nothing_else():
             check_source(url, access)
 
 
-def test_what_may_be_secret_in_a_url_is_not_told(server):
+def test_possible_secrets_of_a_url_are_not_shown(server):
     url = f"http://me:word@127.0.0.1:{server.server_port}/cut?signature=abc#x"
     for access in (CLOSED, SourceAccess(["127.0.0.1"])):
         with pytest.raises(
@@ -203,7 +203,7 @@ def test_an_answer_that_trickles_is_over_in_time(server, path):
     assert time.monotonic() - began < 60
 
 
-def test_an_answer_is_read_no_further_than_its_bound_and_a_cut_one_is_no_medium(server):
+def test_an_answer_is_read_up_to_its_limit_and_a_truncated_one_is_refused(server):
     with restricted(SourceAccess(["127.0.0.1"]), 1000):
         with pytest.raises(ValueError, match="more than 1000 bytes") as refused:
             read_source(f"{server.url}/endless")
@@ -266,7 +266,7 @@ def test_a_link_that_is_put_in_the_place_of_a_checked_file_leads_nowhere(folders
         SourceAccess((), [str(folders / "data")]).read_file(picture, 100)
 
 
-async def test_a_flaky_server_costs_no_sample_and_one_that_is_not_allowed_is_not_asked(server, tmp_path):
+async def test_a_flaky_server_costs_no_sample_and_a_forbidden_server_is_not_contacted(server, tmp_path):
     async with pipeline(tmp_path, access=SourceAccess(["127.0.0.1"])) as (made, log):
         await made.prepare([said(f"{server.url}/flaky")])
         assert len(server.asked) == 3 and log.read_text().split() == ["abc"]

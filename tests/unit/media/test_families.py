@@ -221,7 +221,7 @@ def plain(module: Any, model: Model, request: GenerateRequest, tokens: list[int]
     return logits.log_softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()
 
 
-async def test_a_request_goes_on_where_another_left_it_and_caches_come_again(model, engine):
+async def test_a_request_continues_where_another_left_it_and_caches_come_again(model, engine):
     """As after a pause, an update or on another engine: with the same tokens, the same sample."""
     asked = [replace(one, temperature=0.0, max_new_tokens=10) for one in model.requests()[::2]]
     whole = await sampled(engine, asked)

@@ -96,7 +96,7 @@ def _keys(made, words):
     return [made.fill_placeholders(rendered([said(word)]), [said(word)]).media[0] for word in words]
 
 
-async def test_who_lets_go_needs_it_no_more_and_what_was_there_stays_until_old_groups_are_over(tmp_path):
+async def test_released_media_are_deleted_and_earlier_media_stay_until_old_groups_end(tmp_path):
     old = MediaStore(tmp_path / "media")
     old.put(ProcessedMedia("ab" * 16, {"x": np.zeros(500, np.uint8)}, 1, (PlaceholderSpan("image", 1),)))
     async with pipeline(tmp_path, limit_bytes=100, known_groups=3) as (made, _):
@@ -110,7 +110,7 @@ async def test_who_lets_go_needs_it_no_more_and_what_was_there_stays_until_old_g
         assert old.found() == {}
 
 
-async def test_headers_tell_the_room_that_media_take(tmp_path):
+async def test_the_size_of_media_is_read_from_their_headers(tmp_path):
     async with pipeline(tmp_path) as (made, log):
         assert await made.num_features([said("data:,abc", "data:,de")]) == 2
         assert log.read_text() == "", "something was decoded"
@@ -118,7 +118,7 @@ async def test_headers_tell_the_room_that_media_take(tmp_path):
         assert await made.num_features([said("data:,abc")]) == 3
 
 
-async def test_what_is_remembered_of_sources_is_small_and_bounded(tmp_path, monkeypatch):
+async def test_the_memory_of_sources_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("relax_core.data.media_pipeline.REMEMBERED", 3)
     long = ["data:," + f"{number}" * 5000 for number in range(6)]
     async with pipeline(tmp_path, limit_bytes=1 << 30) as (made, log):

@@ -155,7 +155,7 @@ async def test_a_changed_file_is_another_medium(tmp_path):
         assert made.fill_placeholders(rendered(messages), messages).media != before.media
 
 
-async def test_what_breaks_is_refused_by_name_and_the_others_go_on(tmp_path, monkeypatch):
+async def test_a_broken_medium_is_refused_by_name_and_the_others_continue(tmp_path, monkeypatch):
     monkeypatch.setattr("relax_core.data.media_pipeline.ATTEMPTS", 2)
     reasons = {
         "bad": "image data:,bad: a medium of bad bytes", "fault": "ZeroDivisionError", "exit": "broke the process",
@@ -185,7 +185,7 @@ async def test_media_that_nothing_reads_and_texts_that_look_like_them(tmp_path):
             made.fill_placeholders(rendered([said("data:,y")]), [said("data:,y")])
 
 
-async def test_a_store_that_can_not_be_written_is_no_fault_of_the_medium(tmp_path):
+async def test_an_unwritable_store_is_not_blamed_on_the_medium(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     async with pipeline(tmp_path) as (made, _):
         (tmp_path / "media").write_text("a file where the store should be")
@@ -214,7 +214,7 @@ async def test_a_failure_that_the_content_does_not_prove_is_tried_again_and_then
         assert log.read_text().split() == ["abc"] and not made._outages
 
 
-async def test_a_process_that_somebody_killed_costs_no_sample(tmp_path):
+async def test_a_killed_process_costs_no_sample(tmp_path):
     flag = tmp_path / "flag"
     script = PROCESSOR.replace('if data == b"exit":', f'if data == b"exit" and not os.path.exists({str(flag)!r}):')
     script = script.replace("os._exit(3)", f"open({str(flag)!r}, 'w').close(); os.kill(os.getpid(), 9)")
@@ -223,7 +223,7 @@ async def test_a_process_that_somebody_killed_costs_no_sample(tmp_path):
         assert flag.exists() and log.read_text().split() == ["exit"] * 2
 
 
-async def test_one_who_goes_leaves_the_others_their_medium(tmp_path):
+async def test_a_cancelled_caller_does_not_cancel_the_others(tmp_path):
     async with pipeline(tmp_path) as (made, _):
         first, *others = (asyncio.create_task(made.prepare([said("data:,abc")])) for _ in range(3))
         while not made._known:
@@ -233,7 +233,7 @@ async def test_one_who_goes_leaves_the_others_their_medium(tmp_path):
         assert first.cancelled()
 
 
-async def test_a_full_disk_is_told_to_all_who_asked_and_leaves_nothing_half_written(tmp_path):
+async def test_a_full_disk_fails_all_callers_and_leaves_no_partial_file(tmp_path):
     async with pipeline(tmp_path) as (made, _):
         asked = (made.prepare([said("data:,full")]) for _ in range(3))
         for error in await asyncio.gather(*asked, return_exceptions=True):

@@ -51,7 +51,7 @@ DAMAGES = {
 }  # fmt: skip
 
 
-def test_what_is_missing_and_what_is_no_key(tmp_path):
+def test_missing_media_and_invalid_keys_are_distinguished(tmp_path):
     with pytest.raises(InfrastructureError, match="can't be read"):
         MediaStore(tmp_path).get(KEY)
     with pytest.raises(ValueError, match="hexadecimal"):
@@ -96,7 +96,7 @@ def test_many_small_media_hold_no_descriptors(tmp_path):
     assert psutil.Process().num_fds() > before, "a large one is mapped"
 
 
-def test_a_medium_that_no_space_is_left_for_is_told_and_nothing_half_stays(tmp_path):
+def test_a_medium_without_disk_space_is_reported_and_leaves_no_partial_file(tmp_path):
     store, medium = MediaStore(tmp_path), ProcessedMedia(KEY, {"x": np.zeros(10_000)}, 1).laid_out("image")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -110,7 +110,7 @@ def test_a_medium_that_no_space_is_left_for_is_told_and_nothing_half_stays(tmp_p
     assert KEY in MediaStore(tmp_path)
 
 
-def test_damage_is_never_read_again_and_is_written_anew(tmp_path):
+def test_a_damaged_file_is_not_read_again_and_is_replaced(tmp_path):
     store, medium = MediaStore(tmp_path), ProcessedMedia(KEY, {"x": np.arange(9)}, 1)
     for damage in DAMAGES.values():
         store.put(medium)

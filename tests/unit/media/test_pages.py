@@ -73,7 +73,7 @@ def write(folder: Path, *rows: dict) -> Path:
     return path
 
 
-def test_all_media_are_decoded_on_demand_and_bad_ones_told_by_row(folder):
+def test_the_check_decodes_all_media_and_reports_bad_ones_by_row(folder):
     rows = [
         {"prompt": "<image><audio>?", "image": "a.png", "audio": "a.wav"}, {"prompt": "<image>", "image": "bad.png"},
         {"prompt": "<image>", "image": "empty.png"}, {"prompt": "<image>", "image": "gone.png"},
@@ -152,7 +152,7 @@ def test_copies_keep_the_first_and_the_newest(tmp_path, monkeypatch):
     assert kept == {0, 1, 7, 8, 9} and f"{9:032x}" in Previews(tmp_path, "image")
 
 
-def test_a_medium_whose_copy_fails_is_processed_all_the_same(tmp_path):
+def test_a_medium_whose_copy_fails_is_processed_anyway(tmp_path):
     from relax_plugin_omni.image import ImageProcessor
 
     class Odd(ImageProcessor):

@@ -43,7 +43,7 @@ def test_tokens_stay_in_order_and_each_medium_gets_its_own(media, data):
 
 
 @given(media=MEDIA, tokens=st.lists(st.integers(0, 12)))
-def test_whatever_does_not_fit_together_is_refused(media, tokens):
+def test_mismatched_placeholders_and_media_are_refused(media, tokens):
     kinds = [next(kind for kind, number in IDS.items() if number == token) for token in tokens if token in (6, 7)]
     if kinds == [one.kind for one in media]:
         assert len(expand_placeholders(Rendered(tuple(tokens)), media, FAMILY).media) == len(media)
@@ -89,7 +89,7 @@ def test_a_video_is_pictures_with_the_time_before_each(timed):
     )
 
 
-def test_a_video_that_tells_no_times_is_refused(timed):
+def test_a_video_without_times_is_refused(timed):
     with pytest.raises(MediaRefused, match="without frame times"):
         expand_placeholders(
             Rendered((tiny.VIDEO,)), [PlaceholderTokens("video", "k", (PlaceholderSpan("video", 4),))], timed
@@ -107,7 +107,7 @@ def test_parts_of_a_model_have_names(timed, tmp_path: Path):
 
 
 @given(media=MEDIA, data=st.data())
-def test_what_was_put_in_is_conserved_and_anything_else_is_named(media, data):
+def test_inserted_placeholders_match_and_others_are_named(media, data):
     tokens = list(data.draw(TEXT))
     for one in media:
         tokens += [IDS[one.kind]] * one.layout[0].size + [10, *data.draw(TEXT)]

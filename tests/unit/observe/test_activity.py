@@ -58,7 +58,7 @@ def test_an_engine_that_loads_weights_while_it_generates_works():
     assert told(engine) == [("overhead", "loading", 0, 1), ("work", "generating", 1, 2)]
 
 
-def test_what_is_too_short_to_tell_belongs_to_what_came_before():
+def test_a_very_short_state_is_added_to_the_span_before_it():
     clock = HandClock()
     role = track(clock)
     role.rest("training")
@@ -92,7 +92,7 @@ def test_spans_are_in_order_and_never_overlap(moves):
     assert all(100.0 <= span.start < span.end <= clock.at for span in spans)
 
 
-def test_a_wait_that_holds_all_work_is_no_work_though_sections_are_open():
+def test_a_wait_that_holds_all_work_is_not_work_though_sections_are_open():
     clock = HandClock()
     role = track(clock)
     with role.section("generating"):

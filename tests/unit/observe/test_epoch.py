@@ -25,7 +25,7 @@ with RunEpoch(sys.argv[1], 1).hold():
 """
 
 
-def test_an_earlier_start_can_not_change_files(tmp_path: Path) -> None:
+def test_an_earlier_start_cannot_change_files(tmp_path: Path) -> None:
     first = RunEpoch.begin(tmp_path)
     with first.hold():
         pass

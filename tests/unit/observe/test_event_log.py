@@ -99,7 +99,7 @@ def test_threads_do_not_tear_each_others_lines(tmp_path):
     assert len(records(tmp_path)) == 200
 
 
-def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capsys):
+def test_an_unwritable_log_is_reported_once(tmp_path, capsys):
     log = EventLog(tmp_path / "missing", Redactor())
     for _ in range(3):
         log.note("info", "hello")

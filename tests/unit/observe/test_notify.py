@@ -77,7 +77,7 @@ class Notified:
         self.notifier.close()
 
 
-def test_each_kind_of_event_is_told_with_its_reason():
+def test_each_kind_of_event_is_sent_with_its_reason():
     evidence = {"groups": (1,)}
     with receiver() as (url, received):
         Notified(url, burst=9).tell(
@@ -102,7 +102,7 @@ def test_each_kind_of_event_is_told_with_its_reason():
     ]  # fmt: skip
 
 
-def test_only_the_kinds_that_are_asked_for_are_told():
+def test_only_configured_kinds_of_events_are_sent():
     with receiver() as (url, received):
         Notified(url, events=["end"]).tell(STARTED, RoleRecovered("actor", 1.0), RunFinished("finished", {"steps": 3}))
     assert received == [("maths: finished", "3 steps, 0 s")]
@@ -121,7 +121,7 @@ def test_messages_hold_no_secret_no_control_character_and_no_sample():
     assert all("hunter2" not in text and "\x1b" not in text and len(text) <= 1500 for text in texts)
 
 
-def test_what_is_left_out_is_summed_up_in_the_next_message(clock):
+def test_suppressed_messages_are_counted_in_the_next_message(clock):
     with receiver() as (url, received):
         told = Notified(url, clock=clock, burst=2, every_s=60.0)
         for _ in range(5):
@@ -145,7 +145,7 @@ KINDS = ("start", "stall", "divergence", "recovery", "end")
     st.lists(st.tuples(st.sampled_from(KINDS), st.floats(0.0, 40.0), st.booleans()), max_size=60),
     st.integers(1, 4), st.floats(1.0, 50.0),
 )  # fmt: skip
-def test_a_bucket_lets_no_more_through_than_its_rate_and_counts_the_others_once(offers, burst, every_s):
+def test_the_limiter_admits_its_rate_and_counts_suppressed_messages_once(offers, burst, every_s):
     limiter, now, ordinary, counted = NoticeLimiter(burst, every_s), 0.0, [], Counter()
     for kind, later_s, urgent in offers:
         now += later_s
@@ -168,7 +168,7 @@ def beat(role, since, deadline, polls=False, blocked_by="actor", state="waiting"
     return Heartbeat(role, state, waits=(Wait(role, "a grant", blocked_by, since, deadline, polls),))
 
 
-def test_a_wait_beyond_its_limit_is_told_once_and_a_pause_is_none(clock):
+def test_a_long_wait_is_sent_once_and_a_pause_is_not_a_stall(clock):
     with receiver() as (url, received):
         told = Notified(url, clock=clock, burst=9, stall_s=600.0)
         late, fresh = beat("critic", 10.0, 50.0), beat("actor", 100.0, 900.0)
@@ -225,7 +225,7 @@ def test_a_url_that_is_not_understood_is_reported_without_the_url(caplog):
     assert "is not understood" in sentence and "secret-token" not in sentence + frames + caplog.text
 
 
-def test_a_recorded_run_tells_how_it_ended_also_where_it_breaks_off(run_dir):
+def test_a_recorded_run_reports_how_it_ended_also_where_it_breaks_off(run_dir):
     """With samples asked for, a divergence quotes one of the step's; the summary and the log count messages."""
     with receiver() as (url, received), pytest.raises(ValueError):
 
@@ -248,7 +248,7 @@ def test_a_recorded_run_tells_how_it_ended_also_where_it_breaks_off(run_dir):
     assert [line["fields"]["sent"] for line in log if line.get("message") == "notifications"] == [4]
 
 
-def test_an_address_that_is_none_is_refused_before_the_run_and_not_quoted(monkeypatch):
+def test_an_invalid_address_is_refused_before_the_run_and_not_quoted(monkeypatch):
     monkeypatch.setenv("INBOX", "no-such-service-hunter2:/there")
     with pytest.raises(ConfigError, match=r"notify\.urls\.0: got env:INBOX; .*Apprise") as refused:
         plan_run(["quickstart"], ['notify.urls=["env:INBOX"]'])

@@ -147,7 +147,7 @@ def test_a_run_that_breaks_off_still_has_its_summary(run_dir, clock, error, stat
     assert run_dir.read("status")["state"] == status
 
 
-def test_a_resumed_run_goes_on_counting(run_dir, clock):
+def test_a_resumed_run_continues_counting(run_dir, clock):
     first = recorder(run_dir, clock)
     first.write(RunStarted("r", "", {}))
     first.write(EvalFinished(0, "hold-out", 0.25, 64, 0.5))
@@ -210,7 +210,7 @@ def test_a_rollback_in_a_later_stage_forgets_later_steps_of_that_stage_alone(run
     assert [line["step"] for line in run_dir.metrics()] == [1, 2, 3, 4, 5] and run.summary()["steps"] == 5
 
 
-def test_a_sink_that_raises_three_times_is_off_and_the_others_go_on(run_dir, clock):
+def test_a_sink_that_raises_three_times_is_off_and_the_others_continue(run_dir, clock):
     bad, good = Remembers(fail={"metrics"}), Remembers()
     run = recorder(run_dir, clock, sinks={"bad": bad, "good": good})
     run.write(RunStarted("r", "", {}))
@@ -263,7 +263,7 @@ def test_an_observer_that_raises_three_times_is_off(run_dir, clock):
     assert "test_recorder.py" in last["fields"]["frames"]
 
 
-def test_an_observer_that_hangs_holds_nobody(run_dir, clock):
+def test_a_hanging_observer_delays_no_other(run_dir, clock):
     started, release = threading.Event(), threading.Event()
 
     class Hangs:

@@ -91,7 +91,7 @@ def test_runs_are_found_by_path_name_and_the_start_of_a_name(tmp_path):
     assert len(run_paths(tmp_path)) == 2
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.toml"):
         RunDirectory.open(tmp_path)
 

@@ -74,7 +74,7 @@ def test_a_role_that_died_holds_no_step_back_for_long_and_one_that_ended_not_at_
     assert [window.step for window, _ in account.take()] == [1]
 
 
-def test_what_is_not_told_at_the_end_is_accounted_as_it_is():
+def test_time_without_spans_at_the_end_counts_as_idle():
     account = TimeAccount()
     account.add(TimeSpent("actor", 1.0, (work("actor", 0.0, 1.0),)))
     account.step(1, 5.0, 5.0)

@@ -23,7 +23,7 @@ def test_lanes_have_names_and_stand_in_their_process():
     assert tracks == {"actor": names["roles"], "rank-0": names["devices"]}
 
 
-def test_what_beats_told_in_parts_is_one_span():
+def test_parts_of_a_span_from_several_heartbeats_are_one_span():
     trace = Trace(100.0)
     for start in (100.0, 100.5, 101.0):
         trace.add([Span("actor", "wait", "rows", start, start + 0.5, "rollout")])
@@ -44,7 +44,7 @@ def test_a_span_carries_the_step_it_began_in_and_counters_follow_the_steps():
     assert counters == [(1_000_000, {"lag/max": 1.0}), (2_000_000, {"lag/max": 2.0})]
 
 
-def test_what_lasts_at_the_same_time_stands_on_lanes_beside_each_other():
+def test_overlapping_spans_are_on_separate_tracks():
     trace = Trace(100.0)
     for version, start, end in ((1, 100.0, 102.0), (2, 101.0, 102.5), (3, 101.5, 103.0), (4, 102.0, 104.0)):
         trace.span(f"publish {version}", "weights", start, end)

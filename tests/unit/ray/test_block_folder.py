@@ -67,7 +67,7 @@ def test_a_transposed_column_is_written_as_it_reads_and_columns_that_are_not_the
 
 
 @pytest.mark.parametrize("values", [np.array([{}], object), np.zeros(2, "V2"), np.array(["a"])])
-def test_what_is_no_plain_number_is_not_written(folder: BlockFolder, values: np.ndarray) -> None:
+def test_values_that_are_not_plain_numbers_are_not_written(folder: BlockFolder, values: np.ndarray) -> None:
     assert not folder.write(1, {"a": rows(values)})
     assert os.listdir(folder.path) == []
 
@@ -103,7 +103,7 @@ def test_a_name_that_leads_elsewhere_is_refused(folder: BlockFolder, tmp_path_fa
         folder.read("../1", ("a",))  # type: ignore[arg-type]
 
 
-def test_freed_blocks_are_gone_and_what_was_read_stays(folder: BlockFolder) -> None:
+def test_freed_blocks_are_deleted_and_read_arrays_stay(folder: BlockFolder) -> None:
     values = np.arange(1 << 16)
     folder.write(1, {"a": rows(values)})
     found = folder.read(1, ("a",))

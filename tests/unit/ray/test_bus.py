@@ -170,7 +170,7 @@ def test_a_storage_that_is_killed_is_there_again_with_its_blocks_while_a_writer_
 
 
 @pytest.mark.faults
-def test_blocks_that_were_in_a_killed_storages_memory_are_lost_and_said_to_be(joined: None, tmp_path: Path) -> None:
+def test_blocks_in_a_killed_storages_memory_are_reported_as_lost(joined: None, tmp_path: Path) -> None:
     async def scenario(bus: Any, hub: Any, store: Any) -> None:
         elsewhere = _client(hub, _elsewhere(store))
         await BusFixture(elsewhere).produce(1)

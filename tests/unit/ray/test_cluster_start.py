@@ -48,7 +48,7 @@ asyncio.run(main())
 
 @pytest.mark.faults
 @pytest.mark.ray
-def test_a_cluster_of_a_run_listens_on_loopback_alone_and_answers_nobody_without_its_token() -> None:
+def test_a_runs_cluster_listens_on_loopback_and_requires_its_token() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", OWN, STRANGER], env=env, capture_output=True, text=True, timeout=500, check=True
@@ -89,7 +89,7 @@ def test_a_node_that_does_not_come_up_in_time_is_started_once_more(
     assert all(options["address"] == "local" for options in tried)
 
 
-def test_what_ran_before_ray_is_not_ended_with_it() -> None:
+def test_processes_older_than_ray_do_not_end_with_it() -> None:
     from relax_core.runners.ray.reaper import Reaper
 
     sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]

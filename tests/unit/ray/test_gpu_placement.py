@@ -66,7 +66,7 @@ async def test_who_shares_a_gpu_sees_the_same_one_and_a_process_of_two_has_both_
     assert judge.isdisjoint(seen.values())
 
 
-def test_what_ray_can_not_share_is_refused_before_anything_starts() -> None:
+def test_placements_that_ray_cannot_share_are_refused_before_the_start() -> None:
     from relax_core.runners.ray.workers import gpu_sets, ray_share
 
     assert gpu_sets(SHARED) == (("gpu:0",), ("gpu:1",), ("gpu:2", "gpu:3"))

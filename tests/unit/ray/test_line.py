@@ -97,7 +97,7 @@ def test_lines_work_on_the_loop_that_serve_gives_its_replicas() -> None:
         assert runner.run(talk()) == (("say", 1), [])
 
 
-async def test_what_can_not_travel_is_told_to_who_asked_for_it(reach: RpcClient) -> None:
+async def test_an_unsendable_answer_is_an_error_for_its_caller(reach: RpcClient) -> None:
     with pytest.raises(Exception, match="can't travel"):
         await _ask(reach, "unsendable")
 
@@ -128,7 +128,7 @@ async def test_calls_from_elsewhere_go_by_ray() -> None:
     assert [call[0] for call in elsewhere.by_ray] == ["say", "refuse", "unsendable"]
 
 
-async def test_who_waits_learns_of_the_end_at_once_and_the_next_call_asks_ray(actor: Actor, reach: RpcClient) -> None:
+async def test_waiting_callers_learn_of_an_actors_end_at_once(actor: Actor, reach: RpcClient) -> None:
     waiting = asyncio.ensure_future(_ask(reach, "wait"))
     await actor.begun.wait()
     actor.exchange.close()

@@ -30,7 +30,7 @@ from tests.clocks import HandClock
 # -- heartbeat ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_that_stands_still_is_reported_and_one_that_turns_again_is_well() -> None:
+def test_a_blocked_event_loop_is_reported_until_it_runs_again() -> None:
     clock = HandClock(0.0)
     heartbeat = LoopHeartbeat("rollout", clock)
     clock.at = LIMIT_S
@@ -72,7 +72,7 @@ class UnjoinableHub:
         (None, None),
     ],
 )
-async def test_a_role_that_can_not_join_ends_with_the_reason(answer: Any, told: Failure | None) -> None:
+async def test_a_role_that_cannot_join_ends_with_the_reason(answer: Any, told: Failure | None) -> None:
     shell, hub = object.__new__(RoleShell), UnjoinableHub(answer)
     shell._role, shell._replica, shell._loop = "rollout", None, None
     await shell._join_and_run(hub)

@@ -87,7 +87,7 @@ async def test_workers_answer_stream_and_fail_as_their_methods_do(begin: Start) 
     assert got == [0]
 
 
-async def test_a_killed_worker_is_told_from_one_that_is_late(begin: Start) -> None:
+async def test_a_killed_worker_is_distinguished_from_a_late_one(begin: Start) -> None:
     (worker,) = await begin(spec("w"))
     with pytest.raises(DeadlineExceeded, match="w waited"):
         await worker.call("spin", timeout_s=0.3)

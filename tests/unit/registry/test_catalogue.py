@@ -122,7 +122,7 @@ def test_a_refused_plugin_that_would_have_offered_the_name_gives_its_reason(half
         ("raise SystemExit", "SystemExit"),
     ],
 )
-def test_a_target_that_is_no_component_is_the_plugins_fault(half, reward, said):
+def test_a_target_that_is_not_a_component_is_the_plugins_fault(half, reward, said):
     half(files={"reward.py": reward})
     with pytest.raises(PluginError, match=f"reward 'half' of fake-half 1.0.*{said}"):
         load().target("reward", "half")

@@ -33,7 +33,7 @@ def test_list_of_a_kind_leaves_one_json_document(relax, half):
     assert "fake-half" in [plugin["distribution"] for plugin in document["plugins"]]
 
 
-def test_show_tells_options_source_and_capabilities(relax, half):
+def test_show_reports_options_source_and_capabilities(relax, half):
     half()
     document = json.loads(relax("plugins", "show", "half", "--json").stdout)
     assert document["options"][0] == {

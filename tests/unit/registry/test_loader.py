@@ -105,7 +105,7 @@ def test_two_distributions_of_one_entry_point_name_are_both_loaded_and_reported(
     assert {"first", "second"} <= set(Catalogue.load(environ={}).names("reward"))
 
 
-def test_two_distributions_with_one_module_are_told_apart(half, site):
+def test_two_distributions_with_one_module_are_distinguished(half, site):
     half("fake-a", "first")
     site.install("fake-z", "", module="fake_a.plugin")
     assert "fake-a 1.0 has the same module" in record("fake-z").reason

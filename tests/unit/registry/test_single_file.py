@@ -68,7 +68,7 @@ def test_a_file_may_define_hooks_instead(site):
 
 
 @pytest.mark.parametrize("path", ["nowhere.py", "folder", "text.txt"])
-def test_a_file_that_is_not_there_is_a_configuration_error(site, path):
+def test_a_missing_file_is_a_configuration_error(site, path):
     (site.path / "folder").mkdir()
     site.write("text.txt", "")
     with pytest.raises(ConfigError, match="plugins: got .*existing .py file"):

@@ -75,7 +75,7 @@ def test_a_kind_without_template_says_which_have_one(tmp_path):
         ("1 / 0", PluginError, "division by zero"),
     ],
 )
-def test_a_file_that_is_no_plugin_of_the_kind_is_not_moved(code, error, said, tmp_path):
+def test_a_file_that_is_not_a_plugin_of_the_kind_is_not_moved(code, error, said, tmp_path):
     source = tmp_path / "some.py"
     source.write_text(code)
     with pytest.raises(error, match=said):

@@ -31,7 +31,9 @@ def trips(samples: list[Sample], first: int, window: int, limit: float) -> int |
     st.lists(st.tuples(st.sampled_from([None, TYPO, OTHER]), st.integers(0, 2), st.integers(0, 9)), max_size=60),
     st.integers(1, 6), st.integers(2, 12), st.sampled_from([0.2, 0.5, 1.0]),
 )  # fmt: skip
-def test_it_trips_exactly_when_the_rule_is_met(samples: list[Sample], first: int, window: int, limit: float) -> None:
+def test_the_breaker_opens_exactly_when_its_rule_is_met(
+    samples: list[Sample], first: int, window: int, limit: float
+) -> None:
     breaker = CircuitBreaker(first, window, limit)
     tripped = next((number for number, sample in enumerate(samples, 1) if breaker.record(*sample)), None)
     assert tripped == trips(samples, first, window, limit)
@@ -43,7 +45,7 @@ def test_sixteen_alike_at_the_start_trip_it_and_fifteen_do_not() -> None:
     assert breaker.record(TYPO, 15) == "alike on the first 16 samples"
 
 
-def test_one_group_that_fails_first_does_not_trip_it() -> None:
+def test_one_failing_first_group_does_not_open_the_breaker() -> None:
     breaker = CircuitBreaker()
     assert not any(breaker.record(TYPO, 0) for _ in range(64))
     assert breaker.record(TYPO, 1) == "alike on the first 65 samples"
@@ -55,7 +57,7 @@ def test_samples_in_play_may_still_succeed() -> None:
     assert breaker.record(TYPO, 32, in_play=512) == "alike on 257 of the last 512 samples"
 
 
-def test_one_failing_in_two_places_is_not_alike_but_ends_once_nothing_succeeds() -> None:
+def test_failures_of_several_kinds_open_the_breaker_after_a_window_without_success() -> None:
     breaker = CircuitBreaker()
     faults = [TYPO, OTHER] * 128
     told = [breaker.record(fault, number) for number, fault in enumerate(faults)]

@@ -204,7 +204,7 @@ async def test_a_reward_judges_only_the_tasks_it_applies_to(plugin: Path) -> Non
     assert math.isnan(none[0].value)
 
 
-async def test_one_reward_judges_what_the_others_leave(plugin: Path) -> None:
+async def test_a_reward_judges_the_tasks_that_no_other_reward_judges(plugin: Path) -> None:
     async with scoring(plugin, choice("length", only="domain=maths"), choice("later", only="otherwise")) as scorer:
         maths, code = await scorer.score([group("abc", domain="maths"), group("abc", domain="code")])
     assert [(one.value, "later" in one.parts) for one in (*maths, *code)] == [(3.0, False), (2.0, True)]
@@ -282,7 +282,7 @@ async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: 
     assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.FINISHED]
 
 
-async def test_a_slow_awaitable_keeps_nobody_else_waiting(plugin: Path) -> None:
+async def test_a_slow_awaitable_does_not_delay_other_samples(plugin: Path) -> None:
     async with scoring(plugin, choice("later", timeout_s=200)) as scorer:
         slow = asyncio.create_task(scored(scorer, "a", "slow"))
         while not scorer.unanswered():
@@ -320,7 +320,7 @@ async def test_a_process_killed_from_outside_costs_nothing_and_its_successor_is_
     assert event.detail.startswith("its process was replaced: ") and "status -9" in event.detail
 
 
-async def test_a_batch_is_halved_until_only_who_spoils_it_fails(plugin: Path) -> None:
+async def test_a_failing_batch_is_halved_until_only_the_faulty_sample_fails(plugin: Path) -> None:
     async with scoring(plugin, choice("together", timeout_s=1.0)) as scorer:
         answers = await scored(scorer, "1", "2", "x", "4", "block")
     assert [a.outcome.value for a in answers] == ["finished", "finished", "reward_error", "finished", "reward_timeout"]
@@ -361,13 +361,13 @@ async def test_a_typo_opens_the_circuit_and_hands_over_a_failing_sample(plugin: 
     assert caught.value.sample["task"]["answer"] == "a"
 
 
-async def test_a_reward_that_is_not_there_stops_the_start(plugin: Path) -> None:
+async def test_a_missing_reward_stops_the_start(plugin: Path) -> None:
     with pytest.raises(Exception, match="nothing-like-it"):
         async with scoring(plugin, choice("nothing-like-it")):
             pass
 
 
-async def test_stopping_answers_who_still_waits(plugin: Path) -> None:
+async def test_stopping_fails_open_calls(plugin: Path) -> None:
     async with scoring(plugin, choice("awkward", timeout_s=300)) as scorer:
         waiting = asyncio.ensure_future(scorer.score([group("block")]))
         await asyncio.sleep(0)

@@ -149,7 +149,7 @@ async def test_a_full_disk_leaves_the_former_one_and_nothing_half(tmp_path: Path
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
 
 
-async def test_one_that_was_cut_short_is_no_checkpoint_and_is_removed_by_a_start_or_the_next_try(
+async def test_an_incomplete_checkpoint_does_not_count_and_is_removed(
     tmp_path: Path,
 ) -> None:
     async def cut_short() -> None:
@@ -182,12 +182,12 @@ async def test_the_newest_few_are_kept(tmp_path: Path) -> None:
     assert chosen(tmp_path).step == 1_000_001
 
 
-def test_a_run_without_one_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no complete checkpoint to resume from"):
         chosen(tmp_path)
 
 
-async def test_one_that_is_written_behind_counts_when_all_of_it_is_on_disk(tmp_path: Path) -> None:
+async def test_a_checkpoint_written_in_the_background_counts_once_complete_on_disk(tmp_path: Path) -> None:
     disk, made = await under_way(tmp_path)
     await asyncio.sleep(0)
     await made.check()
@@ -197,7 +197,7 @@ async def test_one_that_is_written_behind_counts_when_all_of_it_is_on_disk(tmp_p
     assert (chosen(tmp_path).step, disk.final) == (4, [2, 4])
 
 
-async def test_one_counts_when_the_metrics_of_its_steps_are_written_down(tmp_path: Path) -> None:
+async def test_a_checkpoint_counts_once_the_metrics_of_its_steps_are_written(tmp_path: Path) -> None:
     disk = Disk()
     disk.written_down.clear()
     made = checkpoints(tmp_path, disk, background=True)
@@ -228,7 +228,7 @@ async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
     assert disk.told == ["step-000002", "step-000004"]
 
 
-async def test_what_went_wrong_behind_is_raised_soon(tmp_path: Path) -> None:
+async def test_an_error_in_the_background_is_raised_soon(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, Disk("trainer"), background=True)
     await made.save(at(2))
     with pytest.raises(DiskFull, match="No space left on device.*free some, then `relax resume"):
@@ -346,7 +346,7 @@ async def test_several_damaged_ones_lead_to_the_last_whole_one_and_are_set_aside
     assert (again.resume.directory, again.notices, again.undone) == (str(first), (), ())
 
 
-async def test_where_none_is_whole_each_is_told(tmp_path: Path) -> None:
+async def test_without_a_whole_checkpoint_each_fault_is_reported(tmp_path: Path) -> None:
     for path in await three(tmp_path):
         truncate(path / "ledger.db")
     with pytest.raises(DamagedCheckpoint, match=r"every checkpoint is damaged.*000006.*000004.*000002.*restore"):
@@ -368,7 +368,7 @@ async def test_a_step_may_be_chosen_and_later_ones_are_set_aside(tmp_path: Path)
         choose(tmp_path, 6)
 
 
-async def test_one_of_an_earlier_version_without_a_list_is_used_with_a_notice(tmp_path: Path) -> None:
+async def test_a_checkpoint_without_a_file_list_is_used_with_a_notice(tmp_path: Path) -> None:
     path = await saved(checkpoints(tmp_path, Disk()), at(4))
     (path / "files.json").unlink()
     (path / "state.json").write_text(json.dumps({"schema": 1, "step": 4, "incarnation": 0}))
@@ -377,16 +377,14 @@ async def test_one_of_an_earlier_version_without_a_list_is_used_with_a_notice(tm
     assert "has no list of its files because an earlier version wrote it; it is used" in point.notices[0]
 
 
-async def test_one_of_another_schema_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+async def test_a_checkpoint_of_another_schema_is_refused_and_not_skipped(tmp_path: Path) -> None:
     *_, last = await three(tmp_path)
     (last / "state.json").write_text(json.dumps({"schema": 2, "step": 6, "incarnation": 0}))
     with pytest.raises(ConfigError, match="of schema 2; resume with the relax version that wrote it"):
         choose(tmp_path)
 
 
-async def test_one_whose_deletion_was_cut_short_is_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_half_deleted_checkpoint_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = checkpoints(tmp_path, Disk(), keep=1)
     await made.save(at(2))
     with monkeypatch.context() as patch:

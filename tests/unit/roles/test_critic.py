@@ -109,7 +109,7 @@ def test_a_checkpoint_holds_actor_and_critic_of_one_step(trained):
         assert steps == [int(path.name.removeprefix("step-"))] * 2
 
 
-def test_a_full_disk_under_the_critics_part_is_told_as_one(tmp_path):
+def test_a_full_disk_under_the_critics_part_is_reported_as_a_full_disk(tmp_path):
     simulation = SimulatedRun(tmp_path, algorithm="ppo", steps=4, checkpoint={"every": 2})
 
     async def full(stage):

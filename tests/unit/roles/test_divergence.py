@@ -149,7 +149,7 @@ def test_a_warning_changes_nothing(tmp_path: Path) -> None:
     assert [step.step for step in outcome.steps] == list(range(1, 9))
 
 
-def test_a_guard_that_would_act_and_sees_nothing_is_told_of_once(tmp_path: Path) -> None:
+def test_a_guard_without_its_metric_is_reported_once(tmp_path: Path) -> None:
     guards = {"window": 4, "entropy": {"action": "stop"}, "ref_kl": {"action": "warn"}, "reward": {"action": "stop"}}
     outcome = SimulatedRun(tmp_path, steps=8, guards=guards).run()
     told = [event.message for event in outcome.told(Logged) if "guard" in event.message]
@@ -189,7 +189,7 @@ def test_rollbacks_that_do_not_help_end_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("end", "placement"), [("continue", "colocate"), ("stop", "hybrid")])
-def test_a_pause_holds_the_step_until_a_person_says_how_it_ends(
+def test_a_pause_holds_the_step_until_a_person_continues_or_stops(
     tmp_path: Path, end: CommandName, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pause that is longer than any lease loses no row, and no deadline of another role ends the run."""
@@ -219,7 +219,7 @@ def test_a_pause_holds_the_step_until_a_person_says_how_it_ends(
     assert saved == ([2, 4, 6, 8] if end == "continue" else [2, 4])
 
 
-def test_a_pause_that_nobody_ends_stops_the_run(tmp_path: Path) -> None:
+def test_a_pause_past_its_deadline_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, "pause", explodes=(5,), pause_timeout_s=60.0).run()
     (error,) = caught.value.exceptions

@@ -56,7 +56,7 @@ def test_rows_have_the_algorithm_of_their_task_s_environment(tmp_path: Path, ask
     assert 2 in {turns for number, turns in turned if number == 1}
 
 
-def test_environments_of_one_component_are_told_apart_by_their_labels(tmp_path: Path) -> None:
+def test_environments_of_one_component_are_distinguished_by_their_labels(tmp_path: Path) -> None:
     labelled = [{"name": "twice", "label": "hard", "algorithm": "gigpo"}]
     staged(tmp_path, "hard", environment="twice", environments=labelled).run().assert_whole(4, 1)
 

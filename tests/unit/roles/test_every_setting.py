@@ -158,7 +158,7 @@ ELSEWHERE = {
     "model.tokenizer": f"{CHAT}::test_a_missing_folder_or_tokenizer_is_named",
     "model.chat_template": f"{CHAT}::test_a_template_is_taken_from_the_configuration_before_the_folder",
     "model.chat_template_kwargs": f"{CHAT}::test_tools_reach_the_template_as_schema_and_kwargs_as_variables",
-    "model.tool_calls": "tests/unit/data/test_tool_calls.py::test_a_format_is_told_by_the_template",
+    "model.tool_calls": "tests/unit/data/test_tool_calls.py::test_the_format_of_calls_is_read_from_the_template",
     "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_with_the_experts_of_its_rollout",
     "data.train": f"{TASKS}::test_a_prompt_is_tokenized_once_and_only_when_asked_for",
     "data.system_prompt": f"{TASKS}::test_the_system_prompt_goes_before_chats_without_one",
@@ -174,7 +174,7 @@ ELSEWHERE = {
     "rollout.token_budget": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
     "rollout.truncated": "tests/unit/roles/test_rows.py::test_a_truncated_sample_may_keep_its_reward_without_being_trained",
     "rollout.late": "tests/unit/roles/test_schedule.py::test_every_late_rule_keeps_the_bound_and_the_account",
-    "optimizer.not_finite": f"{GUARD}::test_it_stops_the_run",
+    "optimizer.not_finite": f"{GUARD}::test_a_bad_update_stops_the_run_if_configured",
 }
 NOT_LEARNT = {
     "plugins": "names files of components",

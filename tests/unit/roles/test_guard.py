@@ -28,7 +28,7 @@ def told(outcome: RunOutcome) -> list[int]:
     return [event.fields["step"] for event in outcome.told(Logged) if "NaN" in event.message]
 
 
-def test_it_is_skipped_counted_and_told(tmp_path: Path) -> None:
+def test_a_bad_update_is_skipped_counted_and_reported(tmp_path: Path) -> None:
     outcome = simulated(tmp_path, "skip", 2, 4)
     assert skipped(outcome) == told(outcome) == [2, 4]
     assert outcome.account.balanced and outcome.steps[-1].step == STEPS
@@ -43,14 +43,14 @@ def test_the_trainer_goes_back_once_and_then_skips_it(tmp_path: Path) -> None:
     assert outcome.account.balanced and outcome.account.trained == STEPS * 16
 
 
-def test_it_stops_the_run(tmp_path: Path) -> None:
+def test_a_bad_update_stops_the_run_if_configured(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, "stop", 3)
     (error,) = [error for error in caught.value.exceptions if isinstance(error, RelaxError)]
     assert "step 3" in str(error) and "optimizer.not_finite is stop" in str(error)
 
 
-def test_one_after_another_stops_the_run_too(tmp_path: Path) -> None:
+def test_repeated_bad_updates_stop_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, "skip", *range(1, 7))
     assert "as did the 5 updates before it" in str(caught.value.exceptions[0])

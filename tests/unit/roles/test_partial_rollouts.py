@@ -101,7 +101,7 @@ def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path
 
 
 @pytest.mark.parametrize(("rule", "reason"), [("wait", "deadline"), ("drop", "stale"), ("regenerate", "regenerated")])
-def test_the_length_of_what_was_dropped_half_done_is_told(tmp_path: Path, rule: str, reason: str) -> None:
+def test_the_lengths_of_samples_dropped_during_generation_are_reported(tmp_path: Path, rule: str, reason: str) -> None:
     simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **stragglers(rule))
     outcome = simulation.run()
     assert all(count % 4 == 0 for count in outcome.account.dropped.values()), "whole groups"

@@ -99,7 +99,7 @@ async def test_every_so_often_a_full_version_and_deltas_between(tmp_path: Path) 
     assert on.files() == ["actor@0.7.safetensors"]
 
 
-async def test_what_a_receiver_reads_stays_until_it_proved_it(tmp_path: Path) -> None:
+async def test_a_version_stays_until_its_receiver_has_proved_it(tmp_path: Path) -> None:
     on = stage(tmp_path, payload="full")
     first = await on.publish(1)
     assert first.payload == "full"

@@ -53,7 +53,7 @@ def went_back(outcome: RunOutcome) -> RolledBack:
 
 
 @MODES
-def test_a_trainer_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
+def test_a_dead_trainer_continues_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
     outcome = simulated(tmp_path, kill_at(5), placement=mode)
     assert_whole(outcome)
     back = went_back(outcome)
@@ -65,7 +65,7 @@ def test_a_trainer_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, mode: s
 
 
 @pytest.mark.parametrize(("mode", "every", "restored"), [("colocate", 4, 4), ("async", 0, 0)])
-def test_an_actor_whose_process_dies_goes_on_in_another_one(
+def test_an_actor_whose_process_dies_continues_in_another_one(
     tmp_path: Path, mode: str, every: int, restored: int
 ) -> None:
     async def dies(simulation: SimulatedRun) -> None:
@@ -80,19 +80,19 @@ def test_an_actor_whose_process_dies_goes_on_in_another_one(
     assert [s.step for s in outcome.steps] == [1, 2, 3, 4, 5, *range(restored + 1, STEPS + 1)]
 
 
-def test_without_a_checkpoint_it_begins_anew(tmp_path: Path) -> None:
+def test_a_trainer_without_a_checkpoint_starts_again_from_step_zero(tmp_path: Path) -> None:
     outcome = simulated(tmp_path, kill_at(3), every=0)
     assert_whole(outcome)
     assert [s.step for s in outcome.steps] == [1, 2, 3, *range(1, STEPS + 1)]
 
 
-def test_one_that_gets_further_may_die_again(tmp_path: Path) -> None:
+def test_progress_refills_the_restart_budget(tmp_path: Path) -> None:
     outcome = simulated(tmp_path, kill_at(1, 3, 4, 5, 6), every=1)
     assert_whole(outcome)
     assert len(outcome.told(RolledBack)) == 5
 
 
-def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
+def test_restarts_without_progress_end_the_run(tmp_path: Path) -> None:
     async def again_and_again(simulation: SimulatedRun) -> None:
         await simulation.until_event(StepFinished, 3)
         while True:
@@ -154,7 +154,7 @@ def test_a_trainer_that_dies_in_recovery_in_a_save_or_in_the_export_is_started_a
     assert len(outcome.of("actor-rank", "export")) == 1 + methods.count("export")
 
 
-def test_one_that_dies_in_the_save_of_the_last_step_ends_the_run_for_a_resume(tmp_path: Path) -> None:
+def test_a_death_in_the_last_steps_save_ends_the_run_for_a_resume(tmp_path: Path) -> None:
     """Nobody prepares rows any more: an actor that went back would wait for them in vain."""
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, dies_in("snapshot", after=STEPS), every=3)
@@ -164,7 +164,7 @@ def test_one_that_dies_in_the_save_of_the_last_step_ends_the_run_for_a_resume(tm
 
 
 @pytest.mark.parametrize("method", ["start", "export"])
-def test_one_that_dies_there_again_and_again_ends_the_run(tmp_path: Path, method: str) -> None:
+def test_repeated_deaths_in_the_same_save_end_the_run(tmp_path: Path, method: str) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, dies_in("export", *[method] * 10))
     (error,) = caught.value.exceptions
@@ -240,7 +240,7 @@ def test_a_lease_that_is_lost_once_weights_have_changed_restores_those_of_the_la
     assert [step.step for step in outcome.steps] == [1, 2, 3, *range(3, STEPS + 1)]
 
 
-def test_a_checkpoint_that_was_asked_for_is_made_after_the_step_and_only_once(tmp_path: Path) -> None:
+def test_a_requested_checkpoint_is_made_once_after_the_step(tmp_path: Path) -> None:
     async def ask(simulation: SimulatedRun) -> None:
         await simulation.until_event(StepFinished, 3)
         await simulation.run_status.command("actor", "checkpoint")
@@ -251,7 +251,7 @@ def test_a_checkpoint_that_was_asked_for_is_made_after_the_step_and_only_once(tm
     assert_whole(outcome)
 
 
-def test_a_damaged_checkpoint_is_not_restored_and_a_resume_goes_on_before_it(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_restored_and_a_resume_continues_before_it(tmp_path: Path) -> None:
     """Rows of the steps up to it are freed, so only a resume can go back further."""
 
     async def damage(simulation: SimulatedRun) -> None:

@@ -84,21 +84,21 @@ def test_a_truncated_sample_may_keep_its_reward_without_being_trained() -> None:
     ]  # fmt: skip
 
 
-def test_nothing_becomes_a_batch_of_nothing_with_every_column() -> None:
+def test_no_samples_give_an_empty_batch_with_every_column() -> None:
     batch, seals = row_batch([])
     assert (len(batch), seals) == (0, [])
     assert set(batch.columns) == {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"}
     assert {column.values.dtype.name for column in batch.columns.values()} == {"int32", "uint8", "float32"}
 
 
-def test_the_newest_version_is_that_of_the_weights_whatever_their_cache_was() -> None:
+def test_the_newest_version_is_that_of_the_weights_and_not_of_the_cache() -> None:
     """A rollback must know that weights it gives up sampled a token, also where the token counts as older."""
     id_, trajectory, judgement = attempt(*BRANCHING)
     _, (seal,) = row_batch([(id_, replace(trajectory, newest={0: 9, 2: 8}), judgement)])
     assert (seal.floor, seal.newest) == (3, {0: 9, 2: 8})
 
 
-def test_columns_of_turns_are_made_for_those_who_ask() -> None:
+def test_turn_columns_are_made_only_on_request() -> None:
     batch, _ = row_batch([turned(0.5, 0.0, 1.0, 2.0, value=3.5)], asked=TURNS)
     assert listed(batch, "turns") == [[-1, -1, 0, -1, 1, 1], [-1, -1, 0, 2], [-1, 3]]
     assert listed(batch, "states") == [[0, 0, 70, 0, 71, 71], [0, 0, 70, 72], [0, 73]]
@@ -110,7 +110,7 @@ def test_columns_of_turns_are_made_for_those_who_ask() -> None:
     assert all(not len(nothing.columns[name]) for name in TURNS)
 
 
-def test_what_no_turn_was_credited_with_is_earned_by_the_last() -> None:
+def test_the_last_turn_earns_uncredited_reward() -> None:
     batch, _ = row_batch([turned(0.5, value=2.0)], asked=TURNS)
     assert listed(batch, "step_rewards")[2] == [0, 1.5]
     batch, _ = row_batch([turned(value=2.0)], asked=TURNS)

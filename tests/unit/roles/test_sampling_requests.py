@@ -24,7 +24,7 @@ def _run(folder: Path, **evaluation: Any) -> None:
     ).run()  # fmt: skip
 
 
-def test_training_and_evaluation_ask_with_their_own_temperature_and_evaluation_draws_the_same_each_time(
+def test_training_and_evaluation_have_their_own_temperature_and_evaluation_repeats_its_samples(
     tmp_path: Path, asked: Asked
 ) -> None:
     _run(tmp_path, temperature=0.4)
@@ -56,7 +56,7 @@ def test_no_row_that_equals_a_held_out_task_is_trained(tmp_path: Path, asked: As
     assert any("rows equal a held-out row and are not trained on" in text for text in said)
 
 
-def test_evaluation_samples_as_training_does_unless_it_is_told_otherwise(tmp_path: Path, asked: Asked) -> None:
+def test_evaluation_samples_with_the_training_settings_by_default(tmp_path: Path, asked: Asked) -> None:
     _run(tmp_path)
     assert {(one.temperature, one.top_p) for one in asked.requests} == {TRAINED}
 

@@ -24,7 +24,7 @@ def overlapping(outcome: RunOutcome) -> int:
     return sum(any(update.overlaps(span) for span in generating) for update in outcome.of("actor", "accumulate"))
 
 
-def test_of_whole_steps_only_staleness_lets_engines_generate_while_the_actor_trains(tmp_path: Path) -> None:
+def test_without_streaming_only_staleness_lets_engines_generate_during_training(tmp_path: Path) -> None:
     whole_steps = {"steps": STEPS, "batch": {"stream": False}}
     outcomes = [SimulatedRun(tmp_path / str(k), max_staleness=k, **whole_steps).run() for k in (0, 1)]
     for staleness, outcome in enumerate(outcomes):
@@ -78,14 +78,14 @@ def test_no_straggler_however_long_keeps_a_run_from_its_end(
     outcome.assert_whole(5, staleness, drops=True)
 
 
-def test_where_everything_is_too_late_the_run_ends_and_says_so(tmp_path: Path) -> None:
+def test_a_run_in_which_all_groups_are_late_ends_with_the_reason(tmp_path: Path) -> None:
     late = stragglers("drop") | {"engine": {"name": "scripted-engine", "token_s": 100.0}}
     with pytest.raises(BaseExceptionGroup) as failed:
         SimulatedRun(tmp_path, steps=4, max_staleness=1, **late).run()
     assert failed.group_contains(DeadlineExceeded, match="raise rollout.step_timeout_s")
 
 
-def test_a_column_of_other_weights_is_computed_anew_by_the_actor(tmp_path: Path) -> None:
+def test_a_column_of_other_weights_is_computed_again_by_the_actor(tmp_path: Path) -> None:
     """The scripted trainer refuses log-probs that are not of its step's start."""
     outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, placement="async", **TWO_UPDATES).run()
     outcome.assert_whole(STEPS, 1)

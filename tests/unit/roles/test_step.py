@@ -95,7 +95,7 @@ def test_before_its_end_a_step_is_divided_by_what_its_counts_will_probably_be() 
     assert not part.ends
 
 
-def test_a_group_that_comes_twice_tells_that_its_first_lease_was_lost() -> None:
+def test_a_group_claimed_twice_shows_that_its_first_lease_was_lost() -> None:
     rows, step = batch([1, 2]), TrainingStep(NOW, 4, streams=True)
     step.add(ClaimedRows(claim(rows), rows))
     with pytest.raises(StaleFence, match="group 2 was claimed twice"):
@@ -124,7 +124,7 @@ def test_a_column_of_other_weights_and_one_without_values_is_outdated(other: Ver
     assert ClaimedRows(claim(rows, {"old_log_probs": made}), rows).outdated("old_log_probs", NOW) == [2, 3]
 
 
-def test_filling_replaces_only_the_rows_that_were_computed_anew() -> None:
+def test_filling_replaces_only_the_rows_that_were_computed_again() -> None:
     rows = batch([1, 1, 2])
     first = Ragged(np.arange(9, dtype=np.float32), np.full(3, 3))
     first.values.flags.writeable = False

@@ -127,7 +127,7 @@ def test_a_lease_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> No
     assert failed.group_contains(StaleFence)
 
 
-def test_a_lease_that_can_not_be_renewed_is_an_error(tmp_path: Path) -> None:
+def test_a_lease_that_cannot_be_renewed_is_an_error(tmp_path: Path) -> None:
     """The step was trained all the same, but a bus that answers so is not to be trusted."""
 
     async def silence(outcome: SimulatedRun) -> None:

@@ -36,7 +36,9 @@ class Starting:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=5), st.none() | st.integers(0, 5))
-def test_results_come_in_order_or_nobody_runs_any_more(plan: list[tuple[int, bool]], cancel_after: int | None) -> None:
+def test_results_come_in_order_or_all_tasks_are_cancelled(
+    plan: list[tuple[int, bool]], cancel_after: int | None
+) -> None:
     ones = [Starting(float(seconds), fails) for seconds, fails in plan]
 
     async def coroutine() -> None:

@@ -82,7 +82,7 @@ def test_ranks_meet_at_the_first_ones_machine_and_by_loopback_where_all_are_ther
 
 
 @pytest.mark.parametrize("error", [DIED, ValueError("row 3 is empty")])
-def test_where_one_is_waited_for_that_failed_all_are_ended(error: Exception) -> None:
+def test_a_failed_rank_ends_all_ranks(error: Exception) -> None:
     waiting, well = Rank(0, None), Rank(2, 1, "done")
     with pytest.raises(type(error), match=str(error)):
         called(waiting, Rank(1, 2, error), well)
@@ -91,7 +91,7 @@ def test_where_one_is_waited_for_that_failed_all_are_ended(error: Exception) -> 
 
 @pytest.mark.parametrize("cause", [DIED, ValueError("row 3 is empty")])
 @pytest.mark.parametrize("first", [0.5, 1.5])
-def test_the_cause_is_told_whoever_speaks_first(cause: Exception, first: float) -> None:
+def test_the_cause_is_reported_whichever_rank_fails_first(cause: Exception, first: float) -> None:
     with pytest.raises(type(cause), match=str(cause)):
         called(Rank(0, first, LOST), Rank(1, 1, cause), Rank(2, 0.1, DeadlineExceeded("rank-2", "the others", 9)))
 

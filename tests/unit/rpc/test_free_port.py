@@ -11,12 +11,12 @@ import pytest
 from relax_core.rpc.host import free_port
 
 
-def test_it_is_none_of_those_for_outgoing_connections():
+def test_a_free_port_is_outside_the_range_of_outgoing_connections():
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert not any(first <= free_port("127.0.0.1") <= last for _ in range(50))
 
 
-def test_it_can_be_listened_at_and_a_taken_one_is_not_told(monkeypatch):
+def test_a_free_port_can_be_listened_at_and_a_taken_one_is_skipped(monkeypatch):
     monkeypatch.setattr("relax_core.rpc.host.PORTS", range(20_000, 20_100))
     with ExitStack() as taken:
         for _ in range(20):
@@ -24,7 +24,7 @@ def test_it_can_be_listened_at_and_a_taken_one_is_not_told(monkeypatch):
             listener.bind(("127.0.0.1", free_port("127.0.0.1")))
 
 
-def test_processes_with_the_same_seed_are_told_different_ones():
+def test_processes_with_the_same_seed_get_different_ports():
     told = []
     for _ in range(2):
         random.seed(0)

@@ -81,7 +81,7 @@ async def answers(pool: IsolatedPool, *items: str) -> list[Any]:
     return await asyncio.gather(*(pool.submit(item) for item in items), return_exceptions=True)
 
 
-async def test_who_ends_its_process_is_named_and_the_others_run_again() -> None:
+async def test_the_call_that_ended_its_process_is_named_and_the_others_run_again() -> None:
     async with pool() as made:
         (before,) = await answers(made, "pid")
         a, crash, b, error, after = await answers(made, "a", "exit", "b", "raise", "pid")
@@ -90,7 +90,7 @@ async def test_who_ends_its_process_is_named_and_the_others_run_again() -> None:
     assert isinstance(error, ValueError) and str(error) == "no such word"
 
 
-async def test_who_exceeds_the_deadline_is_named_and_its_process_killed() -> None:
+async def test_a_call_past_the_deadline_is_named_and_its_process_killed() -> None:
     async with pool(timeout_s=1.0) as made:
         (before,) = await answers(made, "pid")
         a, late, after = await answers(made, "a", "block", "pid")
@@ -204,7 +204,7 @@ async def test_a_process_sees_the_variables_that_it_may_and_is_given(monkeypatch
         assert await answers(made, "$SECRET", "$SHARED", "$GIVEN") == ["", "2", "3"]
 
 
-async def test_stopping_answers_who_still_waits() -> None:
+async def test_stopping_fails_open_calls() -> None:
     async with pool() as made:
         waiting = made.submit("block")
         await asyncio.sleep(0)

@@ -14,7 +14,7 @@ def span(start, end):
     return Span("actor", "work", "training", start, end)
 
 
-def test_the_quickest_beat_tells_the_difference_between_the_clocks():
+def test_the_fastest_heartbeat_sets_the_difference_of_the_clocks():
     clocks = ClockOffsets()
     slow = clocks.translate(heartbeat(1000.0, span(999.0, 1000.0)), 50.5)
     quick = clocks.translate(heartbeat(1001.0, span(1000.0, 1001.0)), 51.01)
@@ -30,7 +30,7 @@ def test_a_better_difference_lets_no_span_overlap_the_one_before():
     assert first.end == second.start == 50.5 and round(second.end, 6) == 51.01
 
 
-def test_a_beat_that_does_not_tell_its_time_is_as_it_is():
+def test_a_heartbeat_without_a_time_is_not_translated():
     said = Heartbeat("actor", "waiting", waits=(Wait("actor", "rows", "rollout", 1.0, 2.0),))
     told = ClockOffsets().translate(said, 50.0)
     assert (told.waits, told.at) == (said.waits, 50.0)

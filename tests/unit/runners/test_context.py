@@ -30,7 +30,7 @@ def test_a_wait_shows_in_the_beat_while_it_lasts(backstage: Backstage) -> None:
     run_virtual(scene())
 
 
-def test_a_wait_that_ended_by_an_error_or_a_cancellation_is_no_longer_told(backstage: Backstage) -> None:
+def test_a_wait_ended_by_an_error_or_a_cancellation_is_not_reported(backstage: Backstage) -> None:
     async def scene() -> None:
         _, make = await backstage("actor")
         context = make(0)

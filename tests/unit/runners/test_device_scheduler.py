@@ -82,7 +82,7 @@ def test_the_same_holder_again_costs_nothing() -> None:
     assert [command.kind for command in stage.told] == ["granted"]
 
 
-def test_leases_on_other_devices_go_side_by_side_and_nobody_overtakes() -> None:
+def test_leases_on_different_devices_run_in_parallel_and_requests_keep_their_order() -> None:
     stage = Stage(rollout=frozenset({"gpu:0"}), actor=BOTH, reference=frozenset({"gpu:1"}))
     stage.acquire("g", "rollout", frozenset({"gpu:0"}), {"rollout": ENGINE})
     stage.acquire("t", "actor", BOTH, {"actor": TRAINER})
@@ -93,7 +93,7 @@ def test_leases_on_other_devices_go_side_by_side_and_nobody_overtakes() -> None:
     assert stage.news("f") == ["granted"]
 
 
-def test_a_publish_goes_on_from_training_with_both_sides_awake() -> None:
+def test_a_publish_continues_from_training_with_both_sides_awake() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
     stage.acquire("t", "actor", BOTH, {"actor": TRAINER})
     stage.acquire("g", "rollout", BOTH, {"rollout": ENGINE})
@@ -105,7 +105,7 @@ def test_a_publish_goes_on_from_training_with_both_sides_awake() -> None:
     assert stage.news("t") == ["granted", "wanted", "granted"] and stage.news("g") == []
 
 
-def test_who_joins_late_on_the_devices_of_two_leases_has_onloaded_only_what_both_allow() -> None:
+def test_a_late_member_on_the_devices_of_two_leases_loads_only_parts_that_both_allow() -> None:
     stage = Stage(rollout=frozenset({"gpu:0"}), actor=frozenset({"gpu:1"}))
     stage.acquire("g", "rollout", frozenset({"gpu:0"}), {"reference": ENGINE})
     stage.acquire("t", "actor", frozenset({"gpu:1"}), {"reference": ("weights",)})
@@ -115,7 +115,7 @@ def test_who_joins_late_on_the_devices_of_two_leases_has_onloaded_only_what_both
     assert stage.awake["reference"] == {"weights"}
 
 
-def test_a_request_ends_at_its_deadline_and_says_who_has_the_devices() -> None:
+def test_a_request_fails_at_its_deadline_and_names_the_holder_of_the_devices() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
     stage.acquire("t", "actor", BOTH, {"actor": TRAINER})
     stage.acquire("g", "rollout", BOTH, {"rollout": ENGINE}, by=2.0)

@@ -61,7 +61,7 @@ async def test_slow_modules_are_imported_once_and_children_are_otherwise_their_o
     assert [psutil.Process(worker.pid).name() for worker in (one, two)] == ["w", "w"]
 
 
-async def test_a_child_that_was_killed_is_told_with_its_status_and_leaves_no_number_behind(
+async def test_a_killed_child_is_reported_with_its_status_and_leaves_no_zombie(
     workers: LocalWorkers, spec: WorkerSpec
 ) -> None:
     (worker,) = await workers.start([spec])
@@ -86,14 +86,16 @@ async def test_children_outlive_a_killed_server_and_the_next_one_has_another(
 
 
 @pytest.mark.parametrize("module", ["threaded", "broken"])
-async def test_where_a_fork_is_not_safe_or_an_import_fails_a_child_starts_plainly(
+async def test_a_child_starts_in_a_new_interpreter_if_a_fork_is_unsafe_or_an_import_fails(
     workers: LocalWorkers, spec: WorkerSpec, module: str
 ) -> None:
     (worker,) = await workers.start([replace(spec, preload=(module,))])
     assert await worker.call("parent", timeout_s=CALL_S) == os.getpid()
 
 
-async def test_who_sees_a_gpu_or_runs_code_of_authors_is_never_forked(workers: LocalWorkers, spec: WorkerSpec) -> None:
+async def test_workers_with_a_gpu_or_with_authors_code_are_never_forked(
+    workers: LocalWorkers, spec: WorkerSpec
+) -> None:
     for one in (replace(spec, devices=("gpu:0",)), replace(spec, untrusted=True)):
         (worker,) = await workers.start([one])
         assert await worker.call("parent", timeout_s=CALL_S) == os.getpid()

@@ -126,7 +126,7 @@ async def test_the_log_is_its_owner_s_and_has_no_secret_and_no_control_character
 
 
 @FORKED
-async def test_nobody_but_its_parent_reaches_a_worker(worker: LocalWorker) -> None:
+async def test_only_its_parent_reaches_a_worker(worker: LocalWorker) -> None:
     assert psutil.Process(worker.pid).net_connections("inet") == []
     assert await worker.call("double", np.ones(1), timeout_s=CALL_S) == 2
 
@@ -198,7 +198,7 @@ async def test_killing_a_worker_kills_what_it_started(worker: LocalWorker) -> No
     await until(lambda: gone(worker.pid) and gone(pid))
 
 
-async def test_what_a_worker_started_ends_when_it_dies_by_itself(worker: LocalWorker) -> None:
+async def test_processes_of_a_worker_end_when_it_dies(worker: LocalWorker) -> None:
     pid = await worker.call("grandchild", timeout_s=CALL_S)
     os.kill(worker.pid, signal.SIGKILL)
     await until(lambda: gone(worker.pid) and gone(pid))
@@ -233,7 +233,7 @@ async def test_a_memory_limit_is_the_authors_error_and_not_the_machines(workers:
         await one.call("take_memory", 2048, timeout_s=CALL_S)
 
 
-async def test_one_that_fails_to_start_takes_the_others_with_it(workers: LocalWorkers, others: set[int]) -> None:
+async def test_a_worker_that_fails_to_start_ends_the_others(workers: LocalWorkers, others: set[int]) -> None:
     with pytest.raises(PluginError, match="NoSuchClass"):
         await workers.start([spec("good"), spec("bad", "NoSuchClass")])
     assert ours(others) == []
@@ -246,7 +246,7 @@ async def test_a_worker_that_never_gets_ready_meets_its_deadline(workers: LocalW
 
 
 @PLAIN
-async def test_an_interpreter_that_is_not_there_is_named(workers: LocalWorkers) -> None:
+async def test_a_missing_interpreter_is_named(workers: LocalWorkers) -> None:
     with pytest.raises(InfrastructureError, match="/no/such/python"):
         await workers.start([spec(python="/no/such/python")])
 
@@ -325,7 +325,7 @@ async def test_the_folder_of_a_child_that_ends_with_the_loop_is_deleted(worker: 
 
 
 @FORKED
-async def test_a_kill_that_is_cancelled_leaves_the_others_waiting_for_the_childs_folder_to_be_gone(
+async def test_after_a_cancelled_kill_the_others_wait_until_the_childs_folder_is_deleted(
     worker: LocalWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()

@@ -21,7 +21,7 @@ def test_a_role_runs_again_and_learns_how_long_no_process_ran_it() -> None:
     assert not replicas.absent("rollout", 10.0)
 
 
-def test_a_process_that_dies_after_its_role_has_ended_is_no_loss() -> None:
+def test_a_process_that_dies_after_its_role_is_not_reported_as_lost() -> None:
     replicas = ReplicaTracker(["actor"])
     replicas.enter("actor", 1, 0.0)
     assert replicas.end("actor") and not replicas.end("actor") and replicas.has_ended("actor")

@@ -68,7 +68,7 @@ def test_a_stateless_role_is_restarted_after_the_machine_failed_it(backstage: Ba
     assert (beat.state, beat.registration) == ("stopped", 2)
 
 
-def test_a_role_that_ends_before_its_next_heartbeat_is_told_as_recovered(backstage: Backstage) -> None:
+def test_a_role_that_ends_before_its_next_heartbeat_is_reported_as_recovered(backstage: Backstage) -> None:
     async def starts_and_ends_soon(context: Context) -> None:
         await asyncio.sleep(HEARTBEAT_S / 4)
         context.doing("crediting")
@@ -79,7 +79,7 @@ def test_a_role_that_ends_before_its_next_heartbeat_is_told_as_recovered(backsta
     assert events[1].detail == "restarted" and events[1].seconds == pytest.approx(HEARTBEAT_S * 3 / 4)
 
 
-def test_its_budget_is_finite(backstage: Backstage) -> None:
+def test_the_restart_budget_of_a_role_is_finite(backstage: Backstage) -> None:
     role = Scripted(*(InfrastructureError(f"disk {n}") for n in range(10)))
     events, (beat,), error = run(backstage, role)
     assert str(error) == f"disk {MAX_RESTARTS}" and len(role.lives) == MAX_RESTARTS + 1
@@ -161,7 +161,7 @@ def test_an_error_that_a_restart_does_not_mend_ends_the_role_with_its_code_and_f
     assert frames in failed.frames
 
 
-def test_it_beats_while_it_works_and_hears_commands(backstage: Backstage) -> None:
+def test_a_role_sends_heartbeats_and_receives_commands_while_it_works(backstage: Backstage) -> None:
     async def scene() -> list[tuple[str, str]]:
         run_status, make = await backstage("advantages")
 

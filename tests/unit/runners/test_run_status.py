@@ -53,7 +53,7 @@ def test_only_the_last_heartbeat_of_a_role_is_kept_stamped_with_the_services_own
     run_virtual(scene())
 
 
-def test_events_that_nobody_reads_are_bounded() -> None:
+def test_unread_events_are_bounded() -> None:
     async def scene() -> None:
         run_status = RunStatusService(VirtualClock())
         for number in range(KEPT_EVENTS + 10):
@@ -65,7 +65,7 @@ def test_events_that_nobody_reads_are_bounded() -> None:
     run_virtual(scene())
 
 
-def test_what_was_emitted_is_recorded_once_a_reader_asks_for_what_comes_after_it() -> None:
+def test_an_event_counts_as_recorded_once_the_reader_asks_for_later_ones() -> None:
     async def scene() -> None:
         clock = VirtualClock()
         run_status = RunStatusService(clock)
@@ -129,7 +129,7 @@ async def emit_all(run_status: RunStatusService, count: int, first: int = 0) -> 
         await run_status.emit(said(number))
 
 
-def test_what_was_told_before_the_controller_first_asks_is_waited_for() -> None:
+def test_events_from_before_the_first_read_are_waited_for() -> None:
     """Steps are done, and a checkpoint of them is ready to be named, before the controller has read anything."""
 
     async def scene() -> None:

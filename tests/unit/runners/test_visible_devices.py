@@ -30,7 +30,7 @@ def test_numbers_are_counted_among_what_this_process_sees(
     assert visible_devices(devices, {} if seen is None else {VISIBLE: seen}, nowhere) == {VISIBLE: given}
 
 
-def test_who_has_no_devices_sees_what_its_parent_sees() -> None:
+def test_a_worker_without_devices_sees_its_parents_devices() -> None:
     assert visible_devices((), {VISIBLE: "4"}) == {}
 
 

@@ -28,7 +28,7 @@ NODES = (Node(None, (1, 2), False), Node(0, (3,), True, (-0.5,), (4,)))
     ],
     ids=["many", "one", "none", "tuple", "arguments", "two kinds", "with another", "nested", "named", "messages"],
 )  # fmt: skip
-def test_what_travels_arrives_as_it_was(value: Any) -> None:
+def test_messages_arrive_unchanged(value: Any) -> None:
     assert messages.decode(messages.encode(value)) == (tuple(value) if isinstance(value, list) else value)
 
 
@@ -64,7 +64,7 @@ def test_a_column_of_fields_of_several_kinds_arrives_as_it_was() -> None:
     assert repr(messages.decode(messages.encode(made))) == repr(made)
 
 
-def test_large_arrays_in_a_field_travel_beside_their_message() -> None:
+def test_large_arrays_are_sent_next_to_their_message() -> None:
     held = {"weights": np.arange(1 << 14), "names": ["a"]}
     beside: list[Any] = []
     sent = messages.encode(Step("", True, info=held), beside)

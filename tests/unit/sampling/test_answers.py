@@ -93,7 +93,7 @@ def test_only_the_built_in_environment_is_left_out(environment: type[SingleTurn]
     assert pool.answers_once is once
 
 
-async def test_an_engine_that_fails_is_the_outcome_of_all_it_was_asked_and_a_bug_is_nobody_s() -> None:
+async def test_a_failed_engine_is_an_outcome_of_its_requests_and_a_bug_is_raised() -> None:
     async def gone(requests: Sequence[PendingRequest]) -> None:
         raise InfrastructureError("gone")
 
@@ -114,7 +114,7 @@ async def test_an_engine_that_fails_is_the_outcome_of_all_it_was_asked_and_a_bug
         await run_answers(TASK, prompt, (1, 2), TWO, family, nobody, Limits(9), list)
 
 
-async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order() -> None:
+async def test_requests_of_one_call_end_one_by_one_and_return_in_order() -> None:
     async with engines(2) as (pool, _, _told):
         ended: list[int] = []
         calls = [call(100 * number, length) for number, length in enumerate((9, 3, 6))]
@@ -132,7 +132,7 @@ def held() -> list[object]:
     return [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, PendingRequest))]
 
 
-async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> None:
+async def test_ended_samples_are_freed_without_garbage_collection() -> None:
     family = Letters()
     prompt = family.start(TASK.prompt)
     gc.collect()
@@ -149,7 +149,7 @@ async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> 
         gc.enable()
 
 
-async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs(
+async def test_cancelling_a_call_cancels_all_its_running_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GATE, str(tmp_path / "shut"))  # the long ones go on until they are given up

@@ -51,7 +51,7 @@ async def test_a_restart_may_have_tools_of_its_own_and_hands_them_to_its_forks()
     assert trajectory.outcome is Outcome.FINISHED and len(trajectory.rows()) == 2
 
 
-async def test_an_action_tells_what_stood_before_it_and_whether_a_limit_cut_it() -> None:
+async def test_an_action_has_its_prompts_length_and_whether_a_limit_ended_it() -> None:
     seen: list[tuple[bool, int]] = []
 
     async def drive(session: Any) -> None:
@@ -79,7 +79,7 @@ async def test_a_discarded_turn_is_in_no_row_and_counted_under_its_reason() -> N
     assert trajectory.num_sampled == len("plan$nobody$read$")
 
 
-async def test_where_all_turns_are_discarded_nothing_is_left_to_train() -> None:
+async def test_a_sample_with_only_discarded_turns_has_nothing_to_train() -> None:
     async def drive(session: Any) -> None:
         await session.generate()
         session.discard("superseded")
@@ -109,7 +109,7 @@ def test_every_sampled_token_is_trained_once_or_was_discarded(drawn: list[tuple[
     assert not lost & {token for row in trajectory.rows() for token in row.tokens}
 
 
-async def test_a_prompt_that_nothing_went_on_from_is_not_among_what_was_said() -> None:
+async def test_a_prompt_without_a_turn_is_left_out_of_the_messages() -> None:
     async def with_a_prompt_of_its_own(session: Any) -> None:
         session.note({"of": "its own"})
         await session.restart((Message("user", "mine"),)).generate()
@@ -153,7 +153,7 @@ class Letters:
     ],
     ids=["whole", "cut", "with tools"],
 )
-async def test_a_turn_is_told_as_it_is_sampled_and_never_what_may_be_taken_back(
+async def test_partial_text_is_reported_during_sampling_and_never_changes(
     said: str, stop: tuple[str, ...], told: list[str], text: str
 ) -> None:
     heard: list[Action] = []
@@ -167,7 +167,7 @@ async def test_a_turn_is_told_as_it_is_sampled_and_never_what_may_be_taken_back(
     assert [one.text for one in heard if one.text] == told
 
 
-async def test_a_long_turn_is_told_in_pieces_that_grow_with_it() -> None:
+async def test_reports_of_a_long_turn_become_rarer() -> None:
     heard: list[Action] = []
 
     async def drive(session: Any) -> None:

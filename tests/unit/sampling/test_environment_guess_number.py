@@ -78,7 +78,7 @@ async def test_hints_are_masked_and_guesses_are_trained(family: ChatFamily) -> N
     assert [mask for token, mask in zip(row.tokens, row.loss_mask, strict=True) if token == EOS] == [1, 1, 1]
 
 
-async def test_what_is_no_letter_uses_up_a_guess(family: ChatFamily) -> None:
+async def test_an_answer_that_is_not_a_letter_uses_a_guess(family: ChatFamily) -> None:
     game = await play(family, always(family, "7"), "k", guesses=3)
     assert game.step_rewards == (0.0, 0.0, 0.0)
     assert [message.text for message in game.messages] == ["?", "7", "!", "7", "!", "7", "!"]

@@ -64,12 +64,12 @@ async def test_a_meaning_that_is_not_understood_is_not_paid(family: ChatFamily) 
 
 
 @pytest.mark.parametrize("said", ["fox", "ba ba", ""])
-async def test_what_is_no_signal_reaches_no_listener_and_is_not_paid(family: ChatFamily, said: str) -> None:
+async def test_an_invalid_signal_reaches_no_listener_and_earns_nothing(family: ChatFamily, said: str) -> None:
     game, heard = await play(family, {"say fox": said})
     assert heard == ["say fox"]
     assert (game.environment_reward, game.outcome) == (0.0, Outcome.FINISHED)
 
 
-def test_a_listener_who_would_hear_nothing_is_refused() -> None:
+def test_a_listener_prompt_without_the_signal_is_refused() -> None:
     with pytest.raises(ValidationError, match="without {signal}"):
         SignallingOptions(signals=SIGNALS, listener="guess")

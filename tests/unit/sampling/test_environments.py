@@ -238,7 +238,7 @@ async def test_an_instance_that_waits_for_ever_times_out_and_is_closed(tmp_path:
         ("block", Outcome.ENVIRONMENT_TIMEOUT, {"isolation": "sample", "workers": 2, "timeout_s": 2.0, "retries": 1}),
     ],
 )
-async def test_who_breaks_a_process_has_that_outcome_and_the_samples_beside_it_are_played_to_their_end(
+async def test_the_sample_that_breaks_a_process_fails_and_its_neighbours_are_played_to_their_end(
     tmp_path: Path, word: str, outcome: Outcome, settings: dict[str, Any]
 ) -> None:
     """The other is in the middle of a step, or waits for the policy, when it happens."""
@@ -254,7 +254,7 @@ async def test_a_sample_that_was_late_since_another_kept_the_process_busy_is_pla
     assert [one.outcome for one in (busy, late)] == [Outcome.FINISHED] * 2
 
 
-async def test_an_environment_that_may_run_in_the_role_s_process_is_kept_out_of_it_where_the_table_says_so(
+async def test_an_in_process_environment_is_isolated_if_configured(
     tmp_path: Path,
 ) -> None:
     async with pooled(tmp_path, "tame") as pool:
@@ -264,7 +264,7 @@ async def test_an_environment_that_may_run_in_the_role_s_process_is_kept_out_of_
     assert inside.info["pid"] == os.getpid() != apart.info["pid"]
 
 
-async def test_a_sample_whose_process_is_killed_under_it_is_played_again_and_that_is_told(tmp_path: Path) -> None:
+async def test_a_sample_whose_process_is_killed_is_played_again_and_reported(tmp_path: Path) -> None:
     retries: list[str] = []
     killed: set[int] = set()
 
@@ -340,7 +340,7 @@ async def test_a_bug_of_the_policys_side_is_not_the_environments(wanderer: Share
     assert wanderer.closes() == 1
 
 
-async def test_a_turn_is_told_to_an_environment_in_another_process_while_it_is_sampled(wanderer: Shared) -> None:
+async def test_partial_text_reaches_an_environment_in_another_process(wanderer: Shared) -> None:
     async def policy(call: PendingRequest) -> Completion:
         for end in range(1, 5) if call.watch is not None else ():
             call.watch(tuple(map(ord, "four"[:end])))

@@ -88,7 +88,7 @@ async def test_a_greeting_is_part_of_the_first_prompt() -> None:
     assert texts(await play(here(Echo()), Script("bye"), task)) == ["[user:go][user:hi][a:BYE$"]
 
 
-async def test_a_bare_string_goes_on_as_bare_text() -> None:
+async def test_a_bare_string_continues_as_bare_text() -> None:
     assert texts(await play(here(Echo()), Script("a", "bye"), Task("t", "go:"))) == ["go:A$you said aBYE$"]
 
 
@@ -100,7 +100,7 @@ async def test_a_token_is_as_old_as_the_oldest_cache_it_attended_to() -> None:
     assert trajectory.newest == {0: 5}, "the weights that sampled it, whatever they attended to"
 
 
-async def test_a_sample_that_went_on_over_a_rollback_knows_the_newest_step_of_each_incarnation() -> None:
+async def test_a_sample_that_continued_over_a_rollback_knows_the_newest_step_of_each_incarnation() -> None:
     carried = Completion((97, 98, 0), (-1.0, -1.0, -1.0), (4, 4, 4), incarnations=((0, 0), (2, 1)))
     later = Completion((97, 0), (-1.0, -1.0), (5, 6), incarnations=((0, 1),))
     trajectory = await play(here(Echo()), Script(carried, later, "bye"))
@@ -173,7 +173,7 @@ async def test_close_runs_when_the_episode_is_cancelled_or_the_policy_has_a_bug(
     assert Echo.closed == closed + 2
 
 
-async def test_calls_are_parsed_and_what_is_wrong_with_one_is_said_to_the_policy() -> None:
+async def test_calls_are_parsed_and_a_wrong_call_is_reported_to_the_policy() -> None:
     policy = Script(
         "<tool_call>{oops</tool_call>",
         '<tool_call>{"name": "find", "arguments": {}}</tool_call>',

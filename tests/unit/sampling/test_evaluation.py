@@ -85,7 +85,7 @@ def _evaluation(
     return Evaluation([held], RUN, play, cast(RewardScorer, scorer), cast(EnginePool, pool))
 
 
-async def test_an_evaluation_tells_mean_error_and_best_and_counts_apart_what_was_not_judged() -> None:
+async def test_an_evaluation_reports_mean_error_and_best_and_counts_unjudged_samples_separately() -> None:
     values = (1.0, 0.0, 0.0, None, 1.0, 1.0)
     (found,) = await _evaluation(Pool(), Scorer(*values), (4, 7, 9), 2).run(Version("actor", 0, 2))
     assert (found.step, found.count, found.temperature) == (2, 5, 0.5)
@@ -163,7 +163,7 @@ def test_a_clustered_error_is_that_of_a_regression_on_a_constant_with_clustered_
     assert standard_error(groups) == pytest.approx(math.sqrt(variance), abs=1e-9)
 
 
-async def test_one_value_has_no_standard_error_and_none_has_no_mean() -> None:
+async def test_one_value_has_no_standard_error_and_no_values_have_no_mean() -> None:
     (one,) = await _evaluation(Pool(), Scorer(1.0), (0,), 1).run(Version("actor", 0, 1))
     assert (one.mean, one.count, one.metrics["standard_error"]) == (1.0, 1, 0.0)
     (none,) = await _evaluation(Pool(), Scorer(None), (0,), 1).run(Version("actor", 0, 1))

@@ -80,7 +80,7 @@ async def test_turns_wait_for_the_grant_and_are_then_those_of_the_issued_group()
     assert len(trajectories) == group.num_ended == 2, "one had ended before"
 
 
-async def test_what_is_cancelled_is_closed_before_or_after_the_grant() -> None:
+async def test_a_cancelled_prelaunch_is_closed_before_and_after_the_grant() -> None:
     played = Played()
     launched = launch(played)
     await played.asked.wait()

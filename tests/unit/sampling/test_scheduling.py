@@ -130,7 +130,7 @@ def test_prelaunch_is_off_in_deterministic_runs(tmp_path: Path) -> None:
     assert runs[0].most("reset", "close") == runs[1].most("reset", "close") == GROUPS * SIZE, "nothing starts ahead"
 
 
-def test_the_time_of_a_sample_is_told_by_where_it_went(tmp_path: Path) -> None:
+def test_the_time_of_a_sample_is_reported_by_activity(tmp_path: Path) -> None:
     run = played(tmp_path, {"start_s": 3.0, "tool_s": 5.0}, {"requests_per_engine": 2})
     assert run.mean("time/sample/environment_s") == pytest.approx(3.0 + 2 * 5.0)
     assert 0.2 <= run.mean("time/sample/generate_s") <= 2 * 0.8

@@ -66,7 +66,7 @@ def simulation(folder: Path, plugin: str, **settings: object) -> SimulatedRun:
     return SimulatedRun(folder / "run", more=(plugin,), **{"steps": STEPS, **settings})
 
 
-def test_rejected_groups_are_replaced_counted_and_told(tmp_path: Path, choosy: str) -> None:
+def test_rejected_groups_are_replaced_counted_and_reported(tmp_path: Path, choosy: str) -> None:
     outcome = simulation(tmp_path, choosy, filters=["choosy"]).run()
     assert outcome.account.trained == STEPS * SAMPLES and outcome.account.balanced
     assert outcome.account.dropped["filtered"] >= STEPS * SAMPLES // 3
@@ -97,7 +97,7 @@ def test_spare_groups_are_dropped_and_never_waited_for(tmp_path: Path, choosy: s
     assert spared.seconds < plain.seconds
 
 
-def test_what_a_sampler_learned_is_there_when_the_run_continues(tmp_path: Path, choosy: str) -> None:
+def test_a_samplers_state_is_restored_when_the_run_continues(tmp_path: Path, choosy: str) -> None:
     """As of the version that it continues at: what was learned later is learned again."""
     simulation_ = simulation(tmp_path, choosy, sampler="counting", deterministic=True, max_staleness=0)
     groups = simulation_.run().account.trained // 4

@@ -87,7 +87,7 @@ async def test_instances_have_the_tools_that_were_found_once(
     assert len(searches) == 1 and searches[0].endswith(" None"), "in a process without credentials"
 
 
-async def test_an_environment_that_can_not_find_its_tools_says_why(tmp_path: Path) -> None:
+async def test_an_environment_that_cannot_find_its_tools_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="environment.names: got bad; name another"):
         await played(tmp_path, "finding", names=("bad",))
     with pytest.raises(PluginError, match="two tools of one name"):
@@ -107,7 +107,7 @@ class Kept:
         return self.values.get(name)
 
 
-async def test_a_run_that_goes_on_refuses_other_tools() -> None:
+async def test_a_run_that_continues_refuses_other_tools() -> None:
     bus: Any = Kept()
     look = Tool("look", {"at": {"type": "string"}}, "Look.")
     await keep_tools(bus, {})

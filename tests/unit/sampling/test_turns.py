@@ -48,7 +48,7 @@ async def maze(*says: Observation | str, first: Observation | None = None, words
     return await play(InProcess(Maze(), 5.0), Script(*words[: len(says)]), task)
 
 
-async def test_a_turn_s_tokens_know_it_and_its_reward_is_its_own() -> None:
+async def test_tokens_carry_the_number_and_reward_of_their_turn() -> None:
     game = await maze("x", "y", "z", "")
     assert [node.turn for node in game.forest] == [-1, 0, -1, 1, -1, 2, -1, 3]
     assert (game.step_rewards, game.step_turns) == ((2.0, 4.0), (1, 3))
@@ -56,7 +56,7 @@ async def test_a_turn_s_tokens_know_it_and_its_reward_is_its_own() -> None:
     assert len(game.states) == 4
 
 
-async def test_equal_words_are_an_equal_state_wherever_they_are_said() -> None:
+async def test_equal_text_is_an_equal_state_in_any_turn() -> None:
     one, other = await maze("x", "y", "x", "end"), await maze("y", "z", "end", words="qrs")
     assert one.states[0] == other.states[0], "both saw the task alone"
     assert one.states[1] == one.states[3] != one.states[2] == other.states[1]
@@ -72,14 +72,14 @@ async def test_a_state_that_the_environment_names_is_that_whatever_it_shows() ->
     assert one.states[2] not in other.states, "the name was that turn's alone"
 
 
-async def test_the_first_state_can_be_named_and_told_without_a_word() -> None:
+async def test_the_first_state_can_be_named_without_an_observation() -> None:
     start = Observation(state="start")
     games = [await maze("", first=start), await maze("", first=Observation("hello", state="start")), await maze("")]
     assert games[0].states == games[1].states != games[2].states
     assert [len(game.messages) for game in games] == [2, 3, 2]
 
 
-async def test_where_nothing_is_said_a_state_is_all_that_was_said() -> None:
+async def test_without_observations_a_state_is_the_whole_conversation() -> None:
     silent = await maze("", "", "")
     assert len(set(silent.states)) == 3
     assert silent.states == (await maze("", "", "")).states
@@ -112,7 +112,7 @@ async def test_branches_have_turns_of_their_own_and_what_they_are_given_is_their
     assert game.turn_rewards == (0.0, 0.25, 8.5, 1.0)
 
 
-def test_keys_tell_roles_parts_and_media_apart() -> None:
+def test_keys_distinguish_roles_parts_and_media() -> None:
     picture = Media("image", "a.png", key="k")
     shown = [
         [Message("user", "ab")], [Message("tool", "ab")], [Message("user", "a"), Message("user", "b")],

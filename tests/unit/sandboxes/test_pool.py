@@ -171,7 +171,7 @@ async def test_time_in_a_queue_or_in_a_program_is_not_the_rewards_own(workers: L
         assert asyncio.get_running_loop().time() - began >= 5.0, "one after another"
 
 
-async def test_a_program_that_nobody_waits_for_ends_with_its_box(workers: LocalWorkers) -> None:
+async def test_a_program_without_a_waiting_caller_ends_with_its_box(workers: LocalWorkers) -> None:
     async with scoring(workers, "does-not-wait-for-it") as (score, _):
         (scored,) = await score("x")
         assert scored.value == 1.0, scored.error
@@ -199,7 +199,7 @@ async def test_a_sandbox_that_dies_is_an_outcome_and_the_next_sample_has_a_new_o
         assert scored.value == 1.0 and sandboxes._process.worker is not first
 
 
-async def test_a_machine_that_refuses_the_sandbox_is_told_before_anything_is_sampled(workers: LocalWorkers) -> None:
+async def test_a_machine_that_refuses_the_sandbox_is_reported_before_sampling(workers: LocalWorkers) -> None:
     choice = SandboxChoice(chosen=Chosen("sandbox", "refused"))
     with pytest.raises(InfrastructureError, match="the kernel says no"):
         async with scoring(workers, "runs", choice):
@@ -266,7 +266,7 @@ async def test_programs_with_a_socket_take_no_place(workers: LocalWorkers, plugi
 
 
 @pytest.mark.parametrize("few", [{"boxes": 1}, {"programs": 1}], ids=["boxes", "programs"])
-async def test_waiting_for_a_place_is_no_time_of_an_environment_that_drives(
+async def test_waiting_for_a_place_is_not_time_of_an_environment_that_drives(
     workers: LocalWorkers, plugin: str, few: dict[str, int]
 ) -> None:
     """Each program takes 0.7 s, one at a time; the last waits longer than its environment may take."""
@@ -275,9 +275,7 @@ async def test_waiting_for_a_place_is_no_time_of_an_environment_that_drives(
     assert [sample.environment_reward for sample in samples] == [1.0] * 6, [sample.info for sample in samples]
 
 
-async def test_a_sandbox_that_can_not_give_a_socket_is_named(
-    workers: LocalWorkers, plugin: str, listening: str
-) -> None:
+async def test_a_sandbox_that_cannot_give_a_socket_is_named(workers: LocalWorkers, plugin: str, listening: str) -> None:
     async with driven(workers, plugin, 60.0, sandbox="socketless") as played:
         sample = await played(listening)
     assert sample.outcome is Outcome.ENVIRONMENT_ERROR

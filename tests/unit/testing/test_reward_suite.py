@@ -85,5 +85,5 @@ def test_a_reward_without_its_own_samples_is_not_blamed_for_the_default_ones(fai
     assert failures(path("picky generic")) == {}
 
 
-def test_an_option_with_the_name_of_a_key_of_the_core_is_told(failures):
+def test_an_option_named_like_a_key_of_the_core_is_reported(failures):
     assert "['memory_mb']" in failures(path("taken"))["test_no_option_has_the_name_of_a_key_of_the_core"]

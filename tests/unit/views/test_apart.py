@@ -39,5 +39,5 @@ def test_top_p_is_named_where_it_is_the_cause(write_run, tmp_path):
     assert "rollout.top_p" in mismatch_warning(written(write_run(tmp_path, steps=4), "[rollout]\ntop_p = 0.9\n", 0.05))
 
 
-def test_a_run_that_does_not_tell_is_not_odd(write_run, tmp_path):
+def test_a_run_without_the_metric_is_not_odd(write_run, tmp_path):
     assert mismatch_warning(RunView(write_run(tmp_path, steps=2))) == ""

@@ -41,7 +41,7 @@ def test_runs_are_listed_newest_first(relax, tmp_path, write_run):
     assert path.name in table and "20/120" in table
 
 
-def test_no_runs_is_no_error(relax):
+def test_no_runs_is_not_an_error(relax):
     result = relax("runs")
     assert result.stdout == "" and "no runs under" in result.stderr
     assert json.loads(relax("runs", "--json").stdout)["runs"] == []
@@ -91,7 +91,7 @@ def test_every_verb_prints_through_one_function():
 
 
 @pytest.mark.parametrize("verb", ["status", "why", "report"])
-def test_a_run_that_is_not_there_is_a_usage_error(relax, verb):
+def test_a_missing_run_is_a_usage_error(relax, verb):
     with pytest.raises(ConfigError, match="run: got nosuch; name a run directory") as caught:
         relax(verb, "nosuch")
     assert caught.value.exit_code == 2

@@ -18,7 +18,7 @@ WELL = {
 CONFIG: dict[str, Any] = {"model": {"dtype": "float32"}, "batch": {"updates_per_step": 1}}
 
 
-def test_a_sound_step_is_told_in_one_line() -> None:
+def test_a_sound_step_is_reported_in_one_line() -> None:
     (line,) = first_step_lines(first_step_checks(WELL, CONFIG))
     assert line == (
         "step 1: engine and trainer agree (|log-prob difference| 8.0e-08), the ratio is 1 (at most 1), "

@@ -38,14 +38,14 @@ def test_a_wait_says_who_owes_it_since_when_and_until_when():
     assert answer.culprit == "rollout"
 
 
-def test_events_that_were_dropped_are_said_of_a_run_that_goes_on_and_of_one_that_ended():
+def test_dropped_events_are_shown_for_running_and_ended_runs():
     said, log = status(Heartbeat("actor", "busy", doing="training")), [{"event": "events dropped", "count": 6}] * 2
     for state in (RUNNING, RunHealth("finished")):
         lines = why(said, state, 5000.0, log).lines()
         assert any("12 events were dropped before they were written" in line for line in lines)
 
 
-def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
+def test_a_missed_deadline_is_shown_and_the_longest_wait_comes_first():
     said = status(
         Heartbeat("rollout", "waiting", waits=(Wait("rollout", "weights policy@0.7", "actor", 99.0, 400.0),)),
         waiting("actor", "8 groups", "reward", 10.0, 98.0),
@@ -187,14 +187,14 @@ def test_an_engine_that_does_not_finish_loading_is_who_owes_it():
     assert answer.culprit == "engine-0" and answer.chain[-1].says == "(version actor@0.6) loads actor@0.7"
 
 
-def test_a_lost_run_is_told_as_it_was_at_its_last_word():
+def test_a_lost_run_is_shown_in_its_last_written_state():
     facts = {"engines": ENGINES, "under_way": [GROUP | {"at": "engines"}]}
     answer = why(waiting_for_rollout(facts), RunHealth("lost", 400.0, "its process 7 is gone"), 5400.0)
     assert answer.headline.startswith("stale: the run wrote its last status 6 min 40 s ago")
     assert answer.culprit == "engine-1" and answer.chain[0].for_s == 40.0
 
 
-def test_what_is_in_play_and_what_holds_back_more_is_told_with_the_caches():
+def test_samples_in_play_the_limit_on_more_and_the_caches_are_shown():
     cached = {"engine-0": ENGINES["engine-0"] | {"kv_capacity": 9000, "kv_running": 8100, "kv_idle": 700}}
     scheduling = {"in_play": 64, "at_engines": 5, "prelaunched": 8, "held_by": "engines"}
     facts = {"engines": cached, "under_way": [GROUP | {"at": "engines"}], "scheduling": scheduling}
@@ -239,7 +239,7 @@ def test_a_judge_that_waits_for_its_turn_says_so():
     assert answer.chain[-1].says == "has 4 open requests and waits for its turn on the devices"
 
 
-def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):
+def test_a_paused_run_says_what_for_and_how_to_continue(tmp_path):
     reason = "a review of step 8, since guard reward: it fell"
     said = status(
         Heartbeat("actor", "paused", waits=(Wait("actor", reason, "a person", 90.0, 500.0),)),

@@ -87,7 +87,7 @@ def test_a_receiving_end_that_lies_is_caught_by_the_receipt(tmp_path: Path, muta
         PublishedChain.begin(Disk(), mutant(), str(tmp_path), "full", tensors_of("full"))
 
 
-def test_every_transport_in_the_box_is_told_every_lie() -> None:
+def test_every_lie_is_tried_on_every_transport_of_this_repository() -> None:
     """What the suites run: each lie, by each transport, in each payload that can tell it."""
     catalogue, told = Catalogue.load(), {}
     for component in (*builtins.relax_weight_transports(), *network_weights.relax_weight_transports()):

@@ -39,7 +39,7 @@ def _told(rows: list[Row], **options: Any) -> dict[str, float]:
     return {name.removeprefix("policy/"): learn.mean(value) for name, value in metrics.items()}
 
 
-def test_the_ratio_is_told_of_trained_tokens_alone(rows: list[Row]) -> None:
+def test_ratio_metrics_cover_only_trained_tokens(rows: list[Row]) -> None:
     told = _told(rows, correction="none")
     moved = [token["log_probs"] - token["old"] for token in _tokens(rows)]
     assert told["ratio_max"] == pytest.approx(math.exp(max(moved)))
@@ -51,14 +51,14 @@ def test_the_ratio_is_told_of_trained_tokens_alone(rows: list[Row]) -> None:
     assert told["clip_fraction"] == pytest.approx(statistics.fmean(clipped)) and any(clipped)
 
 
-def test_where_every_trained_token_lost_the_largest_ratio_is_still_one_of_theirs(rows: list[Row]) -> None:
+def test_the_largest_ratio_is_of_trained_tokens_even_if_all_are_masked(rows: list[Row]) -> None:
     row = {**rows[0], "mask": [0, 1, 0, 1], "log_probs": [-0.01, -2.0, -0.01, -2.0], "old": [-0.01, -1.0, -0.01, -1.5]}
     row |= dict.fromkeys(("rollout", "ref", "entropy", "values"), row["old"]) | {"advantage": [1.0] * 4}
     assert _told([row], correction="none")["ratio_max"] == pytest.approx(math.exp(-0.5))
 
 
 @pytest.mark.parametrize("correction", ["truncate", "mask", "reject"])
-def test_importance_weights_are_told_as_they_are_used_and_the_largest_as_it_was(
+def test_importance_weights_are_reported_as_used_and_the_largest_before_clipping(
     rows: list[Row], correction: str
 ) -> None:
     floor, cap = 0.7, 1.3
@@ -78,7 +78,7 @@ def test_importance_weights_are_told_as_they_are_used_and_the_largest_as_it_was(
     assert told["importance_clipped"] == pytest.approx(clipped / len(ratios))
 
 
-def test_divergence_and_entropy_are_told_of_the_policy_to_its_reference(rows: list[Row]) -> None:
+def test_divergence_from_the_reference_and_entropy_are_reported(rows: list[Row]) -> None:
     told = _told(rows, kl_coef=0.1, entropy_coef=0.01)
     away = [token["ref"] - token["log_probs"] for token in _tokens(rows)]
     assert told["ref_kl"] == pytest.approx(statistics.fmean(math.expm1(one) - one for one in away))

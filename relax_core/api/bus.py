@@ -103,7 +103,7 @@ class Claim:
     """A row lease on whole groups; its rows are ordered by group, sample, row."""
 
     lease: int
-    """Number of the lease, used for no other lease: the fencing token."""
+    """The fencing token: a number that no other lease has."""
     task: str
     rows: tuple[RowId, ...]
     samples: Mapping[AttemptId, Sealed]

@@ -56,7 +56,7 @@ class Options(BaseModel):
 def _unbounded(value: Any, name: str) -> str:
     """Return the fix for a number that is not finite, or far too large or small; empty for any other value.
 
-    Inside lists and tables, whose meaning only their reader knows, numbers need only be finite.
+    Numbers inside lists and tables need only be finite, since only the component knows their meaning.
     """
     if not _finite(value):
         return "give a finite number"

@@ -27,7 +27,7 @@ LOCAL_FILE_SYSTEMS = frozenset((
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "tmpfs", "ramfs", "rootfs",
     "overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs", "vfat", "exfat", "ntfs3", "fuseblk",
 ))  # fmt: skip
-"""Local file systems, which share memory between processes as sqlite's write-ahead log needs; others are networks."""
+"""File systems on which processes share memory, as sqlite's write-ahead log needs. All others count as networks."""
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 

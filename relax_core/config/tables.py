@@ -252,7 +252,7 @@ class RolloutTable(Options):
 
 
 class OptimizerTable(Options):
-    """The optimizer. A trainer may have others than AdamW, to which these settings then apply."""
+    """The optimizer. If the trainer uses another optimizer than AdamW, these settings apply to that optimizer."""
 
     lr: PositiveFloat = 1e-6
     """Peak learning rate. Its meaning depends on the trainer's optimizer: with AdamW, the size of a step in each weight;

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 MAX_DEPTH = 100
-"""Most levels of lists and tables within each other. Messages between processes and Python's stack allow a few more."""
+"""Largest number of nested levels of lists and tables. Messages between processes and Python's stack allow a few more."""
 _HALF = re.compile("[\ud800-\udfff]")
 
 

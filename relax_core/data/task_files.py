@@ -398,7 +398,7 @@ class CheckedBatch(NamedTuple):
 
 
 def _as_bytes(column: Any) -> Any:
-    """Return a column of text as bytes, whose check leaves out the text itself, and any other column as it is."""
+    """Return a column of text as bytes, whose validation does not check the encoding; return other columns unchanged."""
     import pyarrow as pa
 
     bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}

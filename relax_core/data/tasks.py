@@ -284,7 +284,7 @@ class TaskSet(RowSet):
         self._needs, self._rules = tuple(need for need in needs if need.columns), tuple(rules)
         self._answered_once = answered_once
         self.filters, self.unmatched = tuple(filters), list(filters)
-        """All filters, and those that have selected no task yet."""
+        """All filters, and the filters that have selected no task yet."""
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
         if check:
             self._check()

@@ -27,8 +27,8 @@ class WrongShape(TypeError):
 def checked(value: Any, wanted: Any, where: str) -> Any:
     """Return `value` unchanged if it has the type `wanted`, an annotation; fields and items are checked too.
 
-    Lists count as tuples and the other way round, a number of numpy as a number, and an array of one number as that
-    number. `Any` and abstract types are not checked. Raises WrongShape naming `where`, such as `step: reward`.
+    Lists and tuples are interchangeable, numpy's numbers count as numbers, and an array of one number as that number.
+    `Any` and abstract types are not checked. Raises WrongShape naming `where`, such as `step: reward`.
     """
     if fault := _fault(value, wanted, ""):
         place, got = fault

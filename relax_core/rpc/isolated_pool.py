@@ -288,7 +288,7 @@ class IsolatedPool:
 
 @contextmanager
 def sent_by(worker: Worker) -> Iterator[None]:
-    """Raise WrongShape of the body as WorkerDied: a process that sends other shapes counts as crashed."""
+    """Turn a WrongShape of the body into WorkerDied: a process that sends messages of a wrong shape counts as crashed."""
     try:
         yield
     except WrongShape as error:
@@ -296,10 +296,10 @@ def sent_by(worker: Worker) -> Iterator[None]:
 
 
 def charged(error: Exception, who: str, of_item: bool = False) -> Exception:
-    """Return the error to raise for one that an author's process sent, so that the author is charged for it.
+    """Return the error to raise for an error that an author's process sent; the author is charged for the error.
 
-    The process may name any error of the core. Those that a component may raise keep their type; `of_item`: also
-    ValueError. All others become PluginError of `who`.
+    Errors that a component may raise keep their type; with `of_item`, ValueError does too. Any other error becomes a
+    PluginError of `who`.
     """
     if isinstance(error, ConfigError | PluginError | InfrastructureError) or (
         of_item and isinstance(error, ValueError)

@@ -49,7 +49,7 @@ class Turns(Protocol):
     """
 
     def sample_started(self, place: int) -> None:
-        """Count no turn of an earlier play of this sample any more."""
+        """Forget the turns of an earlier play of this sample."""
 
     async def generate(self, requests: Sequence[PendingRequest]) -> None:
         """Sample turns as one batch, each of the sample at the request's `place`; return when all have ended."""

@@ -146,7 +146,7 @@ class Sample:
     def charged(self) -> Iterator[None]:
         """Charge the sample for an error of the body, which renders messages or parses a turn: raise SessionEnded.
 
-        What the policy or an environment writes, and what a template or family makes of it, ends at most the sample.
+        So text of the policy or environment, and its rendering by a template or family, can end only this sample.
         """
         try:
             yield

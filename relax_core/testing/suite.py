@@ -41,7 +41,7 @@ class Suite:
     deadline_s: ClassVar[float] = 30.0
     """Seconds within which the exercise must end, after the imports."""
     slow_modules: ClassVar[tuple[str, ...]] = ("numpy",)
-    """Modules of the exercise that are slow to import. A server imports those that the process of the tests has."""
+    """Modules of the exercise that are slow to import. A fork server imports those that the tests have imported."""
     generic: ClassVar[bool] = False
     """True in `relax plugins check`, which lacks the author's samples: tests that need them are skipped."""
 

@@ -34,7 +34,7 @@ def check_folder(path: str) -> Path:
         raise ConfigError(FIELD, path, "the config.json has no model_type; name a Hugging Face model folder")
     if config.get("thinker_config"):
         fix = "save `.thinker` of the loaded transformers model, with tokenizer and processor, as a folder of its own"
-        raise ConfigError(FIELD, f"{path} with a talker beside the thinker", fix)
+        raise ConfigError(FIELD, f"{path} with a talker in addition to the thinker", fix)
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:
         raise ConfigError(FIELD, path, f"the folder lacks {', '.join(missing)}; save the model as safetensors")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer and chat template of an export: those that the run trained with."""
+"""The tokenizer and chat template that the run trained with, written to an export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEMPLATE, _SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The files beside the weights of an export."""
+    """The files of an export other than its weights."""
 
     model: Path
     """Folder of the model, which has the files of its processor."""

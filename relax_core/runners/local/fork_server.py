@@ -82,7 +82,10 @@ class ForkServer:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], key: Hashable = None) -> Self:
-        """Return the running server of `key`, or start one. `key`: None for the environment, NOT_AT_IMPORT apart."""
+        """Return the running server of `key`, or start one.
+
+        `key`: by default, the environment without the variables in NOT_AT_IMPORT.
+        """
         if key is None:
             key = frozenset((name, value) for name, value in environment.items() if name not in NOT_AT_IMPORT)
         server = cls._running.get(key)

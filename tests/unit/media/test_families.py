@@ -296,7 +296,7 @@ async def test_an_engine_refuses_what_does_not_fit_together(seeing: Model) -> No
 
 def test_a_whole_omni_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {}}}')
-    with pytest.raises(ConfigError, match=r"talker beside the thinker; save `\.thinker`"):
+    with pytest.raises(ConfigError, match=r"talker in addition to the thinker; save `\.thinker`"):
         load_model(str(tmp_path), "sdpa", CPU)
 
 

@@ -78,7 +78,7 @@ def single_gold(task: Task) -> str:
 
 
 def unboxed(text: str) -> str:
-    r"""Return the content of a text that is a box and no more, with nested boxes unwrapped; any other text unchanged."""
+    r"""Return the content of a text that consists of one box, with nested boxes unwrapped; any other text unchanged."""
     while (found := boxes(text)) and len(found) == 1 and not (text[: found[0][0]] + text[found[0][1] :]).strip(" $.\n"):
         text = found[0][2]
     return text.strip()
@@ -135,7 +135,7 @@ def last_tagged(text: str, tag: str) -> str:
 
 
 def untagged(text: str, tag: str) -> str:
-    """Return the content of a text that is `<tag>...</tag>` and no more; any other text unchanged."""
+    """Return the content of a text that consists of `<tag>...</tag>`; any other text unchanged."""
     inside = text.strip().removeprefix(f"<{tag}>").removesuffix(f"</{tag}>")
     is_tagged = text.strip() == f"<{tag}>{inside}</{tag}>" and f"<{tag}>" not in inside
     return inside.strip() if is_tagged else text

@@ -113,7 +113,7 @@ def _scaled(number: Any, scale: Any) -> Any:
 
 
 def _is_assignment(value: Value) -> bool:
-    """Return True for `x = 5` and `(x, y) = (1, 2)`: one side names what the other side is."""
+    """Return True for `x = 5` and `(x, y) = (1, 2)`: the left side consists of names."""
     return value.kind == "relation" and set(value.signs) <= {"=", r"\in"} and _is_name(value.items[0])
 
 

@@ -44,7 +44,7 @@ def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError("model.path", f"{file} with a {type(config).__name__}", "config.json must be a JSON object")
     if config.get("thinker_config"):
         fix = "save `.thinker` of the loaded transformers model, with tokenizer and processor, as a folder of its own"
-        raise ConfigError("model.path", f"{path} with a talker beside the thinker", fix)
+        raise ConfigError("model.path", f"{path} with a talker in addition to the thinker", fix)
     text = config.get("text_config", config)
     known = _LAYERS | {"linear_attention"} if text.get("model_type") in _WITH_STATES else _LAYERS
     unknown = sorted(set(text.get("layer_types") or ()) - known)

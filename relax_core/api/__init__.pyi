@@ -10,7 +10,7 @@ from .algorithm import (
 )
 from .batch import (
     ADVANTAGES as ADVANTAGES, ALGORITHM_INDEX as ALGORITHM_INDEX, AttemptId as AttemptId,
-    CONTEXTS as CONTEXTS, Column as Column, Cut as Cut,
+    CONTEXTS as CONTEXTS, Column as Column,
     LOSS_MASK as LOSS_MASK, MARGINS as MARGINS, OLD_LOG_PROBS as OLD_LOG_PROBS, OUTCOME as OUTCOME,
     REF_LOG_PROBS as REF_LOG_PROBS, RETURNS as RETURNS, REWARDS as REWARDS, ROLLOUT_LOG_PROBS as ROLLOUT_LOG_PROBS,
     ROUTED_VALID as ROUTED_VALID, Ragged as Ragged, RowBatch as RowBatch, RowId as RowId, STATES as STATES,

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from relax_core.api.errors import RelaxError
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -35,16 +33,6 @@ class RowId(NamedTuple):
     @property
     def attempt_id(self) -> AttemptId:
         return AttemptId(self.group, self.sample, self.attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The part to read of every row: a range of tokens, a range of layers, or both."""
-
-    tokens: tuple[int, int] | None = None
-    """Start and stop index of the tokens; a shorter row ends at its last token. None: all tokens."""
-    layers: tuple[int, int] | None = None
-    """Start and stop index of the layers, the first axis after the tokens; None: all layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +64,8 @@ class Ragged:
         import numpy as np
 
         chosen = np.asarray(indices, dtype=np.int64)
-        return self._gathered(self.offsets()[:-1][chosen], np.asarray(self.lengths)[chosen])
-
-    def cut(self, part: Cut) -> Ragged:
-        """Return a part of every row: a view if only layers are cut, else a copy."""
-        import numpy as np
-
-        values = self.values
-        if part.layers is not None:
-            if values.ndim < 2:
-                shape = list(values.shape)
-                raise RelaxError(
-                    f"bus: read_slice: got layers for a column of shape {shape}, which has no layers; omit `layers`"
-                )
-            values = values[:, slice(*part.layers)]
-        if part.tokens is None:
-            return Ragged(values, self.lengths)
-        known, (start, stop) = np.asarray(self.lengths), part.tokens
-        first = np.minimum(max(0, start), known)
-        lengths = np.maximum(np.minimum(max(0, stop), known) - first, 0)
-        return Ragged(values, self.lengths)._gathered(self.offsets()[:-1] + first, lengths)
-
-    def _gathered(self, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
-        """Copy `lengths[i]` values from index `starts[i]` on, for each row i."""
-        import numpy as np
-
-        shift = starts - (np.cumsum(lengths) - lengths)
+        lengths = np.asarray(self.lengths)[chosen]
+        shift = self.offsets()[:-1][chosen] - (np.cumsum(lengths) - lengths)
         return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
 
     @staticmethod

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol
 
-from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
+from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.trajectory import DropReason, Outcome
 from relax_core.api.weights import Version
@@ -174,9 +174,6 @@ class Bus(Protocol):
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
         """Return columns of the claimed rows, in claim order. Raises StaleFence."""
 
-    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
-        """Return a part of every claimed row as `read` does, and transfer only that part; meant for large columns."""
-
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         """Fill derived columns of the claimed rows; raise StaleFence and write nothing if the lease is over.
 
@@ -255,10 +252,8 @@ class PayloadStore(Protocol):
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         """Store a block under a key that was never used before."""
 
-    async def get(
-        self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
-    ) -> Mapping[int, Mapping[str, Ragged]]:
-        """Return the requested columns that each block has; with `part`, only that part of every row."""
+    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Mapping[int, Mapping[str, Ragged]]:
+        """Return the requested columns that each block has."""
 
     async def free(self, keys: Sequence[int]) -> None:
         """Delete blocks. Unknown keys are ignored."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
+from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import (
     Account,
     BusComponent,
@@ -31,7 +31,7 @@ from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.journal import LedgerJournal, NoteRecord
 from relax_core.bus.queue import TransferQueue
-from relax_core.bus.store import Place, assemble, check_columns, check_cut, check_seals
+from relax_core.bus.store import Place, assemble, check_columns, check_seals
 from relax_core.rpc.waiting import TimedCondition
 
 
@@ -87,16 +87,9 @@ class RowAccess:
         return True
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        return await self._read(claim, columns, None)
-
-    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
-        check_cut(part)
-        return await self._read(claim, columns, part)
-
-    async def _read(self, claim: Claim, columns: Sequence[str], part: Cut | None) -> RowBatch:
         places = await self._bus.locate(without_rows(claim), columns)
         keys = list(dict.fromkeys(key for at in places.values() for key, _ in at))
-        return RowBatch(claim.rows, assemble(places, await self.store.get(keys, columns, part)))
+        return RowBatch(claim.rows, assemble(places, await self.store.get(keys, columns)))
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         check_columns(claim, columns)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_core.api.batch import AttemptId, Cut, Ragged, RowId
+from relax_core.api.batch import AttemptId, Ragged, RowId
 from relax_core.api.bus import BusComponent, Claim, PayloadStore, Sealed
 from relax_core.api.errors import RelaxError
 from relax_core.bus.leases import Credits
@@ -163,10 +163,9 @@ class MemoryStore:
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         self._blocks[key] = dict(columns)
 
-    async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None) -> Blocks:
+    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
         wanted = set(columns)
-        found = {key: {n: c for n, c in self._blocks[key].items() if n in wanted} for key in keys}
-        return found if part is None else {key: cut(block, part) for key, block in found.items()}
+        return {key: {n: c for n, c in self._blocks[key].items() if n in wanted} for key in keys}
 
     async def free(self, keys: Sequence[int]) -> None:
         for key in keys:
@@ -174,11 +173,6 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._blocks.clear()
-
-
-def cut(block: Mapping[str, Ragged], part: Cut) -> dict[str, Ragged]:
-    """Cut every row of a block to these tokens and layers."""
-    return {name: column.cut(part) for name, column in block.items()}
 
 
 def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str, Ragged]:
@@ -248,13 +242,4 @@ def check_columns(claim: Claim, columns: Mapping[str, Ragged]) -> None:
         if len(column) != len(claim.rows):
             raise RelaxError(
                 f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; write all claimed rows"
-            )
-
-
-def check_cut(part: Cut) -> None:
-    """Raise RelaxError unless a cut's start and stop count from the front, and start is not after stop."""
-    for name, span in (("tokens", part.tokens), ("layers", part.layers)):
-        if span is not None and not 0 <= span[0] <= span[1]:
-            raise RelaxError(
-                f"bus: read_slice of {name}: got {list(span)}; give a start of 0 or more and a stop that is not smaller"
             )

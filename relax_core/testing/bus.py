@@ -12,7 +12,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from relax_core.api.batch import Cut, Ragged, RowBatch, RowId
+from relax_core.api.batch import Ragged, RowBatch, RowId
 from relax_core.api.bus import Claim, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.trajectory import DropReason, Outcome
@@ -95,28 +95,6 @@ class BusSuite(TrainingSuite):
         np.testing.assert_array_equal(batch.columns["experts"].values, experts)
         assert batch.columns["bits"].values.dtype == np.uint16
         assert batch.columns["bits"].lengths.tolist() == [0, 5]
-
-    @scenario()
-    async def test_a_part_of_every_row_is_read_by_tokens_and_layers(self, lab: BusFixture) -> None:
-        claim, experts = await _with_experts(lab)
-        rows = list(Ragged(experts, np.array([2, 0, 3, 2])).rows())
-        for part in (Cut((1, 3)), Cut(layers=(1, 3)), Cut((0, 2), (2, 3)), Cut((5, 9)), Cut()):
-            batch = await lab.bus.read_slice(claim, ("experts",), part)
-            tokens, layers = slice(*part.tokens or (None,)), slice(*part.layers or (None,))
-            for found, row in zip(batch.columns["experts"].rows(), rows, strict=True):
-                np.testing.assert_array_equal(found, row[tokens, layers])
-        assert batch.ids == claim.rows and batch.columns["experts"].values.dtype == np.uint8
-
-    @scenario()
-    async def test_a_part_that_cannot_be_is_refused(self, lab: BusFixture) -> None:
-        claim, _ = await _with_experts(lab)
-        for columns_, part, said in (
-            (("experts",), Cut((3, 1)), "tokens"),
-            (("experts",), Cut(layers=(-1, 2)), "layers"),
-            (("tokens",), Cut(layers=(0, 1)), "layers"),
-        ):
-            with pytest.raises(RelaxError, match=said):
-                await lab.bus.read_slice(claim, columns_, part)
 
     @scenario()
     async def test_a_group_is_claimed_only_when_all_its_samples_are_sealed(self, lab: BusFixture) -> None:
@@ -340,21 +318,11 @@ class BusSuite(TrainingSuite):
         )
 
 
-async def _with_experts(lab: BusFixture) -> tuple[Claim, np.ndarray]:
-    """Write a column [tokens, layers, top_k] for two groups; return a claim to read it, and its values."""
-    await lab.produce(2)
-    claim = await lab.claim(groups=2)
-    experts = np.arange(7 * 4 * 2, dtype=np.uint8).reshape(7, 4, 2)
-    await lab.bus.write(claim, {"experts": Ragged(experts, np.array([2, 0, 3, 2]))})
-    return await lab.claim("reader", groups=2, needs=("experts",)), experts
-
-
 async def _fenced(lab: BusFixture, claim: Claim) -> None:
     """Assert that every use of the claim raises StaleFence."""
     for use in (
         lab.bus.verify(claim),
         lab.bus.read(claim, ("tokens",)),
-        lab.bus.read_slice(claim, ("tokens",), Cut((0, 1))),
         lab.bus.write(claim, {"advantages": by_row(claim.rows)}),
         lab.bus.acknowledge(claim),
     ):

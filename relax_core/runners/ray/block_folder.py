@@ -84,8 +84,8 @@ class BlockFolder:
             raise
         return True
 
-    def read(self, key: int, columns: Sequence[str], whole: bool = True) -> dict[str, Ragged] | None:
-        """Return columns as read-only views of a block's file; None without a file. `whole`: load all values now."""
+    def read(self, key: int, columns: Sequence[str]) -> dict[str, Ragged] | None:
+        """Return columns as read-only views of a block's file; None without a file. All values are loaded now."""
         try:
             memory = read_or_map(self._file(key), MAPPED_BYTES + 1)
         except FileNotFoundError:
@@ -98,7 +98,7 @@ class BlockFolder:
                 if name not in columns:
                     continue
                 values = tensors[VALUES + name]
-                if whole and isinstance(memory, mmap.mmap) and values.nbytes:
+                if isinstance(memory, mmap.mmap) and values.nbytes:
                     at = values.ctypes.data - data.ctypes.data
                     first = at // mmap.PAGESIZE * mmap.PAGESIZE
                     with contextlib.suppress(OSError):  # an older kernel loads the pages as they are read

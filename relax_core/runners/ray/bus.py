@@ -18,13 +18,13 @@ import numpy as np
 import ray
 from pydantic import PositiveInt
 
-from relax_core.api.batch import Cut, Ragged, RowId
+from relax_core.api.batch import Ragged, RowId
 from relax_core.api.bus import BusComponent, Claim, PayloadStore
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.options import Options
 from relax_core.api.weights import Version
 from relax_core.bus.service import BusService, RowAccess, without_rows
-from relax_core.bus.store import Blocks, MemoryStore, cut
+from relax_core.bus.store import Blocks, MemoryStore
 from relax_core.runners.ray.block_folder import BlockFolder, new_folder_name
 from relax_core.runners.ray.connection import CALL_S, RpcActor, RpcClient, answered, asked
 
@@ -127,38 +127,25 @@ class StorageActor(RpcActor):
         await self._store.put(key, {n: Ragged(c.values.copy(), c.lengths) for n, c in light.items()})
         del self._owning[key]
 
-    async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None) -> Any:
+    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Any:
         """Return blocks without their large values, and Ray references to these values."""
-        return await answered(self._get(keys, columns, part))
+        return await answered(self._get(keys, columns))
 
-    async def _get(
-        self, keys: Sequence[int], columns: Sequence[str], part: Cut | None
-    ) -> tuple[Blocks, Mapping[tuple[int, str], Any]]:
-        files = {key: self._filed(key, columns, part) for key in keys if key in self._files}
+    async def _get(self, keys: Sequence[int], columns: Sequence[str]) -> tuple[Blocks, Mapping[tuple[int, str], Any]]:
+        files = {key: self._filed(key, columns) for key in keys if key in self._files}
         kept = [key for key in keys if key not in files]
         await self._settled(kept)
         if lost := [key for key in kept if key not in self._store]:
             raise InfrastructureError(f"bus storage: blocks {lost} were lost with the process that held them")
-        if part is None:
-            found = await self._store.get(kept, columns)
-            places = [(key, name) for key, block in found.items() for name in block]
-            return {**files, **found}, {at: self._owned[at] for at in places if at in self._owned}
-        return {**files, **{key: await self._cut(key, columns, part) for key in kept}}, {}
+        found = await self._store.get(kept, columns)
+        places = [(key, name) for key, block in found.items() for name in block]
+        return {**files, **found}, {at: self._owned[at] for at in places if at in self._owned}
 
-    def _filed(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged]:
-        found = None if self._folder is None else self._folder.read(key, columns, part is None)
+    def _filed(self, key: int, columns: Sequence[str]) -> Mapping[str, Ragged]:
+        found = None if self._folder is None else self._folder.read(key, columns)
         if found is None:
             raise InfrastructureError(f"bus storage: the file of block {key} is gone; its rows are lost")
-        return found if part is None else cut(found, part)
-
-    async def _cut(self, key: int, columns: Sequence[str], part: Cut) -> Mapping[str, Ragged]:
-        """Cut a block before it is sent, so that only the part is sent."""
-        whole = (await self._store.get([key], columns))[key]
-        filled = {n: Ragged(await self._values(key, n, column), column.lengths) for n, column in whole.items()}
-        return {name: column.cut(part) for name, column in filled.items()}
-
-    async def _values(self, key: int, name: str, column: Ragged) -> np.ndarray:
-        return await self._owned[key, name] if (key, name) in self._owned else column.values
+        return found
 
     async def free(self, keys: Sequence[int]) -> None:
         if self._folder is not None:
@@ -229,18 +216,17 @@ class RemoteStore:
             writing.add_done_callback(lambda _: folder.free([key]))
             raise
 
-    async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None) -> Blocks:
-        found = {key: block for key in keys if (block := self._mapped(key, columns, part)) is not None}
+    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
+        found = {key: block for key in keys if (block := self._mapped(key, columns)) is not None}
         left = self._by_actor([key for key in keys if key not in found])
-        for blocks in await asyncio.gather(*(_fetched(actor, mine, columns, part) for actor, mine in left)):
+        for blocks in await asyncio.gather(*(_fetched(actor, mine, columns) for actor, mine in left)):
             found.update(blocks)
         return found
 
-    def _mapped(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged] | None:
+    def _mapped(self, key: int, columns: Sequence[str]) -> Mapping[str, Ragged] | None:
         """Map a block if its file is on this machine, else return None."""
         folder = self._folder(key)
-        block = None if folder is None else folder.read(key, columns, part is None)
-        return block if block is None or part is None else cut(block, part)
+        return None if folder is None else folder.read(key, columns)
 
     async def free(self, keys: Sequence[int]) -> None:
         for actor, mine in self._by_actor(keys):
@@ -276,9 +262,9 @@ class RemoteStore:
         return [(actor, mine) for actor, mine in parts if mine]
 
 
-async def _fetched(actor: Any, keys: Sequence[int], columns: Sequence[str], part: Cut | None) -> Blocks:
+async def _fetched(actor: Any, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
     """Fetch blocks of one storage, and fill in the large columns from Ray's shared memory."""
-    blocks, owned = await asked(actor.get.remote(keys, columns, part), "bus storage", "get", CALL_S)
+    blocks, owned = await asked(actor.get.remote(keys, columns), "bus storage", "get", CALL_S)
     if not owned:
         return blocks  # type: ignore[no-any-return]
     values = await asked(asyncio.gather(*owned.values()), "bus storage", "get of a large column", CALL_S)

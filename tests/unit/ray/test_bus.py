@@ -199,7 +199,7 @@ def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> Non
 
 def test_large_columns_come_back_bit_for_bit_on_the_same_and_on_another_machine(joined: None, tmp_path: Path) -> None:
     async def scenario(bus: Any, hub: Any, store: Any) -> None:
-        from relax_core.api.batch import Cut, Ragged
+        from relax_core.api.batch import Ragged
 
         elsewhere, values = _client(hub, _elsewhere(store)), np.arange(1 << 20, dtype=np.float32).reshape(-1, 4)
         half = len(values) // 2
@@ -210,8 +210,6 @@ def test_large_columns_come_back_bit_for_bit_on_the_same_and_on_another_machine(
             again = await lab.claim("other", needs=("hidden",))
             for reader in readers:
                 np.testing.assert_array_equal((await reader.read(again, ("hidden",))).columns["hidden"].values, values)
-                part = (await reader.read_slice(again, ("hidden",), Cut((1, 3)))).columns["hidden"]
-                np.testing.assert_array_equal(part.values, values[[1, 2, half + 1, half + 2]])
 
     _with_bus(tmp_path, scenario)
 

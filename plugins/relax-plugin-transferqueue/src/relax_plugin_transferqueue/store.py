@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from relax_core.api.batch import Cut, Ragged
+from relax_core.api.batch import Ragged
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError
 from relax_plugin_transferqueue import package
 
@@ -49,14 +49,8 @@ class TransferQueueStore:
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         await self._within(self._put(key, columns), f"put of block {key}")
 
-    async def get(
-        self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
-    ) -> Mapping[int, Mapping[str, Ragged]]:
-        """Return the blocks' columns. The package sends whole columns, so this process cuts out `part`."""
-        found = await self._within(self._get(keys, frozenset(columns)), f"get of {len(keys)} blocks") if keys else {}
-        if part is None:
-            return found
-        return {key: {name: column.cut(part) for name, column in block.items()} for key, block in found.items()}
+    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Mapping[int, Mapping[str, Ragged]]:
+        return await self._within(self._get(keys, frozenset(columns)), f"get of {len(keys)} blocks") if keys else {}
 
     async def free(self, keys: Sequence[int]) -> None:
         if keys:

@@ -99,7 +99,7 @@ class AlgorithmSuite(Suite):
             for name, gradient in _by_token(learn(made, rows, fit), rows):
                 assert not gradient[masked].any(), f"{name}: positions with loss_mask 0 have a gradient"
 
-    def test_rows_without_advantage_have_no_gradient_where_it_says_so(self, made: Any) -> None:
+    def test_rows_without_advantage_have_no_gradient_if_declared(self, made: Any) -> None:
         if not made.zero_advantage_skips:
             pytest.skip("zero_advantage_skips is False")
         rows = self.rows(made)

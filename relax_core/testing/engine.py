@@ -144,7 +144,7 @@ class EngineSuite(WeightChecks):
         for request, got in list(zip(requests, results, strict=True))[::20]:
             agrees(lab.model, request.tokens, got)
 
-    def test_same_seed_gives_the_same_sample_whatever_else_runs(self, lab: EngineFixture) -> None:
+    def test_same_seed_gives_the_same_sample_in_any_batch(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.seeds, "seeds")
         (alone,) = lab.generate(lab.request(PROMPT, 10, seed=77))
         others = [lab.request(prompt, 3 + i, seed=i) for i, prompt in enumerate(PROMPTS)]

@@ -21,7 +21,7 @@ WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n)._
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("author")]
 
 
-def test_all_of_relax_is_imported_from_its_wheels(author: Home) -> None:
+def test_all_modules_are_imported_from_the_wheels(author: Home) -> None:
     done = ended([author.python, "-c", WHERE], author.path)
     assert done.code == 0, done.err
     site = author.environment / "lib"

@@ -35,7 +35,7 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in written.stdout.splitlines()]
 
 
-def test_its_tasks_are_written(rows: list[dict[str, Any]]) -> None:
+def test_tasks_of_verifiers_are_written(rows: list[dict[str, Any]]) -> None:
     asked = [(row["prompt"], row["verifiers"]["answer"]) for row in rows]
     assert asked == [(f"What is {n} + 1?", str(n + 1)) for n in range(3)]
 

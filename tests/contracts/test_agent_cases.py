@@ -65,7 +65,7 @@ INVARIANTS: Shown = {
         f"{AGENTS}/test_gateway.py": (
             "test_a_local_gateway_serves_the_same_routes_to_this_user_alone_and_leaves_nothing",
         ),
-        f"{MCP}/test_bad_servers.py": ("test_what_a_server_started_ends_with_its_sample",),
+        f"{MCP}/test_bad_servers.py": ("test_processes_of_a_server_end_with_its_sample",),
         "relax_core/testing/sandbox.py": ("test_processes_left_by_a_program_end_with_it",),
     }),
     10: ("templates and dialects agree", {
@@ -161,14 +161,14 @@ CASES: Shown = {
             "test_a_server_that_fails_in_a_call_is_not_an_answer_and_the_next_sample_has_another",
         ),
         f"{MCP}/test_environment.py": (
-            "test_servers_of_samples_know_nothing_of_each_other_and_those_of_workers_do",
+            "test_servers_of_samples_share_no_state_and_servers_of_workers_do",
         ),
     }),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("shown", "number"), [(INVARIANTS, 12), (CASES, 15)], ids=["invariants", "cases"])
-def test_each_is_shown_by_tests_that_there_are(shown: Shown, number: int) -> None:
+def test_every_case_names_existing_tests(shown: Shown, number: int) -> None:
     assert list(shown) == list(range(1, number + 1))
     gone = [
         f"{what}: {file}::{name}"

@@ -220,7 +220,7 @@ def reference(batch: RowBatch) -> tuple[Tensor, Tensor, Tensor]:
     return log_probs.detach(), (embedding - 0.5 * by_embedding).detach(), (head - 0.5 * by_head).detach()
 
 
-def test_one_plan_serves_stages_and_shards_and_the_update_is_that_of_one_piece() -> None:
+def test_one_chunk_plan_serves_stages_and_shards_and_gives_the_same_update() -> None:
     batch, trainers = rows(), [Pipeline() for _ in range(4)]
     shell = Pipeline(PipelineOptions(tokens=6))
     halves = [batch.take([0, 1]), batch.take([2, 3])]

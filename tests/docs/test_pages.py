@@ -64,7 +64,7 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / snippet.file).write_text(snippet.code)
 
 
-def test_generated_pages_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_pages_match_the_code(capsys: pytest.CaptureFixture[str]) -> None:
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert set(generate["PAGES"]) == GENERATED
     assert generate["main"](check=True) == 0, capsys.readouterr().out

@@ -129,7 +129,7 @@ def test_empty_and_equal_groups_are_defined(name, options):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_without_advantage_have_no_gradient_as_it_says(name):
+def test_rows_without_advantage_have_no_gradient_if_declared(name):
     algorithm, rows = prepared(name, {})
     assert algorithm.zero_advantage_skips
     _, gradient, _ = learnt(algorithm, [{**row, "advantage": [0.0] * len(row["mask"])} for row in rows])

@@ -85,7 +85,7 @@ def test_more_than_one_rank_or_another_interpreter_is_refused(relax_here: Relax,
     assert "run.runner" in ran.err and "2 ranks" in ran.err
 
 
-def test_the_time_of_a_loop_that_a_debugger_held_continues_from_where_it_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_a_loop_stops_while_a_debugger_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     loop = DebuggerLoop()
@@ -101,7 +101,7 @@ def test_the_time_of_a_loop_that_a_debugger_held_continues_from_where_it_stood(m
     loop.close()
 
 
-def test_work_for_a_thread_is_done_where_it_is_asked_for() -> None:
+def test_work_for_a_thread_runs_on_the_calling_thread() -> None:
     executor = CallingThread()
     assert executor.submit(threading.get_ident).result() == threading.get_ident()
     with pytest.raises(KeyError):

@@ -61,7 +61,7 @@ def ended(run: Running) -> tuple[int, dict[str, Any], str]:
     return run.end(), json.loads(run.out), run.err
 
 
-def test_a_run_saves_when_asked_names_what_hangs_and_is_saved_at_a_preemption_notice(
+def test_a_run_saves_on_request_and_at_a_preemption_notice_and_names_hanging_workers(
     start: Start, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)

@@ -45,7 +45,7 @@ def finished_run(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: p
     return FinishedRun(directory / "run", ran.json, ran.err)
 
 
-def test_it_ends_with_the_weights_and_samples_of_a_run_that_lost_nothing(
+def test_an_interrupted_run_ends_with_the_weights_and_samples_of_an_undisturbed_run(
     finished_run: FinishedRun, whole: Path
 ) -> None:
     restarts = {"engine": 1, "actor": 1, "reward-failing-reward-0": 1}
@@ -56,7 +56,7 @@ def test_it_ends_with_the_weights_and_samples_of_a_run_that_lost_nothing(
     assert evaluated[0] == evaluated[1], "the same weights and draws give the same rewards, task by task"
 
 
-def test_it_leaves_every_file_of_a_run(finished_run: FinishedRun) -> None:
+def test_a_run_leaves_all_its_files(finished_run: FinishedRun) -> None:
     assert finished_run.summary["status"] == "finished"
     run = finished_run.path
     files = (

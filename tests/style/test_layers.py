@@ -20,7 +20,7 @@ print(*sorted({"torch", "ray", "transformers", "aiohttp"} & set(sys.modules)))
 """
 
 
-def test_every_plugin_folder_stands_in_the_import_contracts() -> None:
+def test_every_plugin_folder_is_in_the_import_contracts() -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     plugins = {folder.name.replace("-", "_") for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
     contracts = {contract["name"]: contract for contract in linter["contracts"]}

@@ -106,11 +106,11 @@ async def judge(environment: Boxed) -> None:
 
 
 @shared_loop
-async def test_what_an_agent_leaves_is_judged_after_it(environment: Boxed) -> None:
+async def test_files_left_by_an_agent_are_judged_after_its_end(environment: Boxed) -> None:
     await judge(environment)
 
 
-async def test_what_an_agent_leaves_is_judged_after_it_without_bubblewrap() -> None:
+async def test_files_left_by_an_agent_are_judged_after_its_end_without_bubblewrap() -> None:
     machine = Machine("process")
     try:
         async with machine.boxed() as environment:

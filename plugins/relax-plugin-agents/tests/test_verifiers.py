@@ -39,7 +39,7 @@ async def played(pool: EnvironmentPool, said: str, task: dict[str, Any] | None =
     return await pool.play(lambda environment: play(environment, Script(said), row, Limits(200, 8)))
 
 
-async def test_its_rewards_are_the_samples_and_what_was_answered_is_trained() -> None:
+async def test_rewards_of_verifiers_score_the_sample_and_its_answers_are_trained() -> None:
     async with pooled() as pool:
         right, wrong = await asyncio.gather(played(pool, "It is 2."), played(pool, "It is 3."))
     assert [sample.outcome for sample in (right, wrong)] == [Outcome.FINISHED] * 2

@@ -15,7 +15,7 @@ class TestAdvantages(AlgorithmSuite):
 class AsLoss(AlgorithmSuite):
     """Every row has a gradient, whatever it earned."""
 
-    test_rows_without_advantage_have_no_gradient_where_it_says_so = None
+    test_rows_without_advantage_have_no_gradient_if_declared = None
 
 
 class TestJSDOfTheStudentsLikeliestTokens(AsLoss):

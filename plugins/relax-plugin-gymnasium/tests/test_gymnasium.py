@@ -87,7 +87,7 @@ LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False},
 WAY = ["down", "down", "right", "right", "down", "right"]
 
 
-def test_the_way_over_the_lake_is_rewarded_at_its_end() -> None:
+def test_frozen_lake_is_rewarded_at_the_goal() -> None:
     first, steps = played(WAY, **LAKE)
     assert first.content == (
         "[red S]FFF\nFHFH\nFFFH\nHFFG\n\nActions: left, down, right, up. End your answer with one of them in <action></action>."

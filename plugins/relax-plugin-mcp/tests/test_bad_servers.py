@@ -161,7 +161,7 @@ async def test_a_sample_that_is_cancelled_in_a_call_leaves_nothing() -> None:
     assert await gone(children() - before)
 
 
-async def test_what_a_server_started_ends_with_its_sample() -> None:
+async def test_processes_of_a_server_end_with_its_sample() -> None:
     connection = await opened(options("forking"))
     result = await connection.call("act", {})
     pid = int(result.content[0].text)

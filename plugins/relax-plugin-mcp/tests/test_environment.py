@@ -102,7 +102,7 @@ async def test_calls_are_answered_and_wrong_calls_get_an_error_text() -> None:
         assert (await call.environment.step(Action("5", (1,)))).done, "a turn without calls is the last"
 
 
-async def test_servers_of_samples_know_nothing_of_each_other_and_those_of_workers_do() -> None:
+async def test_servers_of_samples_share_no_state_and_servers_of_workers_do() -> None:
     own, shared = table("counting", name="own"), table("counting", name="all", per="worker", prefix="all_")
     async with playing(own, shared) as first:
         assert [await first("act"), await first("all_act")] == ["acted 1", "acted 1"]

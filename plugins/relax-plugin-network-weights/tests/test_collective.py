@@ -132,7 +132,7 @@ def test_a_lost_sender_is_reported_at_once() -> None:
         list(Collective(SMALL).receive(manifest))
 
 
-def test_a_sender_that_dies_half_way_leaves_its_receivers_with_an_error() -> None:
+def test_the_death_of_a_sender_is_an_error_for_its_receivers() -> None:
     sender, tensors = Collective(SMALL), large()
     manifest = sender.send(ONE, "full", "", tensors, "")
     broken = (tensor if at < 3 else 1 / 0 for at, tensor in enumerate(tensors))
@@ -152,7 +152,7 @@ def test_a_port_in_use_is_reported() -> None:
             Collective(CollectiveOptions(port=port)).send(ONE, "full", "", some_tensors(), "")
 
 
-def test_nothing_listens_beyond_this_host_and_the_default_process_group_is_left_alone() -> None:
+def test_transfers_listen_only_on_this_host_and_keep_the_default_process_group() -> None:
     import psutil
     import torch.distributed
 

@@ -141,7 +141,7 @@ def test_a_spool_that_is_not_a_directory_is_reported(tmp_path: Path) -> None:
     ],
     ids=["silent", "half", "too much"],
 )
-def test_a_server_that_is_silent_ends_half_way_or_promises_too_much_is_given_up(
+def test_a_silent_truncating_or_oversized_server_is_refused(
     tmp_path: Path, answer: bytes, error: type[Exception], said: str
 ) -> None:
     manifest = Http(SMALL).send(ONE, "full", "", some_tensors(), str(tmp_path))

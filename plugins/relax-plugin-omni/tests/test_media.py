@@ -324,7 +324,7 @@ def test_content_keys() -> None:
 @pytest.mark.parametrize(
     ("grids", "grid_s", "tokens", "rate"), [(3, 1.0, 40, 13.0), (4, 0.37, 7, 13.0), (2, 2.0, 130, 25.0)]
 )
-def test_sound_stands_between_frames_as_transformers_puts_it(grids, grid_s, tokens, rate):
+def test_sound_is_placed_between_frames_as_in_transformers(grids, grid_s, tokens, rate):
     from types import SimpleNamespace
 
     from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor

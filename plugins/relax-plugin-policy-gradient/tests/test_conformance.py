@@ -18,7 +18,7 @@ class TestGRPOWithEverything(AlgorithmSuite):
     component = "grpo"
     options = {"kl_coef": 0.04, "kl_estimator": "unbiased", "entropy_coef": 0.01, "aggregation": "token",
                "clip_high": 0.28, "correction": "mask", "correction_floor": 0.5}  # fmt: skip
-    test_rows_without_advantage_have_no_gradient_where_it_says_so = None  # divergence and entropy have one
+    test_rows_without_advantage_have_no_gradient_if_declared = None  # divergence and entropy have one
 
 
 class TestCISPO(AlgorithmSuite):

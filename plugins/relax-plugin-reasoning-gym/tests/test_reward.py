@@ -48,7 +48,7 @@ def score(asked: Task, response: str, outcome: Outcome = Outcome.FINISHED, **opt
         ("", "whole", None),
     ],
 )
-def test_the_answer_is_where_the_option_says(response: str, form: Any, answer: str | None) -> None:
+def test_the_answer_is_read_from_the_configured_place(response: str, form: Any, answer: str | None) -> None:
     assert extract(response, form) == answer
 
 

@@ -131,7 +131,7 @@ def test_a_task_without_choices_is_named(choices: object) -> None:
         MultipleChoice().score(task, trajectory(task, "B"))
 
 
-def test_letters_stand_in_for_a_column() -> None:
+def test_letters_can_replace_the_column_of_choices() -> None:
     task = Task("t", "?", "E")
     five = MultipleChoice(MultipleChoiceOptions(letters=5))
     assert five.score(task, trajectory(task, "Answer: E")) == 1.0

@@ -142,7 +142,7 @@ def test_cases_that_cannot_be_read_name_the_task(cases: Any) -> None:
         read_cases("t9", cases)
 
 
-def test_the_last_block_in_the_language_that_is_asked_for_is_the_program() -> None:
+def test_the_last_block_in_the_configured_language_is_the_program() -> None:
     response = block("one") + "\n" + block("two", "c") + "\n" + block("a table", "text")
     assert find_program(response, "auto") == ("c", "two\n")
     assert find_program(response, "python") == ("python", "one\n")
@@ -169,5 +169,5 @@ def test_text_is_compared_word_by_word(answer: str, expected: str, same: bool) -
         (None, None, True), ([], None, False), (0.1 + 0.2, 0.3, True),
     ],
 )  # fmt: skip
-def test_values_are_compared_as_json_says_them(answer: Any, expected: Any, same: bool) -> None:
+def test_values_are_compared_as_json(answer: Any, expected: Any, same: bool) -> None:
     assert same_value(answer, expected, 1e-6) is same

@@ -131,7 +131,7 @@ def test_a_response_cut_off_pays_least_by_default(case: Case) -> None:
 
 
 @judging
-def test_a_task_that_cannot_be_judged_is_named_whatever_the_response(case: Case) -> None:
+def test_an_unjudgeable_task_is_named_for_any_response(case: Case) -> None:
     for response in ("", case.best):
         for outcome in (Outcome.FINISHED, Outcome.TRUNCATED):
             with pytest.raises(ValueError, match="task t9"):

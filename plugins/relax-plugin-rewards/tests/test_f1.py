@@ -55,7 +55,7 @@ def test_only_a_tag_or_what_follows_the_thought_may_count() -> None:
 
 
 @given(strategies.text(), strategies.text())
-def test_it_is_symmetric_bounded_and_whole_only_for_the_same_words(one: str, other: str) -> None:
+def test_f1_is_symmetric_bounded_and_one_only_for_equal_words(one: str, other: str) -> None:
     said, gold = words(one), words(other)
     if said and gold:
         assert f1(said, gold) == f1(gold, said)

@@ -113,7 +113,7 @@ TWO = {"name": "number_words", "arguments": {"num_words": 2, "relation": "exactl
 QUIET = {"name": "punctuation:no_comma", "arguments": {}}
 
 
-def test_all_or_a_share_of_them_counts() -> None:
+def test_all_instructions_or_their_share_can_count() -> None:
     assert score(task(TWO, QUIET), "a b c") == 0.0
     assert score(task(TWO, QUIET), "a b c", mode="share") == 0.5
     assert score(task(TWO, QUIET), "a b") == score(task(TWO, QUIET), "a b", mode="share") == 1.0
@@ -177,9 +177,7 @@ def test_another_column_may_hold_them() -> None:
         ({"instruction_id_list": ["no_comma"], "kwargs": [{}, {}]}, "1 instructions have 2 sets of arguments"),
     ],
 )
-def test_an_instruction_that_cannot_be_judged_is_the_tasks_fault_whatever_the_response(
-    columns: dict[str, Any], said: str
-) -> None:
+def test_an_unjudgeable_instruction_is_the_tasks_fault_for_any_response(columns: dict[str, Any], said: str) -> None:
     for response in ("", "a b"):
         with pytest.raises(ValueError, match=said):
             score(Task("t1", "?", None, columns), response)

@@ -37,7 +37,7 @@ def said(response: str, outcome: Outcome = Outcome.FINISHED) -> Trajectory:
         ("very good", {"choices": {"good": 0.5, "very good": 1.0}}, 1.0),
     ],
 )  # fmt: skip
-def test_the_last_thing_said_counts(text: str, options: dict[str, object], score: float) -> None:
+def test_the_last_verdict_counts(text: str, options: dict[str, object], score: float) -> None:
     assert read(text, JudgeOptions(**options)) == pytest.approx(score)  # type: ignore[arg-type]
 
 

@@ -167,7 +167,7 @@ async def test_a_cut_response_is_sent_and_marked_by_default() -> None:
     assert [request["truncated"] for request in service.requests] == [True]
 
 
-async def test_no_more_requests_at_once_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once, most, gate = 0, 0, asyncio.Event()
 
     async def post(self: httpx.AsyncClient, url: str, content: bytes) -> httpx.Response:

@@ -90,5 +90,5 @@ def test_exact_is_the_whole_response(answer: object, response: str, value: float
     assert Exact().score(Task("t", "?", answer), said(response)) == value
 
 
-def test_exact_strips_only_when_told() -> None:
+def test_exact_strips_only_if_configured() -> None:
     assert Exact(ExactOptions(strip=True)).score(Task("t", "?", "a"), said(" a\n")) == 1.0

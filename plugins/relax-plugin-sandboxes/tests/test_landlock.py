@@ -165,7 +165,7 @@ async def test_processes_that_hide_end_with_their_program(box: OpenBox) -> None:
     assert set(descendants(os.getpid())) <= before
 
 
-def test_a_program_ends_with_the_process_that_asked_for_it() -> None:
+def test_a_program_ends_with_its_caller() -> None:
     script = (
         "import asyncio, sys\nfrom relax_core.api import SandboxLimits\nfrom relax_plugin_sandboxes.landlock import Landlock\n"
         "async def main():\n box = await Landlock().open(SandboxLimits(wall_s=120))\n print(box._work, flush=True)\n"
@@ -192,7 +192,7 @@ async def test_a_killed_watcher_is_an_error_of_the_infrastructure(box: OpenBox) 
         await running
 
 
-async def test_its_probe_names_what_a_program_could_do() -> None:
+async def test_the_probe_names_the_actions_that_succeeded() -> None:
     with pytest.raises(InfrastructureError, match="could read a file of yours"):
         await Landlock(LandlockOptions(readable=("/tmp",))).probe()
 

@@ -73,7 +73,7 @@ def test_an_empty_result_is_reported_in_the_configured_words() -> None:
     assert said(found)[0].count("\n\n") == 2
 
 
-def test_a_text_that_looks_like_a_place_is_shown_as_it_stands(tmp_path: Path) -> None:
+def test_text_that_looks_like_a_placeholder_is_shown_unchanged(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"title": "{text}", "text": "{rank} of oak"}')
     (found,) = play([{"query": "oak"}], corpus=tmp_path / "corpus.jsonl")
     assert said(found) == ["[1] {text}\n{rank} of oak"]

@@ -31,6 +31,6 @@ def test_an_engine_that_was_not_started_says_so() -> None:
     assert not asyncio.run(engine.health()).ok
 
 
-def test_stand_ins_are_refused_where_there_is_a_gpu() -> None:
+def test_stand_ins_are_refused_on_a_machine_with_a_gpu() -> None:
     with pytest.raises(InfrastructureError, match="on a machine with a GPU"):
         install(gpu=True)

@@ -13,7 +13,7 @@ class GivenRows(AlgorithmSuite):
 
     test_advantages_have_their_shape = None
     test_groups_do_not_touch_each_other = None
-    test_rows_without_advantage_have_no_gradient_where_it_says_so = None
+    test_rows_without_advantage_have_no_gradient_if_declared = None
 
 
 class TestSFT(GivenRows):

@@ -186,7 +186,7 @@ def test_the_policys_own_messages_are_not_repeated() -> None:
         ("<think>[1] or", "</think>", ""),
     ],
 )
-def test_the_move_stands_after_the_last_mark(text: str, after: str, move: str) -> None:
+def test_the_move_is_the_text_after_the_last_mark(text: str, after: str, move: str) -> None:
     assert moved(text, after) == move
 
 

@@ -116,7 +116,7 @@ def test_a_game_ends_with_a_reward_and_is_the_same_after_another_and_in_another_
         assert played[0].strip(), "the first observation tells the rules"
 
 
-def test_games_side_by_side_and_a_program_beside_them_do_not_share_their_chance() -> None:
+def test_parallel_games_and_other_code_do_not_share_random_numbers() -> None:
     async def alone(name: str) -> list[Any]:
         return await episode(name, 3, MOVES)
 

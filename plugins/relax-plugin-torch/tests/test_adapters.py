@@ -163,7 +163,7 @@ def test_dropout_is_on_while_training_only(folder, start):
     assert step(again, 0) == step(start(folder, model={"lora": {**LORA, "dropout": 0.5}}), 0)
 
 
-def test_a_module_beside_the_adapters_is_trained_whole(untied, start, tmp_path):
+def test_a_module_without_adapters_is_trained_completely(untied, start, tmp_path):
     from transformers import AutoModelForCausalLM
 
     trainer = start(untied, model={"lora": {**LORA, "modules_to_save": ["lm_head"]}})
@@ -257,7 +257,7 @@ class Judged(Algorithm):
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_a_scalar_head_is_trained_whole_beside_adapters(folder, start, tmp_path, role):
+def test_a_scalar_head_is_trained_completely_next_to_adapters(folder, start, tmp_path, role):
     from transformers import AutoModelForSequenceClassification
 
     model = {"lora": {**LORA, "targets": ["q_proj", "lm_head"] if role == "critic" else []}}

@@ -57,7 +57,7 @@ def test_both_layouts_give_the_same_scores_and_gradients(policy, rows):
 
 
 @given(rows=ROWS)
-def test_a_prefix_stands_once_in_the_line_of_its_group(rows):
+def test_a_shared_prefix_is_in_the_line_of_its_group_once(rows):
     layout = PrefixTree(batch_of(rows)).layout()
     for line, group in enumerate(sorted({group for group, _ in rows})):
         prefixes = {tuple(row[: end + 1]) for g, row in rows if g == group for end in range(len(row) - 1)}

@@ -55,7 +55,7 @@ def test_the_loss_scale_never_falls_below_one():
     assert scale.value == 1.0
 
 
-def test_other_formats_are_not_scaled():
+def test_formats_other_than_float16_are_not_scaled():
     scale = LossScale.of(torch.bfloat16, 1024.0, 1)
     scale.applied()
     assert (scale.value, scale.dynamic, scale.overflowed()) == (1.0, False, False)

@@ -51,7 +51,7 @@ def test_loss_and_gradients_are_those_without_it_bit_for_bit(start, role, model)
     ({"sharding": "fsdp"}, {"lora": LORA, "dtype": "bfloat16"}),
     ({"tensor_parallel": 2}, {}),
 ])  # fmt: skip
-def test_it_changes_no_bit_on_two_ranks(start, options, model):
+def test_recomputation_changes_no_bit_on_two_ranks(start, options, model):
     told = []
     for again in (False, True):
         with start(again, 2, options=options, model=model) as trainer:
@@ -77,7 +77,7 @@ def test_compiled_blocks_are_computed_again_alike(divisible):
         torch.testing.assert_close(scores[1][1][name], gradient, atol=1e-4, rtol=1e-4)
 
 
-def test_a_model_that_does_not_say_what_its_blocks_are_is_refused():
+def test_a_model_without_declared_blocks_is_refused():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=16, n_embd=8, n_layer=1, n_head=2))
     model._no_split_modules = None
     with pytest.raises(

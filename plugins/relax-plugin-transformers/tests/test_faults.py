@@ -169,9 +169,7 @@ def test_request_running_twice_is_refused(lab: EngineFixture) -> None:
     lab.run(twice())
 
 
-def test_deterministic_engines_give_the_same_bits_whatever_else_they_run(
-    folders: tuple[str, str], start_lab: StartLab
-) -> None:
+def test_deterministic_engines_give_the_same_bits_in_any_batch(folders: tuple[str, str], start_lab: StartLab) -> None:
     results = []
     for company in (0, 3):
         lab = start_lab(*folders, deterministic=True)

@@ -108,7 +108,7 @@ def slot_of(folder: str, name: str, workers: LocalWorkers) -> EngineSlot:
     return EngineSlot(name, chosen, spec, worker, workers, TransformersEngine.capabilities)
 
 
-async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_version(
+async def test_a_publish_that_is_killed_leaves_every_engine_on_one_complete_version(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
     workers, service = LocalWorkers(), WeightRegistry(SystemClock())

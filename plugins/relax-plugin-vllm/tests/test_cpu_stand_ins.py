@@ -28,7 +28,7 @@ def test_seeing_models_cannot_be_imported_without_them() -> None:
     assert "torchvision" in ran.stderr
 
 
-def test_they_are_gone_afterwards_and_refuse_a_gpu() -> None:
+def test_stand_ins_are_removed_after_use_and_refused_with_a_gpu() -> None:
     with stand_ins(gpu=False):
         assert "torchvision" in sys.modules
     assert "torchvision" not in sys.modules

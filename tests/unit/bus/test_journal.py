@@ -162,7 +162,7 @@ def test_of_a_producers_state_the_journal_keeps_what_the_last_two_checkpoints_ne
     assert journal.remember(Version("actor", 1, 4)).notes == (("sampler", "at 3"),)
 
 
-def test_a_long_runs_ledger_is_no_larger_than_a_short_ones_and_counts_the_same(tmp_path) -> None:
+def test_the_ledgers_size_does_not_grow_with_the_length_of_a_run(tmp_path) -> None:
     journal, sizes = LedgerJournal(str(tmp_path)), {}
     # Of every four groups one is filtered; the second sample of each ninth step had no gradient.
     for step in range(1, 401):

@@ -114,7 +114,7 @@ def test_another_ledger_is_replaced_by_the_copy_in_the_checkpoint(run, fault):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_where_the_copy_is_bad_as_well_both_files_are_named_and_nothing_is_touched(run, fault):
+def test_if_ledger_and_copy_are_damaged_both_are_named_and_kept(run, fault):
     copy = checkpoint_of(run, COVERED) / "ledger.db"
     (copy.parent / "old").mkdir()
     shutil.copy(run / "old" / "ledger.db", copy.parent / "old")
@@ -173,7 +173,7 @@ def test_a_ledger_that_is_held_by_another_process_is_not_taken_for_a_damaged_one
     other.close()
 
 
-async def test_a_bus_is_not_opened_on_a_ledger_that_does_not_know_the_step_it_continues_from(tmp_path):
+async def test_a_bus_refuses_a_ledger_without_the_step_to_continue_from(tmp_path):
     with pytest.raises(InfrastructureError, match=r"ledger\.db.* does not know step 4"):
         await open_bus(InProcessBus(), BusSettings(2, 2, 1), str(tmp_path), Version("actor", 1, 4))
 

@@ -36,7 +36,7 @@ def test_the_lineage_is_what_the_restored_weights_came_from_and_what_was_trained
     assert not lineage.has(lineage.incarnation + 1, 0), "weights that no trainer of this run has"
 
 
-def test_a_resumed_run_knows_earlier_weights_by_the_step_it_continues_from() -> None:
+def test_a_resumed_run_accepts_versions_up_to_the_step_that_it_continues_from() -> None:
     lineage = Lineage(Version("actor", 3, 10))
     assert lineage.has(1, 10) and not lineage.has(1, 11)
     lineage.rollback(6, 4)

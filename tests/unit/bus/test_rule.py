@@ -105,7 +105,7 @@ def test_unready_groups_end_first_and_as_few_as_possible():
     assert gate.victims(rule, 5, 0, unclaimed, 1) == ()
 
 
-def test_nothing_is_granted_that_no_step_is_left_for() -> None:
+def test_no_group_is_granted_beyond_the_last_step() -> None:
     rule = gate.Rule(2, 4, steps=10)
     assert gate.capacity(rule, 5, 5) == 12
     assert gate.capacity(rule, 9, 9) == 4

@@ -131,7 +131,7 @@ def test_values_are_toml_else_text(text: str, value: object) -> None:
     assert parse_override(f"run.notes={text}") == (("run", "notes"), value)
 
 
-def test_paths_are_relative_to_the_file_they_stand_in(folder: Path, catalogue: Catalogue) -> None:
+def test_paths_are_relative_to_their_configuration_file(folder: Path, catalogue: Catalogue) -> None:
     other = folder / "cluster"
     other.mkdir()
     (other / "c.toml").write_text('plugins = ["mine.py"]\n[engine]\npython = "venv/python"\ncache = "kernels"\n')

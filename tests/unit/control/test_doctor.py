@@ -86,7 +86,7 @@ def test_an_interpreter_without_the_engines_packages_is_a_problem(tmp_path: Path
     assert line.startswith("problem") and "ModuleNotFoundError" in line and f"{bare} -m pip install" in line
 
 
-def test_a_probe_that_fails_says_its_last_line() -> None:
+def test_a_failed_probe_shows_its_last_line_of_output() -> None:
     assert probe(sys.executable, "print('fine')") == ("fine", "")
     assert probe(sys.executable, "raise SystemExit('torn')") == ("", "torn")
     assert probe("/no/such/python", "")[1].startswith("FileNotFoundError")

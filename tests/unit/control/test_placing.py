@@ -34,7 +34,7 @@ def neighbours(made: Plan) -> dict[str, set[str]]:
     return {role: set(made.neighbours(role)) for role in made.groups}
 
 
-def test_a_mode_says_who_shares(catalogue: Catalogue) -> None:
+def test_a_mode_sets_which_roles_share_devices(catalogue: Catalogue) -> None:
     colocate, hybrid, apart = (neighbours(planned(catalogue, f"placement={mode}")) for mode in SHARES)
     assert colocate == {
         "actor": {"rollout", "reference"}, "rollout": {"actor", "reference"}, "reference": {"actor", "rollout"},
@@ -53,7 +53,7 @@ def test_a_mode_says_who_shares(catalogue: Catalogue) -> None:
         (("placement=hybrid", "placement.actor_fwd.share=own"), "actor-fwd", set()),
     ],
 )
-def test_a_role_may_say_otherwise(
+def test_a_role_can_override_the_modes_sharing(
     catalogue: Catalogue, overrides: tuple[str, ...], role: str, others: set[str]
 ) -> None:
     made = planned(catalogue, *(override.replace("placement=", "placement.mode=") for override in overrides))
@@ -71,7 +71,7 @@ def test_devices_are_named_by_processes_and_gpus(catalogue: Catalogue) -> None:
     assert (on_cpu["actor"].devices, on_cpu["rollout"].devices) == ({"cpu:0"}, {"cpu:1"})
 
 
-def test_each_process_has_its_seat_and_its_part_of_the_gpus_there(catalogue: Catalogue) -> None:
+def test_each_process_has_its_devices_and_its_share_of_a_gpu(catalogue: Catalogue) -> None:
     sized = ("placement.mode=colocate", "placement.rollout.engines=2", "placement.actor.ranks=2")
     made = planned(catalogue, *sized, on_gpus=True)
     assert [made.groups["actor"].process_devices(rank) for rank in range(2)] == [("gpu:0",), ("gpu:1",)]

@@ -78,7 +78,7 @@ def test_several_updates_need_old_log_probs_from_the_role_with_devices(catalogue
     assert ("old_log_probs" in made.trained_columns) == (mode == "async")
 
 
-def test_engines_and_ranks_are_what_the_placement_says(catalogue: Catalogue) -> None:
+def test_engines_and_ranks_follow_the_placement(catalogue: Catalogue) -> None:
     made = planned(catalogue, "placement.rollout.engines=3", "placement.rollout.threads=2", "placement.actor.ranks=2")
     assert (made.groups["rollout"].size, made.groups["rollout"].threads, made.groups["actor"].size) == (3, 2, 2)
 
@@ -111,7 +111,7 @@ def test_the_plan_reports_why_a_step_does_not_stream(
     assert any("no streaming" in note and says in note for note in made.notes)
 
 
-def test_columns_that_crediting_reads_are_those_the_algorithm_asks_for(catalogue: Catalogue) -> None:
+def test_crediting_reads_the_columns_that_the_algorithm_declares(catalogue: Catalogue) -> None:
     assert planned(catalogue).advantage_columns == ("loss_mask", "rewards", "tokens")
     asked = planned(catalogue, algorithm="token-credit").advantage_columns
     assert asked == ("loss_mask", "rewards", "rollout_log_probs", "tokens", "weight_versions")
@@ -144,7 +144,7 @@ def test_rows_of_a_file_need_no_engines_no_credit_and_no_publishing(catalogue: C
     assert made.notes == ()
 
 
-def test_pairs_are_groups_of_two_and_may_ask_for_the_reference(catalogue: Catalogue) -> None:
+def test_pairs_are_groups_of_two_and_can_read_the_reference(catalogue: Catalogue) -> None:
     made = planned(catalogue, algorithm="dpo")
     assert made.roles == ("source", "reference", "actor") and not made.publishes
     assert made.trained_columns == ("loss_mask", "ref_log_probs", "tokens")

@@ -83,7 +83,7 @@ def test_a_pool_on_shared_devices_fits_on_them_and_gives_its_memory_back(catalog
         planned(own, on_gpus=True, engines=[{**JUDGE, "engine": "sleepless", "devices": "shared"}])
 
 
-def test_a_pools_engines_are_the_policys_unless_it_says_otherwise(catalogue: Catalogue) -> None:
+def test_a_pools_engine_is_the_policys_by_default(catalogue: Catalogue) -> None:
     own = {"name": "sglang", "python": "/venv/python"}
     config = configured(catalogue, "engine=vllm", engines=[JUDGE, {"name": "other", "path": "o", "engine": own}])
     judge, other = config.engines
@@ -101,7 +101,7 @@ def test_a_teacher_behind_a_pool_needs_no_ranks(catalogue: Catalogue) -> None:
     assert {"engines-judge", "teacher-1"} <= set(two.groups) and "teacher-0" not in two.groups
 
 
-def test_a_pool_that_only_rewards_ask_has_no_place_in_a_run_without_samples(catalogue: Catalogue) -> None:
+def test_a_pool_used_only_by_rewards_is_refused_in_a_run_without_samples(catalogue: Catalogue) -> None:
     assert "engines-judge" not in planned(catalogue, algorithm="sft").groups
 
 

@@ -36,7 +36,7 @@ def test_the_algorithm_decides_what_a_teacher_is_asked(catalogue: Catalogue) -> 
     assert "teacher.top_k" in names(teacher) and "actor-fwd" not in teacher.roles
 
 
-def test_without_an_algorithm_that_asks_teachers_are_not_loaded(catalogue: Catalogue) -> None:
+def test_teachers_are_not_loaded_if_the_algorithm_does_not_use_them(catalogue: Catalogue) -> None:
     plan = planned(catalogue, algorithm="grpo", rewards=["exact"], teachers="a")
     assert "teacher" not in plan.roles and "teacher" not in plan.groups
 

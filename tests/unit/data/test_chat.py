@@ -238,7 +238,7 @@ def test_parts_of_text_are_joined_and_media_are_named_in_order(families):
     assert family.start((seen,)).media == ("x.png", "k")
 
 
-def test_a_bare_string_goes_in_as_it_stands_behind_the_token_that_opens_a_text(tmp_path):
+def test_a_bare_string_is_tokenized_without_a_template_after_the_opening_token(tmp_path):
     shape = SHAPES["llama"]
     write_model(tmp_path, shape)
     plain = open_family(tmp_path)
@@ -344,7 +344,7 @@ def test_a_missing_folder_or_tokenizer_is_named(tmp_path):
 
 @settings(max_examples=100, deadline=None)
 @given(tokens=st.lists(st.integers(0, 10**6), max_size=8), text=st.text(max_size=40))
-def test_whatever_is_sampled_decodes_and_parses(families, tokens, text):
+def test_any_sampled_tokens_decode_and_parse(families, tokens, text):
     family = families["qwen"]
     assert isinstance(family.decode(tokens), str)
     search = (Tool("search", {"query": str}),)

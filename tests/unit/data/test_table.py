@@ -103,7 +103,7 @@ def test_blocks_in_memory_stay_within_their_bound(tmp_path, monkeypatch):
         assert cache.size_bytes <= 1500 or len(cache.blocks) == 1
 
 
-def test_what_a_block_holds_grows_with_texts_and_not_with_media(tmp_path):
+def test_the_memory_of_a_block_grows_with_text_and_not_with_media(tmp_path):
     (file,) = table_files(stored(rows(), "parquet", tmp_path), "")
     assert file.block(0).nbytes < 5000
 

@@ -57,7 +57,7 @@ def chat(*words):
     return [{"role": "user", "content": word} for word in words]
 
 
-def test_a_prompt_is_tokenized_once_and_only_when_asked_for(tmp_path, family):
+def test_a_prompt_is_tokenized_once_on_first_use(tmp_path, family):
     tasks = opened(tmp_path, family, [{"prompt": "ab"}, {"prompt": chat("cd")}])
     assert (len(tasks), family.started) == (2, 0)
     assert family.decode(tasks.prompt(1).tokens) == " ".join("<u>cd")

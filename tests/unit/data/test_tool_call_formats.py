@@ -76,7 +76,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("name", "text", "rest"), READ)
-def test_calls_are_read_beside_text_and_with_marks_in_their_values(name, text, rest):
+def test_calls_are_read_next_to_text_and_with_marks_in_their_values(name, text, rest):
     said, calls, error = FORMATS[name].parse(text, TOOLS)
     assert (error, said) == ("", rest)
     assert [(call.name, dict(call.arguments)) for call in calls] == [("search", {"text": "</tool_call>"})]
@@ -186,7 +186,7 @@ def written_as_text(name, key, written):
         ("table", "{}", {}), ("maybe", "None", None), ("maybe", "null", None), ("maybe", "3", 3), ("level", "2", 2),
     ],
 )  # fmt: skip
-def test_values_that_are_written_as_text_have_the_type_that_the_tool_says(name, key, written, value):
+def test_values_written_as_text_get_the_type_of_the_tools_schema(name, key, written, value):
     arguments, error = written_as_text(name, key, written)
     assert error == "" and arguments == {key: value} and type(arguments[key]) is type(value)
 
@@ -211,7 +211,7 @@ def test_values_of_another_type_are_reported(name, key, written):
         {"enum": [[]]},
     ],
 )  # fmt: skip
-def test_a_schema_that_is_none_takes_text_or_is_an_error(schema):
+def test_an_invalid_schema_accepts_text_or_gives_an_error(schema):
     for parameters in ({"text": schema}, [schema], schema):
         tools = (Tool("search", {"type": "object", "properties": parameters}),)
         call = "<tool_call>search<arg_key>text</arg_key><arg_value>1</arg_value></tool_call>"

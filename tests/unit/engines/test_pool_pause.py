@@ -139,7 +139,7 @@ async def test_pausing_twice_and_resuming_at_once_leaves_the_pool_serving(gate: 
         assert [len(completion.tokens) for completion in await asked] == [LONG] * 4
 
 
-async def test_a_pool_that_closes_lets_an_offload_end_and_has_nothing_to_offload_afterwards(gate: Gate) -> None:
+async def test_closing_a_pool_waits_for_an_offload_and_leaves_nothing_to_offload(gate: Gate) -> None:
     async with engines(2, kind="OffloadingEngine", offload_parts=["kv", "weights"]) as (pool, _, told):
         await pool.supervisor.pause()
         offloading = asyncio.create_task(pool.supervisor.offload(["kv"]))

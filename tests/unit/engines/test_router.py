@@ -614,7 +614,7 @@ def test_a_dropped_cache_is_not_counted_and_attracts_no_request(gone: str) -> No
     assert [given.engine for given in router.dispatch(0.0)] == ["b"]
 
 
-def test_what_may_still_be_sampled_counts_by_its_share() -> None:
+def test_tokens_still_to_be_sampled_count_by_the_configured_share() -> None:
     router = counting(("a",), 30, reserve=0.25)
     given = dispatched(router, *(session_turn(str(number), 2, 16, str(number)) for number in range(9)))
     assert len(given.batch) == 5

@@ -29,7 +29,7 @@ def test_a_lag_beyond_the_bound_names_row_and_versions(rows):
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4))
-def test_one_token_outside_the_bound_is_enough(versions):
+def test_one_token_outside_the_staleness_bound_is_refused(versions):
     flat = np.array([version for row in versions for version in (-1, *row)], np.int32)
     lengths = np.array([1 + len(row) for row in versions])
     columns = {"weight_versions": Ragged(flat, lengths), "loss_mask": Ragged((flat >= 0).astype(np.uint8), lengths)}

@@ -40,7 +40,7 @@ class NewSurrogate(learn.PolicyGradient[learn.PolicyGradientOptions]):
         (PlainEstimator(), RLOO(RLOOOptions())),
     ],
 )
-def test_one_function_is_an_algorithm_equal_to_the_one_that_it_rewrites(own: Any, known: Any) -> None:
+def test_an_algorithm_from_one_function_equals_the_built_in_algorithm(own: Any, known: Any) -> None:
     assert AlgorithmSuite.exercise(own) == AlgorithmSuite.exercise(known)
     assert (own.columns(), own.denominators, own.min_group_size) == (
         known.columns(), known.denominators, known.min_group_size,

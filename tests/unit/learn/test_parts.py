@@ -42,7 +42,7 @@ def test_whitening_looks_at_valid_values_only():
     assert learn.whiten(values, torch.tensor([True, False, False, False])).tolist() == [0] * 4
 
 
-def test_members_that_are_not_valid_are_no_part_of_any_statistic():
+def test_invalid_members_are_in_no_statistic():
     rewards, valid = torch.tensor([[1.0, 0, 50]]), torch.tensor([[True, True, False]])
     lengths = torch.tensor([[1, 3, 900]])
     assert learn.leave_one_out(rewards, valid).tolist() == [[1, -1, 0]]
@@ -186,7 +186,7 @@ def test_the_divergence_of_a_token_that_is_almost_certain_is_exact():
     torch.testing.assert_close(found, exact, rtol=1e-6, atol=0.0)
 
 
-def test_a_clipped_value_says_where_the_bound_decides():
+def test_a_clipped_value_loss_marks_where_the_clip_decides():
     values, old, returns = torch.tensor([1.0, 1.0, 0.1]), torch.zeros(3), torch.tensor([0.0, 2.0, 0.0])
     loss, decides = learn.clipped_value_loss(values, old, returns, 0.2)
     assert loss.tolist() == pytest.approx([1.0, 1.8**2, 0.01]) and decides.tolist() == [False, True, False]

@@ -21,7 +21,7 @@ TRANSPORT = Chosen("weight-transport", "shared-memory")
 
 
 @pytest.mark.parametrize("frozen", [("vision", "audio"), ("language", "projector")])
-async def test_what_was_sampled_is_trained_but_for_frozen_parts_and_sampled_from(model: Model, frozen):  # noqa: F811
+async def test_sampled_media_rows_train_all_parts_but_frozen_ones_and_the_engine_loads_them(model: Model, frozen):  # noqa: F811
     path, parts = str(model.folder), model.family.parts({"path": str(model.folder)})
     patterns = tuple(pattern for name in frozen for pattern in parts.get(name, ()))
     wire = InMemory()

@@ -37,5 +37,5 @@ def test_a_line_is_the_plain_value_as_strict_json(value: Any) -> None:
         ({"error": ValueError("no")}, '{"error":"no"}'),
     ],
 )
-def test_what_json_lacks_becomes_null_a_list_or_text(value: Any, line: str) -> None:
+def test_values_that_json_lacks_become_null_a_list_or_text(value: Any, line: str) -> None:
     assert encode(value) == line

@@ -113,7 +113,7 @@ def test_control_characters_reach_no_terminal(tmp_path, capsys):
     assert all(character == "\n" or character.isprintable() for character in shown)
 
 
-def test_what_is_printable_stays_and_a_json_document_means_the_same():
+def test_printable_text_stays_and_a_json_document_keeps_its_meaning():
     text = "tab\tline\nein schönes 日本語 🙂 שלום"
     assert printable(text) == text
     document = {"a": "\x1b[0m\x7f\x9b\u2028"}

@@ -24,7 +24,7 @@ def test_a_repository_gives_its_commit_and_whether_it_is_dirty(tmp_path):
     assert git_state(tmp_path) == {**clean, "dirty": True}
 
 
-def test_outside_a_repository_there_is_none(tmp_path):
+def test_outside_a_repository_there_is_no_git_state(tmp_path):
     assert git_state(tmp_path) is None
 
 

@@ -9,7 +9,7 @@ def spans(document, name):
     return [event for event in document["traceEvents"] if event["name"] == name and event["ph"] == "X"]
 
 
-def test_lanes_have_names_and_stand_in_their_process():
+def test_tracks_have_names_and_belong_to_their_process():
     trace = Trace(100.0)
     trace.add(
         [

@@ -214,7 +214,7 @@ def test_large_columns_come_back_bit_for_bit_on_the_same_and_on_another_machine(
     _with_bus(tmp_path, scenario)
 
 
-def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined: None, tmp_path: Path) -> None:
+def test_read_arrays_outlive_their_block_and_a_closed_bus_leaves_no_file(joined: None, tmp_path: Path) -> None:
     folders = []
 
     async def scenario(bus: Any, hub: Any, store: Any) -> None:

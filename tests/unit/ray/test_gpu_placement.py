@@ -39,7 +39,7 @@ def specs(made: Plan, role: str) -> list[WorkerSpec]:
     ]  # fmt: skip
 
 
-async def test_who_shares_a_gpu_sees_the_same_one_and_a_process_of_two_has_both_for_itself(joined: None) -> None:
+async def test_processes_that_share_a_gpu_see_the_same_one_and_a_process_with_two_has_both(joined: None) -> None:
     from ray.util.placement_group import remove_placement_group
 
     from relax_core.runners.ray.workers import GpuPlacement, RayWorkers

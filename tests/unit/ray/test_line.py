@@ -161,7 +161,7 @@ async def test_a_proxy_has_the_methods_of_its_protocol_and_names_its_arguments(r
     assert not hasattr(spoken, "shout")
 
 
-async def test_closing_while_the_actor_is_looked_for_fails_the_calls_and_cancels_nobody(actor: Actor) -> None:
+async def test_closing_during_the_search_for_the_actor_fails_calls_without_a_cancellation(actor: Actor) -> None:
     """A dead actor may take seconds to be known as dead; a task that were cancelled by it would end without a word."""
 
     async def never() -> str:

@@ -145,7 +145,7 @@ async def _value(value: Any) -> Any:
 # -- environment ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_of_our_own_is_bound_to_loopback_asks_for_a_token_and_reports_to_nobody() -> None:
+def test_a_cluster_started_by_relax_listens_on_loopback_requires_a_token_and_sends_no_usage_reports() -> None:
     code = (
         "import os, sys; from relax_core.control.prepare import plan_run;"
         "plan_run(['quickstart'], ['run.runner=ray']);"  # whatever imports ray first, it finds its settings

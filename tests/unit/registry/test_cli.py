@@ -49,7 +49,7 @@ def test_show_of_a_distribution_has_the_frames_of_what_broke_it(relax, site):
     assert "plugin.py" in relax("plugins", "show", "fake-bad").stdout
 
 
-def test_show_of_a_name_with_several_meanings_asks_for_one(relax, half):
+def test_show_of_an_ambiguous_name_lists_its_meanings(relax, half):
     half("fake-a")
     half("fake-b")
     error = relax("plugins", "show", "half").exception

@@ -29,7 +29,7 @@ def load(*files) -> Catalogue:
     return Catalogue.load([str(f) for f in files], environ={})
 
 
-def test_one_class_is_named_by_its_file(site):
+def test_a_single_class_is_named_after_its_file(site):
     catalogue = load(site.write("my_reward.py", ONE))
     assert catalogue.build(Chosen("reward", "my-reward", {"scale": 4.0})).score(None, None) == 4.0
     found = catalogue.find("reward", "my-reward")

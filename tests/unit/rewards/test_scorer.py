@@ -143,7 +143,7 @@ async def scored(scorer: RewardScorer, *responses: str) -> list[ScoredSample]:
     return answers
 
 
-def test_trajectories_survive_the_way_to_the_reward() -> None:
+def test_trajectories_arrive_unchanged_at_the_reward() -> None:
     from relax_core.api import ToolCall
     from relax_core.rpc import messages
 

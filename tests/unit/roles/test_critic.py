@@ -147,7 +147,7 @@ def test_a_stopped_run_has_both_in_its_last_checkpoint(tmp_path):
     assert int((Path(saved.path) / "critic" / "step").read_text()) == saved.step
 
 
-def test_nothing_stays_on_the_bus_that_checkpoints_hold(tmp_path):
+def test_groups_covered_by_a_checkpoint_leave_the_bus(tmp_path):
     simulation = SimulatedRun(tmp_path, algorithm="ppo", steps=6, checkpoint={"every": 2})
     simulation.run()
     assert not simulation.bus.queue.ledger.provisional and not simulation.bus.queue.table.rows

@@ -160,7 +160,7 @@ ELSEWHERE = {
     "model.chat_template_kwargs": f"{CHAT}::test_tools_reach_the_template_as_schema_and_kwargs_as_variables",
     "model.tool_calls": "tests/unit/data/test_tool_calls.py::test_the_format_of_calls_is_read_from_the_template",
     "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_with_the_experts_of_its_rollout",
-    "data.train": f"{TASKS}::test_a_prompt_is_tokenized_once_and_only_when_asked_for",
+    "data.train": f"{TASKS}::test_a_prompt_is_tokenized_once_on_first_use",
     "data.system_prompt": f"{TASKS}::test_the_system_prompt_goes_before_chats_without_one",
     "data.max_prompt_tokens": f"{TASKS}::test_long_prompts_are_skipped_and_counted",
     "data.too_long": f"{TASKS}::test_long_prompts_are_cut_where_the_policy_does_not_speak",
@@ -227,7 +227,7 @@ def test_every_setting_is_seen_or_is_known_not_to_change_what_is_learnt() -> Non
 
 
 @pytest.mark.parametrize("where", sorted(set(ELSEWHERE.values())))
-def test_what_is_seen_elsewhere_has_its_test_there(where: str) -> None:
+def test_every_test_named_for_a_setting_exists(where: str) -> None:
     path, _, name = where.partition("::")
     assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
 

@@ -38,7 +38,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("roles", "placement", "staleness"), CASES.values(), ids=CASES)
-def test_at_every_moment_of_a_run_somebody_works(
+def test_some_role_works_at_every_moment_of_a_run(
     tmp_path: Path, roles: dict[str, Any], placement: Any, staleness: int
 ) -> None:
     outcome = SimulatedRun(tmp_path, steps=STEPS, placement=placement, max_staleness=staleness, **roles).run(

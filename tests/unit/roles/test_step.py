@@ -109,7 +109,7 @@ def test_rows_without_gradient_count_in_the_denominators_but_are_not_sent() -> N
     assert (len(part.rows), part.skipped) == (2, 2)
 
 
-def test_where_the_loss_needs_every_row_none_is_skipped() -> None:
+def test_no_row_is_skipped_if_the_loss_needs_every_row() -> None:
     rows, step = batch([1, 1], [0.0, 0.0]), TrainingStep(NOW, 1)
     (part,) = step.add(ClaimedRows(claim(rows), rows, zero_advantage_skips=False))
     assert (len(part.rows), step.without_gradient) == (2, ())
@@ -167,7 +167,7 @@ RESULTS = [
 
 
 @pytest.mark.parametrize("chunks", [[range(4)], [range(2), range(2, 4)]])
-def test_the_metrics_of_a_step_say_what_was_trained_however_it_came(chunks: list[range]) -> None:
+def test_the_metrics_of_a_step_do_not_depend_on_its_chunks(chunks: list[range]) -> None:
     rows = batch([1, 1, 2, 2], [1.0, -1.0, 0.0, 0.0], [5, 5, 4, 4])
     clock = HandClock()
     times = StepTimes(clock)

@@ -166,7 +166,7 @@ def test_a_call_to_the_parent_waits_as_long_as_the_parent_works_on_it_and_no_lon
     run_virtual(scene(), 100.0)
 
 
-async def test_the_parent_says_that_it_works_on_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_parent_reports_that_it_works_on_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated_pool, "STILL_WORKING_S", 0.05)
     told: list[str] = []
 

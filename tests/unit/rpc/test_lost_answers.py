@@ -66,7 +66,7 @@ async def end(connection: Connection, calling: asyncio.Task[Any], how: str) -> N
 
 
 @pytest.mark.parametrize("how", ["cut", "cancelled"])
-async def test_a_claim_whose_caller_has_gone_takes_no_rows_from_its_next_life(
+async def test_a_claim_whose_caller_died_takes_no_rows_from_its_successor(
     bus: BusService, server: RpcServer, how: str
 ) -> None:
     connection, first = await role(server)
@@ -86,7 +86,7 @@ async def test_a_claim_whose_caller_has_gone_takes_no_rows_from_its_next_life(
 
 
 @pytest.mark.parametrize("how", ["cut", "cancelled"])
-async def test_an_admission_whose_caller_has_gone_takes_no_groups_from_its_next_life(
+async def test_an_admission_whose_caller_died_takes_no_groups_from_its_successor(
     bus: BusService, server: RpcServer, how: str
 ) -> None:
     bus.pause()
@@ -108,7 +108,7 @@ async def test_an_admission_whose_caller_has_gone_takes_no_groups_from_its_next_
     again.close()
 
 
-async def test_a_put_whose_producer_has_gone_keeps_no_credit(bus: BusService, server: RpcServer) -> None:
+async def test_a_put_whose_producer_died_keeps_no_credit(bus: BusService, server: RpcServer) -> None:
     connection, first = await role(server)
     await first.register("rollout")
     issues = await first.admit("rollout", START, 4, WAIT_S)

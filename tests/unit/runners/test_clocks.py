@@ -23,7 +23,7 @@ def test_the_fastest_heartbeat_sets_the_difference_of_the_clocks():
     assert (round(late.waits[0].since, 6), round(late.waits[0].deadline, 6)) == (51.51, 61.51)
 
 
-def test_a_better_difference_lets_no_span_overlap_the_one_before():
+def test_spans_do_not_overlap_after_a_better_clock_difference():
     clocks = ClockOffsets()
     (first,) = clocks.translate(heartbeat(1000.0, span(999.0, 1000.0)), 50.5).spans
     (second,) = clocks.translate(heartbeat(1001.0, span(1000.0, 1001.0)), 51.01).spans

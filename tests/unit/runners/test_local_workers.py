@@ -94,7 +94,7 @@ async def test_large_arrays_travel_both_ways(worker: LocalWorker) -> None:
     np.testing.assert_array_equal(got, sent * 2)
 
 
-async def test_what_hosted_code_prints_goes_to_the_log_and_not_into_the_channel(
+async def test_output_of_hosted_code_goes_to_the_log_and_not_into_the_channel(
     worker: LocalWorker, tmp_path: Path
 ) -> None:
     assert await worker.call("chatter", timeout_s=CALL_S) == "done"
@@ -177,7 +177,7 @@ async def test_a_stream_gives_its_items_then_its_error(worker: LocalWorker) -> N
 
 
 @FORKED
-async def test_a_call_past_its_deadline_says_so(worker: LocalWorker) -> None:
+async def test_a_call_past_its_deadline_is_an_error(worker: LocalWorker) -> None:
     with pytest.raises(DeadlineExceeded, match="w waited .* for spin"):
         await worker.call("spin", timeout_s=0.2)
 

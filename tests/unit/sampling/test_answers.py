@@ -54,7 +54,7 @@ class Engines:
      Limits(100, max_context=5)],
     ids=["free", "short", "stop text", "budget", "context", "no room"],
 )  # fmt: skip
-async def test_answers_asked_together_are_what_episodes_make_of_them(limits: Limits) -> None:
+async def test_batched_answers_equal_those_of_separate_episodes(limits: Limits) -> None:
     family, seeds = Letters(), (7, 8, 9, 10)
     prompt = family.start(TASK.prompt)
     said = [completion("pong", limits.max_new_tokens), FAILED, MIXED, completion("one on one", limits.max_new_tokens)]

@@ -22,7 +22,7 @@ async def played(drive: Callable[[Any], Awaitable[None]], *said: str) -> tuple[T
     return await play(driven(drive), policy), policy
 
 
-async def test_branches_draw_by_their_names_in_whatever_order_they_begin() -> None:
+async def test_seeds_of_branches_depend_on_their_names_and_not_on_their_order() -> None:
     async def one_way(session: Any) -> None:
         for name in ("left", "right"):
             await session.fork(name).generate()

@@ -170,7 +170,7 @@ async def test_one_value_has_no_standard_error_and_no_values_have_no_mean() -> N
     assert math.isnan(none.mean) and (none.count, none.metrics["failed"]) == (0, 1.0)
 
 
-async def test_each_task_is_asked_with_its_own_draws_of_the_version_and_the_same_at_every_step() -> None:
+async def test_evaluation_seeds_differ_by_task_and_are_equal_at_every_step() -> None:
     pool = Pool()
     evaluation = _evaluation(pool, Scorer(*[1.0] * 12), (4, 7, 9), 2)
     await evaluation.run(Version("actor", 0, 1))

@@ -89,7 +89,7 @@ def played(folder: Path, environment: dict[str, object], rollout: dict[str, obje
     return Played(outcome, [tuple(json.loads(line)) for line in log.read_text().splitlines()])
 
 
-def test_no_more_samples_are_in_play_than_sessions_whatever_is_granted(tmp_path: Path) -> None:
+def test_samples_in_play_never_exceed_the_sessions(tmp_path: Path) -> None:
     free = played(tmp_path / "free", {"tool_s": 5.0}, {})
     assert free.most("reset", "close") == GROUPS * SIZE
     bound = played(tmp_path / "bound", {"tool_s": 5.0}, {"sessions": 9})

@@ -30,6 +30,6 @@ def test_seeds_and_epochs_differ_and_the_order_is_the_same_on_every_machine():
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
-def test_the_order_of_the_file_can_be_asked_for():
+def test_the_order_of_the_file_can_be_kept():
     sampler = Shuffle(ShuffleOptions(shuffle=False))
     assert [sampler.pick(group, 3, 1) for group in range(7)] == [0, 1, 2, 0, 1, 2, 0]

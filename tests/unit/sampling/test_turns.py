@@ -63,7 +63,7 @@ async def test_equal_text_is_an_equal_state_in_any_turn() -> None:
     assert other.states[2] not in one.states
 
 
-async def test_a_state_that_the_environment_names_is_that_whatever_it_shows() -> None:
+async def test_a_named_state_does_not_depend_on_the_observation() -> None:
     hall = Observation("you came from the left", state="hall")
     one = await maze(hall, "x", "")
     other = await maze("you came from the left", Observation("and back", state="hall"), "")
@@ -124,7 +124,7 @@ def test_keys_distinguish_roles_parts_and_media() -> None:
     assert state_key("", [], (1, 2)) != state_key("", [], (12,))
 
 
-async def test_turns_know_their_contexts_and_hand_them_to_forks_and_restarts() -> None:
+async def test_turns_record_their_context_and_pass_it_to_forks_and_restarts() -> None:
     async def pair(session: Session) -> None:
         await session.generate()
         planner = session.restart((Message("user", "plan"),), context="planner")

@@ -26,7 +26,7 @@ def written(run, config, value):
     ('[model]\ndtype = "bfloat16"\n', 0.3, True),
     ('[model]\ndtype = "float16"\n', 0.05, True),
 ])  # fmt: skip
-def test_it_is_odd_only_beyond_what_the_coarser_format_explains(write_run, tmp_path, config, value, far):
+def test_a_mismatch_is_odd_only_beyond_the_coarser_formats_rounding(write_run, tmp_path, config, value, far):
     run = written(write_run(tmp_path, steps=4), config, value)
     said = mismatch_warning(run)
     assert bool(said) == far

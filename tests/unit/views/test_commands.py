@@ -55,7 +55,7 @@ def test_status_shows_roles_of_the_latest_run(relax, tmp_path, write_run):
     assert said["schema"] == "relax.run-status/1" and {role["role"] for role in said["roles"]} == {"actor", "rollout"}
 
 
-def test_why_names_who_owes(relax, tmp_path, write_run):
+def test_why_names_the_blocker(relax, tmp_path, write_run):
     write_run(tmp_path, steps=3, ending=None)
     assert "actor waits for 8 groups, blocked by rollout" in relax("why").stdout
     assert json.loads(relax("why", "--json").stdout)["waits"][0]["blocked_by"] == "rollout"

@@ -90,7 +90,7 @@ def test_equal_rewards_have_a_sparkline():
     assert sparkline([0.5, 0.5]) == "▁▁" and sparkline([0, 1]) == "▁█"
 
 
-def test_what_a_run_says_cannot_steer_the_terminal(clock):
+def test_text_of_a_run_cannot_control_the_terminal(clock):
     """Of a live picture only rich's own sequences are there, none that an event brought."""
     for terminal in (False, True):
         screen = console(terminal)

@@ -47,7 +47,7 @@ def test_a_sound_step_is_reported_in_one_line() -> None:
         ({"samples/dropped/failed": 20.0}, "samples are judged: 20 of 32 failed; see their outcomes"),
     ],
 )
-def test_what_is_not_so_is_named_with_its_number(broken: dict[str, float], said: str) -> None:
+def test_a_failed_first_step_check_is_named_with_its_number(broken: dict[str, float], said: str) -> None:
     well, odd = first_step_lines(first_step_checks(WELL | broken, CONFIG))
     assert said in odd and odd.startswith("step 1: check failed: ") and said.partition(":")[0] not in well
 

@@ -62,13 +62,13 @@ def test_a_finished_run_has_everything_on_its_page(tmp_path, write_run):
     assert "± 0.062 (step 30)" in text and "± 0.062 (step 120)" in text
 
 
-def test_what_policies_write_is_shown_and_not_run(tmp_path, write_run):
+def test_text_of_policies_is_escaped_on_pages(tmp_path, write_run):
     attack = "<script>alert(1)</script><img src=x onerror=alert(1)>{{ 7*7 }}</pre>\x00\ud83d"
     text = page(write_run(tmp_path, steps=2, extra=attack))
     assert "&lt;script&gt;alert(1)" in text and "{{ 7*7 }}" in text
 
 
-def test_an_account_that_does_not_balance_says_so(tmp_path, write_run):
+def test_an_unbalanced_account_is_reported(tmp_path, write_run):
     path = write_run(tmp_path, steps=2)
     run = RunDirectory.open(path)
     run.write("summary", {**run.read("summary"), "samples_trained": 1})

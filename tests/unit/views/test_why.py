@@ -24,7 +24,7 @@ def status(*beats, state="running"):
     return status_document(beats, 100.0, 5000.0, {"state": state, "step": 7, "steps": 20})
 
 
-def test_a_wait_says_who_owes_it_since_when_and_until_when():
+def test_a_wait_is_shown_with_its_blocker_age_and_deadline():
     said = status(
         waiting("actor", "8 groups", "rollout"),
         Heartbeat("rollout", "busy", doing="generating 24 samples"),
@@ -105,13 +105,13 @@ def answer(tmp_path, said, wall):
     ],
     ids=["ended", "old status", "process of another machine", "no status"],
 )
-def test_the_headline_says_how_a_run_is(tmp_path, said, wall, state, headline):
+def test_the_headline_shows_the_state_of_a_run(tmp_path, said, wall, state, headline):
     found, line = answer(tmp_path, said, wall)
     assert found == state
     assert headline in line
 
 
-def test_a_status_whose_process_is_gone_is_stale(tmp_path):
+def test_the_status_of_a_dead_process_is_stale(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait(timeout=30)
     state, headline = answer(tmp_path, status() | {"pid": gone.pid}, 5004.0)
@@ -152,7 +152,7 @@ def test_the_chain_ends_at_the_engine_that_has_been_silent_for_longest():
     ]
 
 
-def test_the_chain_ends_at_the_reward_that_owes_verdicts():
+def test_the_chain_ends_at_the_reward_with_samples_to_judge():
     judging = {"rewards": {"maths": 8}, "for_s": 30.0}
     facts = {"engines": ENGINES, "under_way": [GROUP | {"missing": 0, "at": "rewards"}], "judging": judging}
     answer = why(waiting_for_rollout(facts), RUNNING, 5000.0)
@@ -160,7 +160,7 @@ def test_the_chain_ends_at_the_reward_that_owes_verdicts():
     assert "reward maths has 8 samples to judge: 30.0 s so far" in list(answer.lines())[3]
 
 
-def test_paused_engines_lead_to_whoever_holds_their_devices():
+def test_the_chain_of_paused_engines_ends_at_the_holder_of_their_devices():
     paused = {name: engine | {"paused": True} for name, engine in ENGINES.items()}
     devices = Wait("rollout", "the devices, to generate", "reference", 80.0, 3680.0)
     said = waiting_for_rollout(
@@ -171,7 +171,7 @@ def test_paused_engines_lead_to_whoever_holds_their_devices():
     assert [link.who for link in answer.chain] == ["actor", "rollout", "reference"]
 
 
-def test_a_rollout_with_nothing_under_way_passes_the_question_on_to_whoever_is_busy():
+def test_the_chain_skips_an_idle_rollout_and_ends_at_the_busy_role():
     credit = Heartbeat("advantages", "busy", "crediting", facts={"groups": 8})
     said = status(
         waiting("actor", "4 groups", "rollout, then advantages", 60.0, 660.0),
@@ -181,7 +181,7 @@ def test_a_rollout_with_nothing_under_way_passes_the_question_on_to_whoever_is_b
     assert why(said, RUNNING, 5000.0).culprit == "advantages"
 
 
-def test_an_engine_that_does_not_finish_loading_is_who_owes_it():
+def test_an_engine_that_does_not_finish_loading_is_the_cause():
     late = {"engine-0": ENGINES["engine-0"] | {"running": 0, "loading": "actor@0.7"}}
     answer = why(waiting_for_rollout({"engines": late, "under_way": []}, state="waiting"), RUNNING, 5000.0)
     assert answer.culprit == "engine-0" and answer.chain[-1].says == "(version actor@0.6) loads actor@0.7"
@@ -209,7 +209,7 @@ def test_samples_in_play_the_limit_on_more_and_the_caches_are_shown():
     assert any(line.endswith("no new group starts: limited by placement.rollout.sessions") for line in details)
 
 
-def test_a_wait_that_asks_again_has_no_deadline():
+def test_a_polling_wait_is_shown_without_a_deadline():
     polling = Wait("rollout", "leave to start groups", "actor", 60.0, 100.5, polls=True)
     (found,) = why(status(Heartbeat("rollout", "waiting", waits=(polling,))), RUNNING, 5000.0).waits
     assert found.sentence().endswith("blocked by actor: 40.0 s so far")
@@ -225,7 +225,7 @@ def asking_a_judge(**pool):
     return why(said, RUNNING, 5000.0)
 
 
-def test_a_judge_that_owes_answers_is_named_with_its_engine():
+def test_a_judge_with_open_requests_is_named_with_its_engine():
     engine = {"serving": False, "version": "judge@0.0", "running": 0, "silent_s": 0.0}
     answer = asking_a_judge(engines={"judge-engine-0": engine})
     assert [link.who for link in answer.chain][-3:] == ["reward judge", "engine pool judge", "judge-engine-0"]
@@ -233,7 +233,7 @@ def test_a_judge_that_owes_answers_is_named_with_its_engine():
     assert any(line.startswith("judge-engine-0 (version judge@0.0) does not serve") for line in answer.details)
 
 
-def test_a_judge_that_waits_for_its_turn_says_so():
+def test_a_judge_that_waits_for_its_turn_is_shown_as_waiting():
     answer = asking_a_judge(engines={}, paused=True)
     assert answer.culprit == "engine pool judge"
     assert answer.chain[-1].says == "has 4 open requests and waits for its turn on the devices"

@@ -77,7 +77,9 @@ def test_engines_that_keep_their_weights_take_deltas(catalogue: Catalogue, engin
         (["weights=collective", "weights.host=0.0.0.0"], "weights.host"),
     ],
 )
-def test_what_does_not_fit_is_refused(catalogue: Catalogue, overrides: list[str], message: str) -> None:
+def test_impossible_combinations_of_weights_are_refused(
+    catalogue: Catalogue, overrides: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         composed(catalogue, *overrides)
     assert message in str(caught.value) and "weights" in str(caught.value)

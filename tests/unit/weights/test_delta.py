@@ -134,7 +134,7 @@ def test_a_chain_of_deltas_leads_to_the_same_bytes(tmp_path: Path) -> None:
     assert {"gather", "hash", "write"} == set(last.seconds)
 
 
-def test_a_delta_that_failed_half_way_can_only_be_followed_by_a_full_version(tmp_path: Path) -> None:
+def test_after_a_failed_delta_only_a_full_version_is_accepted(tmp_path: Path) -> None:
     sender = Disk()
     send(sender, 1, model(1), tmp_path)
     with pytest.raises(ValueError, match="shorter"):

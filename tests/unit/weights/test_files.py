@@ -81,7 +81,7 @@ def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_dead_sender_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_partial_files_of_a_dead_sender_are_removed(tmp_path: Path) -> None:
     left = tmp_path / ".actor@0.1.4711.tmp"
     left.write_bytes(b"half")
     other = tmp_path / ".critic@0.1.4711.tmp"
@@ -105,7 +105,7 @@ def test_shared_memory_outside_of_dev_shm_is_refused(tmp_path: Path) -> None:
         SharedMemory().send(ONE, "full", "", some_tensors(), str(tmp_path))
 
 
-def test_a_message_about_a_file_is_no_longer_than_a_person_reads(tmp_path: Path) -> None:
+def test_a_message_about_a_file_has_a_bounded_length(tmp_path: Path) -> None:
     """Whatever names stand in the file: another process has written it."""
     long = "x" * 5000
     manifest = Disk().send(ONE, "full", "", some_tensors(), str(tmp_path))

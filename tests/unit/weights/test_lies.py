@@ -64,7 +64,7 @@ def begun(
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("lie", BYTES_DIFFER)
 @pytest.mark.usefixtures("blind")
-def test_what_a_blind_transport_lets_through_the_receipt_catches(tmp_path: Path, lie: str, payload: str) -> None:
+def test_the_receipt_detects_corruption_that_a_transport_misses(tmp_path: Path, lie: str, payload: str) -> None:
     chain = begun(Disk, tmp_path, payload)
     with pytest.raises(REFUSED):
         CORRUPTIONS[lie](chain)
@@ -82,7 +82,7 @@ def test_without_the_transports_look_and_honest_receipts_a_lie_passes_and_the_su
 
 
 @pytest.mark.parametrize("mutant", [Skipping, Swapping])
-def test_a_receiving_end_that_lies_is_caught_by_the_receipt(tmp_path: Path, mutant: type[Disk]) -> None:
+def test_the_receipt_detects_a_receiver_with_wrong_tensors(tmp_path: Path, mutant: type[Disk]) -> None:
     with pytest.raises(REFUSED, match="differs"):
         PublishedChain.begin(Disk(), mutant(), str(tmp_path), "full", tensors_of("full"))
 

@@ -14,7 +14,7 @@ from relax_core.tensor_files.mapped_files import OWNER, claim, sweep_abandoned
 CLAIM = "import sys; from pathlib import Path; from relax_core.tensor_files.mapped_files import claim; claim(Path(sys.argv[1]))"
 
 
-def test_what_a_dead_process_owned_is_removed_and_what_a_living_one_owns_stays(tmp_path: Path) -> None:
+def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", CLAIM, str(tmp_path / "relax-dead")], check=True)
     (tmp_path / "relax-dead" / "actor@0.1.safetensors").write_bytes(b"weights")
     claim(tmp_path / "relax-living")
@@ -36,7 +36,7 @@ def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
     assert sweep_abandoned(tmp_path) == ["relax-run"]
 
 
-def test_what_a_successor_may_take_over_stays_for_a_while_after_its_last_change(tmp_path: Path) -> None:
+def test_a_folder_with_a_possible_successor_stays_for_a_while_after_its_last_change(tmp_path: Path) -> None:
     folder = tmp_path / "relax-bus"
     claim(folder, successor_s=3600.0)
     mark = json.loads((folder / OWNER).read_text())
@@ -46,7 +46,7 @@ def test_what_a_successor_may_take_over_stays_for_a_while_after_its_last_change(
     assert sweep_abandoned(tmp_path) == ["relax-bus"]
 
 
-def test_what_has_no_mark_or_the_mark_of_another_container_is_left_alone(tmp_path: Path) -> None:
+def test_folders_without_a_mark_of_this_container_are_kept(tmp_path: Path) -> None:
     (tmp_path / "relax-unmarked").mkdir()
     (tmp_path / "relax-broken").mkdir()
     (tmp_path / "relax-broken" / OWNER).write_text("{")

@@ -57,7 +57,7 @@ def test_two_files_are_enough_for_any_number_of_versions(location: str) -> None:
     assert len(os.listdir(location)) == 2
 
 
-def test_pages_are_free_once_the_last_view_is_gone(location: str) -> None:
+def test_pages_are_freed_with_the_last_view(location: str) -> None:
     sender, receiver = SharedMemory(), SharedMemory()
     one = _send(sender, 1, location)
     before, held = _inode(one), _values(receiver, one)
@@ -66,7 +66,7 @@ def test_pages_are_free_once_the_last_view_is_gone(location: str) -> None:
     assert _inode(_send(sender, 2, location)) == before
 
 
-def test_a_reader_half_way_keeps_its_version(location: str) -> None:
+def test_a_version_is_kept_while_a_receiver_reads_it(location: str) -> None:
     sender, receiver = SharedMemory(), SharedMemory()
     one = _send(sender, 1, location)
     arriving = receiver.receive(one)
@@ -76,7 +76,7 @@ def test_a_reader_half_way_keeps_its_version(location: str) -> None:
     assert (next(arriving)[1] == -1).all()
 
 
-def test_a_released_version_is_refused_whatever_its_pages_hold(location: str) -> None:
+def test_a_released_version_is_refused_for_any_content_of_its_pages(location: str) -> None:
     sender, receiver = SharedMemory(), SharedMemory()
     one = _send(sender, 1, location)
     sender.release(one)
@@ -87,7 +87,7 @@ def test_a_released_version_is_refused_whatever_its_pages_hold(location: str) ->
         list(receiver.receive(one))
 
 
-def test_what_breaks_off_half_way_leaves_nothing(location: str) -> None:
+def test_an_aborted_send_leaves_no_file(location: str) -> None:
     sender = SharedMemory()
     sender.release(_send(sender, 1, location))
 

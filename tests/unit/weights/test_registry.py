@@ -100,7 +100,7 @@ def test_an_abandoned_incarnation_is_not_published_any_more_and_its_receipts_are
         (replace(manifest(3), tensors=manifest(3).tensors[:1]), "publish the whole model"),
     ],
 )
-def test_what_may_not_follow_a_version_is_refused(published: Manifest, said: str) -> None:
+def test_an_invalid_successor_of_a_version_is_refused(published: Manifest, said: str) -> None:
     registry = ImmediateRegistry()
     for _ in range(2):  # the same version again is harmless
         registry.announce(manifest(2), DISK)

@@ -128,7 +128,7 @@ events = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(st.booleans(), events)
-def test_a_receiver_that_follows_its_routes_gets_the_newest_bytes_or_asks_for_them(
+def test_a_receiver_that_follows_its_route_gets_or_requests_the_newest_version(
     live: bool, happening: list[tuple[str, object]]
 ) -> None:
     world = World(live)
@@ -201,7 +201,7 @@ def test_a_delta_without_its_base_is_refused() -> None:
         registry.announce(manifest(at(3), 3, "delta", at(1), False), DISK)
 
 
-def test_what_a_receiver_was_given_is_kept_until_it_proved_the_last_of_it_or_for_its_time() -> None:
+def test_versions_of_a_route_are_kept_until_the_last_is_proved_or_the_lease_ends() -> None:
     registry = announced("full", "delta")
     registry.route("actor", None, 0.0, None, "engine-0", 5.0)
     registry.announce(manifest(at(3), 3, "full", None, False), DISK)

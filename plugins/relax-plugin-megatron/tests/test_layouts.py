@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from relax_plugin_megatron.trainer import MegatronTrainer
 
-from relax_core.api import ConfigError, OptimizerSpec, TrainerSpec, Version, Workload
-from relax_core.testing.moe import tiny_moe
+from relax_core.api import ConfigError, OptimizerSpec, Ragged, TrainerSpec, Version, Workload
+from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
 from relax_core.testing.trainer import Reinforce, forward, make_rows, tiny_model
 from relax_core.testing.trainer_fixture import VOCAB
 from tests.megatron_on_cpu.trainer import DISK, MegatronOnCpu, PatchedRanks
@@ -44,10 +44,10 @@ EP2 = Layout({"expert_parallel": 2}, 2)
 
 
 @contextmanager
-def megatron(path, layout, **spec):
-    """Start a Megatron trainer in a layout."""
+def megatron(path, layout, model=None, **spec):
+    """Start a Megatron trainer in a layout; `model`: further keys of the model table."""
     trainer = PatchedRanks(MegatronOnCpu, layout.options, layout.ranks, layout.together)
-    trainer.facts = trainer.start(TrainerSpec({"path": str(path)}, ALGORITHM, OPTIMIZER, **spec))
+    trainer.facts = trainer.start(TrainerSpec({"path": str(path), **(model or {})}, ALGORITHM, OPTIMIZER, **spec))
     try:
         yield trainer
     finally:
@@ -110,7 +110,7 @@ def test_a_dense_model_scores_and_learns_as_with_torch(dense, expected, layout, 
         assert_near(curve(trainer, tmp_path), expected)
 
 
-@pytest.mark.parametrize("layout", [ONE, EP2, PP2], ids=["1", "EP2", "PP2"])
+@pytest.mark.parametrize("layout", [ONE, EP2, PP2, TP2_SP], ids=["1", "EP2", "PP2", "TP2 SP"])
 def test_a_mixture_of_experts_scores_and_learns_as_with_torch(mixture, expected_of_mixture, layout, tmp_path):
     with megatron(mixture, layout) as trainer:
         assert_near(curve(trainer, tmp_path), expected_of_mixture)
@@ -130,7 +130,9 @@ def test_a_checkpoint_continues_in_any_layout_and_with_any_trainer(dense, expect
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "4 ranks with context", "experts split twice"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "4 ranks with context", "experts split twice"]
+)
 def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture, tmp_path):
     layout = PP2
     if family == "4 ranks":
@@ -147,6 +149,48 @@ def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture
         expected = curve(trainer, tmp_path / "torch")
     with megatron(path, layout) as trainer:
         assert_near(curve(trainer, tmp_path / "megatron"), expected)
+
+
+def routed_rows(seed):
+    """Make rows whose tokens visit random experts; those of a few tokens are not known."""
+    rows, random = make_rows(seed, version=seed), np.random.default_rng(seed)
+    lengths = rows.columns["tokens"].lengths
+    experts = np.array([random.permutation(EXPERTS)[:TOP_K] for _ in range(int(lengths.sum()) * LAYERS)], np.uint8)
+    known = (random.random(int(lengths.sum())) < 0.9).astype(np.uint8)
+    return rows.with_columns({
+        "routed_experts": Ragged(experts.reshape(-1, LAYERS, TOP_K), lengths), "routed_valid": Ragged(known, lengths),
+    })  # fmt: skip
+
+
+def replayed(trainer):
+    """Train with given experts; return figures of each step, and the experts that the model would choose."""
+    results = [train(trainer, step, routed_rows(step)) for step in range(4)]
+    names = ("routing/replayed", "routing/differs")
+    figures = [
+        (r.grad_norm, r.metrics["train/loss"][0], *(n for name in names for n in r.metrics[name])) for r in results
+    ]
+    own = forward(trainer, make_rows(9), 0, ("routed_experts",)).values
+    given = forward(trainer, routed_rows(9), 0).values
+    return figures, np.sort(own, -1), given
+
+
+@pytest.fixture(scope="session")
+def expected_replay(mixture):
+    with running(mixture, optimizer=OPTIMIZER, model={"routing_replay": "rollout"}) as trainer:
+        return replayed(trainer)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [ONE, EP2, Layout({"pipeline_parallel": 2, "recompute": "full"}, 2, 2), TP2_SP],
+    ids=["1", "EP2", "PP2 recomputed", "TP2 SP"],
+)
+def test_replayed_experts_give_what_they_give_with_torch(mixture, expected_replay, layout):
+    with megatron(mixture, layout, model={"routing_replay": "rollout"}) as trainer:
+        found = replayed(trainer)
+    assert np.allclose(found[0], expected_replay[0], rtol=2e-4)
+    assert np.array_equal(found[1], expected_replay[1])
+    assert np.allclose(found[2], expected_replay[2], rtol=0, atol=1e-5)
 
 
 def of_family(family, path) -> str:

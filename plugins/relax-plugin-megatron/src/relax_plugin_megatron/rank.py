@@ -75,6 +75,7 @@ from relax_plugin_megatron.model import Head, features, make_decoder, transforme
 from relax_plugin_megatron.optimizer import WEIGHT, Optimizer
 from relax_plugin_megatron.options import MegatronOptions
 from relax_plugin_megatron.publication import Publication
+from relax_plugin_megatron.routing import OUTPUT, MicroBatch, RoutingReplay
 from relax_plugin_megatron.weights import Weights
 
 Scores = dict[str, Tensor]
@@ -100,6 +101,7 @@ class Rank:
         self._files = TokenizerFiles.of(spec.model)
         self.progress = Progress()
         self._update: Update | None = None
+        self._routed: list[MicroBatch | None] = []
         self._algorithm: Algorithm | None = None
         if spec.role in TRAINED_ROLES:
             self._algorithm = build(spec.algorithm)
@@ -132,6 +134,9 @@ class Rank:
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         self._head = Head(decoder, self._shape, self._spec.suppress_tokens) if last and not self._scalars else None
         self._decoder, self._model = decoder, decoder
+        self._replay = RoutingReplay.of(
+            decoder, self._shape, self._spec, self._options.recompute == "full", self._options.sequence_parallel
+        )
         self._optimizer: Optimizer | None = None
         self._weights = Weights(decoder, self._shape, self._grid, self.ranks)
         if self._algorithm is None:
@@ -196,6 +201,9 @@ class Rank:
 
         batches = list(self._micro_batches(chunk, wanted, wanted & trained(chunk.rows)))
         self._run(batches, algorithm.outputs(), loss)
+        for made in self._routed:
+            if made is not None:
+                update.measured(self._replay.metrics(made))
 
     @collective_call
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
@@ -249,6 +257,7 @@ class Rank:
 
         None stands for a micro-batch in which this rank has no rows: a dummy row takes part without a gradient.
         """
+        self._routed = []
         if not batches:
             return []
         scored: list[tuple[learn.PackedBatch, Scores]] = []
@@ -263,12 +272,15 @@ class Rank:
             held = zigzag(ids.shape[1], context.rank(), context.size())
             tokens = torch.from_numpy(ids)[:, held].to(self._device)
             positions = torch.arange(ids.shape[1], device=self._device)[held].expand_as(tokens)
+            previous = torch.from_numpy(before).to(self._device)
+            if self._replay is not None:
+                self._routed.append(self._replay.plan(own, previous, ids.shape, held, trains=loss is not None))
             hidden = model(tokens, positions, None)
 
             def finish(hidden: Tensor, non_loss_data: bool = False) -> Any:
                 local = torch.full(ids.shape, -1)
                 local[:, held] = torch.arange(tokens.numel()).view(tokens.shape)
-                local, previous = local.flatten().to(self._device), torch.from_numpy(before).to(self._device)
+                local = local.flatten().to(self._device)
                 at = (previous + 1).clamp(max=len(local) - 1)
                 scores = self._scores(batch, hidden, local[previous], local[at], outputs)
                 if own is not None:
@@ -321,12 +333,21 @@ class Rank:
 
     @collective_call
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        outputs = parsed_outputs(columns, self._scalars or HEAD_OUTPUTS)
+        able = self._scalars or (HEAD_OUTPUTS if self._replay is None else HEAD_OUTPUTS | {OUTPUT})
+        outputs = parsed_outputs(columns, able)
         self._publication.check_whole()
         everything = set(range(len(chunk.rows)))
         with torch.no_grad():
-            scored = self._run(list(self._micro_batches(chunk, everything, everything)), outputs, None)
-        parts = [columns_of(batch, scores) for batch, scores in scored]
+            batches = list(self._micro_batches(chunk, everything, everything))
+            scored = self._run(batches, [output for output in outputs if output.name != OUTPUT], None)
+        parts = [dict(columns_of(batch, scores)) for batch, scores in scored]
+        if any(output.name == OUTPUT for output in outputs):
+            chosen = [
+                self._replay.column(batch, made)
+                for batch, made in zip(batches, self._routed, strict=True) if batch is not None and made is not None
+            ]  # fmt: skip
+            for part, experts in zip(parts, chosen, strict=False):  # only the last stage has scores
+                part[OUTPUT] = experts
         return scored_rows(chunk, self._spec.rank, outputs, parts, self._grid.reports(self._spec.rank))
 
     # -- weights ------------------------------------------------------------------------------------------------

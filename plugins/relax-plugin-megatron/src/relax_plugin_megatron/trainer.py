@@ -37,6 +37,7 @@ class MegatronTrainer(Trainer[MegatronOptions]):
     """A trainer of Llama, Qwen2, Qwen3, Qwen3-MoE and Mixtral models on one rank or many."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    replays_routing: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("relax_plugin_megatron.rank",)
     _rank: Rank | None = None
 

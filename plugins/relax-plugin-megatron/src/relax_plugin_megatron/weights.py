@@ -90,6 +90,8 @@ class Weights:
             self._shape.family, "embedding.word_embeddings.weight" if copied else name, first_layer, first_expert
         )
         if rule.expert:
+            # Megatron sums experts over the wrong ranks if expert_parallel is 1 and tensor-parallel ranks have copies
+            parameter.allreduce = False  # type: ignore[attr-defined]
             group, copy = state.get_expert_tensor_parallel_group(), state.get_expert_data_parallel_rank()
         else:
             group, copy = state.get_tensor_model_parallel_group(), state.get_data_parallel_rank(True)

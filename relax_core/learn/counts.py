@@ -193,6 +193,11 @@ def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:
         token = int(np.flatnonzero(mask.values)[np.argmax(wrong)])
         row = int(np.searchsorted(mask.offsets(), token, side="right")) - 1
         version = int(versions[token])
+        if version < 0:
+            raise ValueError(
+                f"loss_mask of row {tuple(rows.ids[row])}: token {token - int(mask.offsets()[row])} is trained, but the policy "
+                "did not sample it; check for code that moves the mask or the tokens by a position"
+            )
         raise ValueError(
             f"weight_versions of row {tuple(rows.ids[row])}: got version {version} in a step that starts at version {step}, "
             f"lag {step - version}; max_staleness = {max_staleness} allows 0 to {max_staleness}"

@@ -28,6 +28,16 @@ def test_a_lag_beyond_the_bound_names_row_and_versions(rows):
         learn.check_lag(rows, 8, 1)
 
 
+def test_a_trained_token_that_nobody_sampled_names_the_mask(rows):
+    versions = np.where(np.arange(len(rows.columns["tokens"].values)) == 0, -1, 8).astype(np.int32)
+    columns = {**rows.columns, "weight_versions": Ragged(versions, rows.columns["tokens"].lengths)}
+    columns["loss_mask"] = Ragged(np.ones_like(versions), rows.columns["tokens"].lengths)
+    with pytest.raises(
+        ValueError, match=r"loss_mask of row \(.*\): token 0 is trained, but the policy did not sample it"
+    ):
+        learn.check_lag(RowBatch(rows.ids, columns), 8, 1)
+
+
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4))
 def test_one_token_outside_the_staleness_bound_is_refused(versions):
     flat = np.array([version for row in versions for version in (-1, *row)], np.int32)

@@ -20,7 +20,7 @@ from relax_core.api.engine import ModelClient
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.role import Clock, Workers
 from relax_core.api.sandbox import SandboxLimits
-from relax_core.api.task import Task
+from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
@@ -113,10 +113,30 @@ class RewardScorer:
 
         Raises CircuitOpen, or the error that made a reward's processes unusable.
         """
+        return await self._score(groups)
+
+    async def answers(self, tasks: Sequence[Task]) -> list[float | None]:
+        """Return the reward that each task's own answer earns as a response; None if the rewards do not judge it.
+
+        The answer is scored as it is written and as the rewards state it; the best reward counts. Failures do not count
+        for the circuit breakers. A reward of whole groups can't judge an answer alone.
+        """
+        if not (self._rewards and tasks) or any(reward.judges_groups for reward in self._rewards):
+            return [None] * len(tasks)
+        groups: list[Group] = []
+        for task, golds in zip(tasks, await self.golds(tasks), strict=True):
+            asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+            texts = dict.fromkeys((str(task.answer), *(said for gold in golds.values() for said in gold.responses)))
+            groups.append((task, [Trajectory((*asked, Message("assistant", text)), text, ()) for text in texts]))
+        found = await self._score(groups, counts=False)
+        return [max((one.value for one in scores if one.outcome.judged), default=None) for scores in found]
+
+    async def _score(self, groups: Sequence[Group], counts: bool = True) -> list[list[ScoredSample]]:
+        """Score each trajectory. `counts`: count failures for the circuit breakers."""
         start = self._clock.now()
         self._started_at.append(start)
         try:
-            by_reward = await start_all(*(reward.score(groups) for reward in self._rewards))
+            by_reward = await start_all(*(reward.score(groups, counts) for reward in self._rewards))
         finally:
             self._started_at.remove(start)
         return [
@@ -224,8 +244,11 @@ class RewardPool:
     async def start(self) -> None:
         await self._pool.start()
 
-    async def score(self, groups: Sequence[Group]) -> list[list[RewardResult | None]]:
-        """Score the judged samples of the tasks that the reward applies to; return None for all remaining samples."""
+    async def score(self, groups: Sequence[Group], counts: bool = True) -> list[list[RewardResult | None]]:
+        """Score the judged samples of the tasks that the reward applies to; return None for all remaining samples.
+
+        `counts`: count failures for the circuit breaker.
+        """
         found: list[list[RewardResult | None]] = [[None] * len(trajectories) for _, trajectories in groups]
         members = [
             [(at, place) for place, trajectory in enumerate(trajectories) if trajectory.outcome.judged]
@@ -235,7 +258,9 @@ class RewardPool:
             together = [member for own in members for member in own]
             members = [together] if self._form == "batch" else [[member] for member in together]
         units = [own for own in members if own]
-        first, self._num_groups = self._num_groups, self._num_groups + len(groups)
+        first: int | None = None
+        if counts:
+            first, self._num_groups = self._num_groups, self._num_groups + len(groups)
         self.num_unanswered += sum(map(len, units))
         try:
             await start_all(*(self._score(unit, groups, found, first) for unit in units))
@@ -245,6 +270,11 @@ class RewardPool:
 
     async def stop(self) -> None:
         await self._pool.stop(RelaxError(f"reward {self.name} was stopped"))
+
+    @property
+    def judges_groups(self) -> bool:
+        """Return True if the reward judges the samples of a group together; known after `start`."""
+        return self._form == "group"
 
     async def golds(self, tasks: Sequence[Task]) -> list[GoldResult | None]:
         """Score each task's own gold answer; None for a task without a gold answer of this reward."""
@@ -275,9 +305,12 @@ class RewardPool:
         members: list[tuple[int, int]],
         groups: Sequence[Group],
         found: list[list[RewardResult | None]],
-        first: int,
+        first: int | None,
     ) -> None:
-        """Score one unit into `found`. `first`: number of the first of the groups, counted over all calls."""
+        """Score one unit into `found`. `first`: number of the first of the groups, counted over all calls.
+
+        Without `first`, failures do not count for the circuit breaker.
+        """
         unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
         try:
             packed = await self._pool.submit(unit)
@@ -298,7 +331,7 @@ class RewardPool:
         for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
             assert trajectory is not None, "golds are scored by `golds`"
             fault = None if result.outcome.judged else (result.kind, result.place)
-            seen = self._breaker.record(fault, first + at)
+            seen = "" if first is None else self._breaker.record(fault, first + at)
             if seen:
                 opened: Exception
                 if result.outcome in ENGINE_OUTCOMES:

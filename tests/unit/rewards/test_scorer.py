@@ -28,7 +28,7 @@ from relax_core.runners.run_status import RunStatusService
 
 REWARDS = '''
 import asyncio, os, re, subprocess, time
-from relax_core.api import BatchReward, GroupReward, Reward, Score
+from relax_core.api import BatchReward, Gold, GroupReward, Reward, Score
 
 
 class Length(Reward):
@@ -78,6 +78,16 @@ class Awkward(Reward):
 class Parted(Reward):
     def score(self, task, trajectory):
         return Score(2.0, {"other": 3.0, "parted": 4.0})
+
+
+class Boxed(Reward):
+    """One for the answer in brackets."""
+
+    def score(self, task, trajectory):
+        return float(trajectory.response == f"[{task.answer}]")
+
+    def gold(self, task):
+        return Gold(str(task.answer), (f"[{task.answer}]",))
 
 
 class Ranks(GroupReward):
@@ -159,6 +169,19 @@ def test_trajectories_arrive_unchanged_at_the_reward() -> None:
     )
     assert first == (task, trajectory)
     assert first[0] is other[0] and other[1].forest == (Node(None, (1,), False),)
+
+
+async def test_a_tasks_own_answer_earns_the_most_of_its_forms_and_its_failures_trip_nothing(plugin: Path) -> None:
+    task, broken = Task("right", "?", 7), [Task(f"broken {number}", "?", "typo") for number in range(40)]
+    async with scoring(plugin, choice("length"), choice("boxed", weight=0.5)) as scorer, asyncio.timeout(300):
+        assert await scorer.answers([task]) == [3.5], "[7] is longer than 7"
+    async with scoring(plugin, choice("awkward")) as scorer, asyncio.timeout(300):
+        assert await scorer.answers([*broken, task]) == [*[None] * 40, 1.0]
+        assert [one.value for one in await scored(scorer, "7")] == [1.0]
+    async with scoring(plugin, choice("ranks")) as scorer:
+        assert await scorer.answers([task]) == [None], "an answer alone has no rank"
+    async with scoring(plugin) as scorer:
+        assert await scorer.answers([task]) == [None]
 
 
 async def test_parts_of_scores_are_kept_apart_by_their_rewards(plugin: Path) -> None:

@@ -165,6 +165,23 @@ class GuardFired:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstStepSeen:
+    """A role describes step 1 for the checks of that step: plain data, by key as in `observe.first_step`."""
+
+    role: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepChecked:
+    """The checks of step 1, or of the first step of a later stage; made right after that step has finished."""
+
+    step: int
+    checks: tuple[Mapping[str, str], ...]
+    """Each check with `name`, `state` (ok, warning, failed, not applicable), `found`, `evidence` and `advice`."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunRestarted:
     """The whole run restarts automatically from a checkpoint, after a fault that could not be repaired in place."""
 
@@ -215,7 +232,7 @@ class Logged:
 Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
     | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | RunRestarted | WorkRetried
-    | EventsDropped | RunFinished | Logged | GuardFired
+    | EventsDropped | RunFinished | Logged | GuardFired | FirstStepSeen | FirstStepChecked
 )  # fmt: skip
 
 

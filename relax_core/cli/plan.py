@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from relax_core.control.memory_check import ProcessNeed
     from relax_core.diagnostics.estimate import RunEstimate
     from relax_core.diagnostics.mismatch import MismatchReport
+    from relax_core.observe.first_step import FirstStepCheck
 
 
 def graph(
@@ -222,7 +223,6 @@ def doctor(
 
 
 verbs = typer.Typer(help="Measure properties of a configuration on this machine.", no_args_is_help=True)
-SHOWN_TASKS = 5
 SHOWN_TEXT = 100
 """Most characters of a node's text that a tree shows."""
 COLUMNS = ("trainer", "engine", "replay", "mean", "p99", "max", "k3-KL", "ratio", "tokens")
@@ -260,43 +260,33 @@ def try_(
     PROGRAM as the agent and shows its model calls as a tree.
     """
     from relax_core.diagnostics.try_run import try_reward, try_tasks, with_agent
+    from relax_core.observe.first_step import fault_lines, passed_line
 
     program: list[str] = context.obj or []
     records: Sequence[dict[str, Any]]
-    of_answers: Iterable[str]
+    checks: Sequence[FirstStepCheck] = ()
     if program and arguments[0] != "agent":
         raise ConfigError("relax try", f"a program after --: {program[0]}", "write relax try agent FILES -- PROGRAM")
     if arguments[0] == "agent":
         sources, overrides = split(arguments[1:])
         overrides = with_agent(overrides, program) if program else overrides
-        records = asyncio.run(try_tasks(sources, overrides, tasks))
-        tree, of_answers = True, ()
+        records, checks = asyncio.run(try_tasks(sources, overrides, tasks))
+        tree = True
     elif arguments[0] == "reward":
         reward, *options = arguments[1:] or [""]
         if not reward or data is None:
             raise ConfigError("relax try reward", " ".join(arguments[1:]) or "nothing", "give NAME and --data FILE")
         plugins = [str(path.absolute()) for path in plugin or ()]
         records = asyncio.run(try_reward(reward, options, data, plugins))
-        of_answers = ()
     else:
-        records = asyncio.run(try_tasks(*split(arguments), tasks))
-        of_answers = _verifiable(records)
+        records, checks = asyncio.run(try_tasks(*split(arguments), tasks))
     first = {record.get("group_id"): record for record in reversed(records)}  # of each task, whose prompt is shown
     texts = [_record_text(record, tree, record is first[record.get("group_id")]) for record in records]
-    say(json.dumps(records) if as_json else "\n\n".join([*texts, *of_answers]))
-
-
-def _verifiable(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield lines that compare the reward of each task's own answer with the best sample's, if tasks have answers."""
-    earned = {one["group_id"]: one["answer_reward"] for one in records if one.get("answer_reward") is not None}
-    judged = [one for one in records if one["reward"] is not None and one["group_id"] in earned]
-    less = {one["group_id"]: one for one in judged if earned[one["group_id"]] < one["reward"]}
-    if not earned:
-        return
-    yield f"the answer of the task file earns as much as the best sample in {len(earned) - len(less)} of {len(earned)} tasks"
-    if less:
-        names = ", ".join(str(one["task_id"]) for one in list(less.values())[:SHOWN_TASKS])
-        yield f"less in {names}: check that the answer is right and that the reward accepts it as written"
+    lines = [line for line in (passed_line(checks), *fault_lines(checks)) if line]
+    say(json.dumps(records) if as_json else "\n\n".join([*texts, *lines]))
+    if as_json:
+        for fault in fault_lines(checks):
+            say(fault, err=True)
 
 
 def _record_text(record: dict[str, Any], tree: bool = False, first: bool = False) -> str:

@@ -323,7 +323,7 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
         config, done = view.config, int(view.status().get("step", 0))
         display = LiveDisplay(
             config.get("run", {}).get("name") or view.name, view.status().get("steps") or config.get("steps"),
-            mode="quiet" if as_json else "auto", clock=follower.clock, first_step=done, config=config,
+            mode="quiet" if as_json else "auto", clock=follower.clock, first_step=done,
         )  # fmt: skip
         try:
             while not (found := follower.look(display, time.time())).ended and found.state != "lost":
@@ -385,7 +385,7 @@ def status(run: Run = None, json: AsJson = False) -> None:
     from relax_core.observe.status import heartbeats
     from relax_core.views.display import doing
     from relax_core.views.run import health, listed, open_run, readable_documents
-    from relax_core.views.why import failures_say
+    from relax_core.views.why import failures_say, first_step_faults
 
     view, wall = open_run(run), time.time()
     with readable_documents(view):
@@ -395,8 +395,10 @@ def status(run: Run = None, json: AsJson = False) -> None:
         rows = [(str(beat.role), str(beat.state), str(doing(beat, wall))) for beat in beats]
         reward = _reward(line)
         failures = [said for role in roles for said in failures_say(role)]
+        first_steps, faults = view.first_steps(), first_step_faults(view)
     if json:
         body = asdict(line) | {"said_s_ago": state.said_s_ago, "detail": state.detail, "roles": roles}
+        body["first_steps"] = {step: [check.plain() for check in checks] for step, checks in first_steps.items()}
         print_json({"schema": "relax.run-status/1", **body})
         return
     say(f"{line.name}: {state.state}, step {_steps(line)}{f'; {state.detail}' if state.detail else ''}")
@@ -404,21 +406,24 @@ def status(run: Run = None, json: AsJson = False) -> None:
         say(f"reward {reward} (means of 10 steps)")
     if rows and not state.ended:
         print_table(("role", "state", "doing"), rows)
-    for said in failures:
+    for said in (*failures, *faults):
         say(said)
+    if first_steps and not faults:
+        passed = sum(check.state == "ok" for checks in first_steps.values() for check in checks)
+        say(f"step 1: all {passed} checks passed")
 
 
 def why(run: Run = None, json: AsJson = False) -> None:
     """Show what a run waits for, and which role must act."""
     from relax_core.views.run import health, open_run, readable_documents
-    from relax_core.views.why import mismatch_warning, why
+    from relax_core.views.why import first_step_faults, mismatch_warning, why
 
     view, wall = open_run(run), time.time()
     with readable_documents(view):
         answer = why(view.status(), health(view, wall), wall, view.events())
-        warning = mismatch_warning(view)
-        body = {"culprit": answer.culprit, **asdict(answer), "warning": warning}
-        lines = (*answer.lines(), *([warning] if warning else []))
+        warning, faults = mismatch_warning(view), first_step_faults(view)
+        body = {"culprit": answer.culprit, **asdict(answer), "warning": warning, "first_step": faults}
+        lines = (*answer.lines(), *([warning] if warning else []), *faults)
     if json:
         print_json({"schema": "relax.why/1", "run": view.name, **body})
         return

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from relax_core.api.errors import Diverged, InfrastructureError, LastingFailure, RelaxError
-from relax_core.api.events import RunFinished, RunRestarted, RunStarted, Sink
+from relax_core.api.events import (
+    FirstStepChecked,
+    FirstStepSeen,
+    RunFinished,
+    RunRestarted,
+    RunStarted,
+    Sink,
+    StepFinished,
+)
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.stages import point_to_export, stage_directories
+from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
@@ -117,6 +126,9 @@ class RunController:
         self._stop_asked = asyncio.Event()
         self._last_event = 0
         self._running: set[str] = set()
+        self._stage = prepared.stages[0]
+        self._first_facts: dict[str, Any] = {}
+        """Facts that the roles of the stage told about its first step; see `observe.first_step`."""
         self._started = False
         """True once the run's start is recorded."""
         finished = [directory.account() or {} for directory in stage_directories(prepared.directory.path)]
@@ -193,6 +205,7 @@ class RunController:
         """Run one stage until its roles have returned; return True if it finished, and the account of its samples."""
         launch, stages = stage.launch, self._prepared.stages
         self._running, self._last_event = set(launch.plan.roles), 0
+        self._stage, self._first_facts = stage, {}
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
         if stage is stages[0]:  # it continues from its checkpoint, if it has one
@@ -308,6 +321,21 @@ class RunController:
         for number, event in await run_status.events(self._last_event, wait_s):
             self._last_event = number
             recorder.handle(number, event)
+            if isinstance(event, FirstStepSeen):
+                add_facts(self._first_facts, event.facts)
+            elif isinstance(event, StepFinished) and event.step == 1:
+                self._check_first_step(event.metrics, recorder)
+
+    def _check_first_step(self, metrics: Mapping[str, float], recorder: Recorder) -> None:
+        """Record the checks of the stage's first step. Raises Diverged if a failed check is to stop the run."""
+        config = self._stage.config
+        if config.guards.first_step == "off":
+            return
+        checks = first_step_checks(metrics, self._stage.launch.config, self._first_facts)
+        recorder.write(FirstStepChecked(1, tuple(check.plain() for check in checks)))
+        failed = [check.name for check in checks if check.state == "failed"]
+        if failed and config.guards.first_step == "stop":
+            raise Diverged(f"guards.first_step is stop: {'; '.join(fault_lines(checks)[: len(failed)])}")
 
     async def _account(self) -> dict[str, Any]:
         """Return the counts of the samples; empty if the bus never started or is lost."""

@@ -309,6 +309,11 @@ class TaskSet(RowSet):
                 self._rendered.popitem(last=False)
         return task, self._rendered[index]
 
+    def tools(self, index: int) -> Sequence[Tool]:
+        """Return the tools that the prompt of a task shows."""
+        row = self._kept[index]
+        return self._shown_tools(self._task(row), row)
+
     def examine(self, row: int) -> Rendered | None:
         return self._render(self._task(row), row, self._limit) if self._usable(row) else None
 

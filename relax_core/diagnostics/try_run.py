@@ -38,23 +38,28 @@ from relax_core.config.layers import (
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.data.plain_data import plain
 from relax_core.data.tasks import has_value
+from relax_core.observe.first_step import FirstStepCheck, first_step_checks
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.roles.first_rows import row_facts
 from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_core.sampling.rows import records, sample_record
+from relax_core.sampling.rows import records, row_batch, sample_record
 from relax_core.sandboxes.pool import SandboxPool
 from relax_core.weights.registry import WeightRegistry
 
 
-async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
-    """Sample and score `num_tasks` groups; return a record for each sample, as in the run directory.
+async def try_tasks(
+    sources: Sequence[Source], overrides: Sequence[str], num_tasks: int
+) -> tuple[tuple[dict[str, Any], ...], tuple[FirstStepCheck, ...]]:
+    """Sample and score `num_tasks` groups; return a record for each sample, as in the run directory, and the checks.
 
-    `answer_reward` of a record is the reward of the task's own answer; None if the task has no answer to judge.
+    `answer_reward` of a record is the reward of the task's own answer; None if rewards alone can't judge an answer. The
+    checks are those of a run's first step; those that need a trainer are not applicable.
     """
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
         launch, catalogue = try_launch(sources, overrides, Path(directory))
@@ -66,10 +71,13 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
             try:
                 groups = [await worker.make(issue, worker.engines.newest()) for issue in issues]
                 scored = records(await worker.score(groups))
-                tasks = [group.task for group in groups]
-                earned, golds = await _answers_scored(worker.scorer, tasks), await worker.scorer.golds(tasks)
+                golds = await worker.scorer.golds([group.task for group in groups])
+                facts = await worker.first_step_facts(groups)
+                earned = {task["group"]: task["answer"]["earned"] for task in facts["tasks"] if task["answer"]}
+                rows, _ = row_batch([sample for group in groups for sample in group.samples], context.plan.greedy)
+                checks = first_step_checks({}, launch.config, {**facts, "rows": row_facts(rows)})
                 played = [trajectory for group in groups for trajectory in group.trajectories]
-                return tuple(
+                shown = tuple(
                     {
                         **one,
                         "answer_reward": earned.get(one["group_id"]),
@@ -80,6 +88,7 @@ async def try_tasks(sources: Sequence[Source], overrides: Sequence[str], num_tas
                     }
                     for one, sample in zip(scored, played, strict=True)
                 )
+                return shown, checks
             finally:
                 await worker.close()
 
@@ -118,27 +127,12 @@ def with_agent(overrides: Sequence[str], program: Sequence[str]) -> list[str]:
     return [*overrides, "environment.name=agent", f"environment.command={json.dumps(program)}", "environment.function="]
 
 
-async def _answers_scored(scorer: RewardScorer, tasks: Sequence[Task]) -> dict[int, float]:
-    """Score the tasks' answers as if they were responses; return index of the task -> reward, for judged answers."""
-    written = {
-        at: (task, (Trajectory((*_asked(task), Message("assistant", str(task.answer))), str(task.answer), ()),))
-        for at, task in enumerate(tasks)
-        if isinstance(task.answer, str | int | float)
-    }
-    scored = await scorer.score(tuple(written.values()))
-    return {at: one.value for at, (one,) in zip(written, scored, strict=True) if one.outcome.judged}
-
-
 def shown_golds(golds: Mapping[str, GoldResult]) -> dict[str, dict[str, Any]]:
     """Return a task's gold answer as JSON data, by reward: as it was read, and what its own responses score."""
     return {
         name: {"read": gold.read, "scores": dict(zip(gold.responses, gold.scores, strict=True)), "fault": gold.fault}
         for name, gold in golds.items()
     }
-
-
-def _asked(task: Task) -> tuple[Message, ...]:
-    return (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
 
 
 def try_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:

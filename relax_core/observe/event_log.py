@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,8 +27,8 @@ from relax_core.observe.records import AppendOnlyFile, whole_lines
 from relax_core.observe.redaction import Redactor
 
 EVENTS = "events.jsonl"
-UNWRITTEN = (events.SamplesScored, events.RolloutMeasured, events.TimeSpent)
-"""Events that have nothing besides samples, metrics or spans."""
+UNWRITTEN = (events.SamplesScored, events.RolloutMeasured, events.TimeSpent, events.FirstStepSeen)
+"""Events that have nothing besides samples, metrics, spans or facts for the checks of step 1."""
 ELSEWHERE = ("metrics", "samples", "tasks", "config", "summary", "evidence")
 """Fields of events that are left out of `events.jsonl`, because other files of the run directory hold them."""
 WARNINGS = (
@@ -65,7 +65,10 @@ class EventLog:
         if isinstance(event, UNWRITTEN):
             return None
         ends_run = isinstance(event, events.RoleFailed) and event.fatal  # the command prints this error
-        level = "error" if ends_run else "warning" if isinstance(event, WARNINGS) else "info"
+        warns = isinstance(event, WARNINGS) or (
+            isinstance(event, events.FirstStepChecked) and bool(_failed(event.checks))
+        )
+        level = "error" if ends_run else "warning" if warns else "info"
         facts = {field.name: getattr(event, field.name) for field in fields(event) if field.name not in ELSEWHERE}
         record = {
             "schema": "relax.event/1",
@@ -145,10 +148,20 @@ def human_line(record: dict[str, Any]) -> str:
     who, what, facts = CONTROLLER, record["event"], record
     if what == "logged":
         who, what, facts = record["role"], record["message"], record["fields"]
+    elif what == event_name(events.FirstStepChecked):
+        failed = _failed(record["checks"])
+        what = (
+            f"step {record['step']} failed {len(failed)} of its checks, which `relax why` explains: {', '.join(failed)}"
+        )
+        facts = {}
     shown = {key: value for key, value in facts.items() if key not in ("schema", "time", "level", "event")}
     extras = " ".join(f"{key}={value}" for key, value in shown.items() if value not in ("", None))
     line = f"{record['time'][11:19]} {record['level']:<7} {who}: {what}"
     return f"{line}  {extras}" if extras else line
+
+
+def _failed(checks: Iterable[Mapping[str, str]]) -> list[str]:
+    return [check["name"] for check in checks if check["state"] == "failed"]
 
 
 def _say(line: str) -> None:

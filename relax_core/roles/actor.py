@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from relax_core.api.batch import RowBatch
 from relax_core.api.errors import (
     DeadlineExceeded,
     DiskFull,
@@ -20,13 +21,14 @@ from relax_core.api.errors import (
     StaleFence,
     WorkerDied,
 )
-from relax_core.api.events import GuardFired, Logged, RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.api.events import FirstStepSeen, GuardFired, Logged, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.divergence import DivergenceGuards
+from relax_core.roles.first_rows import compared_rows, log_prob_facts, row_facts
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.row_leases import renewed
@@ -88,7 +90,7 @@ class Actor(Role):
         """Make the step trainer and the checkpoint writer for the ranks that were just started."""
         context = self._context
         self._step_trainer = StepTrainer(
-            context, self._trainer, self.name, self._lease, self._non_finite, meanwhile=self._serve
+            context, self._trainer, self.name, self._lease, self._non_finite, meanwhile=self._serve, begun=self._compare
         )
         self._checkpoints = Checkpoints(context, self._trainer, self._lease)
 
@@ -231,6 +233,11 @@ class Actor(Role):
             if step is None:
                 return None
             learnt = learning_metrics(step)
+            if not version.step and context.config.guards.first_step != "off":
+                updates = context.plan.warm_up_steps == 0
+                await context.run_status.emit(
+                    FirstStepSeen(self.name, {"rows": row_facts(step.rows), "updates": updates})
+                )
             await self._judge(step, learnt)
             try:
                 after = await context.bus.trained(step.claims, version.step, step.without_gradient)
@@ -248,6 +255,17 @@ class Actor(Role):
             metrics["memory/trainer_freed_bytes"] = float(self._trainer.freed_bytes)
         await context.run_status.emit(StepFinished(after.step, metrics))
         return after
+
+    async def _compare(self, rows: RowBatch) -> None:
+        """Compare log-probs of a few rows of the first step before its update, for the checks of that step."""
+        wanted = self._context.config.guards.first_step != "off" and "rollout_log_probs" in rows.columns
+        if not wanted or not (chosen := compared_rows(rows)):
+            return
+        few = rows.take(chosen)
+        log_probs = few.columns.get("old_log_probs")
+        if log_probs is None:
+            log_probs = (await self._trainer.forward(few, ("log_probs",)))["log_probs"]
+        await self._context.run_status.emit(FirstStepSeen(self.name, {"log_probs": log_prob_facts(few, log_probs)}))
 
     async def _judge(self, step: TrainingStep, learnt: Mapping[str, float]) -> None:
         """Let the guards judge a trained step before its commit, and take the action of the most severe finding.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from relax_core.api.batch import ALGORITHM_INDEX, AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.component import Chosen
-from relax_core.api.events import RolloutMeasured, SamplesScored, WeightsPublished
+from relax_core.api.events import FirstStepSeen, RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.family import ROUTED_COLUMNS
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import DeviceLease, Role
@@ -23,6 +23,7 @@ from relax_core.config.run_config import RunContext
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.devices.turns import POLICY, EngineTurns, SharedEngines, TurnMember, TurnRule
 from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
+from relax_core.observe.first_step import MOST_TASKS
 from relax_core.sampling.failures import SampleFailures
 from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
@@ -70,6 +71,8 @@ class Rollout(Role):
         self._admitted = 0
         self._kept_at = -1
         """Step at which the sampler's state was last stored on the bus."""
+        self._undescribed = 0 if context.config.guards.first_step == "off" else MOST_TASKS
+        """Number of groups of step 1 that are still to be described for the checks of that step."""
         self._given_up: dict[AttemptId, int] = {}
         """Sampled tokens of attempts that were cancelled during generation; sent with the next report."""
         self._trained = asyncio.Event()
@@ -223,6 +226,10 @@ class Rollout(Role):
         with context.working("judging"):
             judged = await worker.score(groups)
         self._failures.record(judged, sum(group.num_in_play for group in worker.inflight.values()))
+        if first := [group for group in judged if group.version.step == 0][: self._undescribed]:
+            self._undescribed -= len(first)
+            facts = await worker.first_step_facts(first)  # before the actor can train on these groups
+            await context.run_status.emit(FirstStepSeen(self.name, facts))
         # Store the sampler's state before the actor can train on these groups, so that a checkpoint has both.
         step = worker.engines.newest().step
         if (step != self._kept_at or run.deterministic) and (state := worker.selection.state()):

@@ -14,7 +14,7 @@ from relax_core.api.algorithm import Algorithm, Source
 from relax_core.api.batch import AttemptId, Ragged, RowBatch
 from relax_core.api.bus import Issue, Sealed
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import EvalFinished, Logged
+from relax_core.api.events import EvalFinished, FirstStepSeen, Logged
 from relax_core.api.plan import Operation
 from relax_core.api.role import Role
 from relax_core.api.trajectory import Outcome
@@ -26,6 +26,7 @@ from relax_core.data.placeholders import MediaRefused
 from relax_core.roles.rank_group import RankGroup
 from relax_core.sampling.evaluation import is_due
 from relax_core.sampling.failures import SampleFailures, keep_sample
+from relax_core.sampling.first_samples import stops
 from relax_core.sampling.groups import Selection, make_sampler
 
 POLL_S = 1.0
@@ -59,6 +60,7 @@ class RowSource(Role):
         async with opened_media_pipeline(context, self._dataset.family) as self._media:
             self._failures = SampleFailures(context.config, context.run_dir)
             context.doing("ready", rows=len(self._train), failures=self._failures.facts)
+            await context.run_status.emit(FirstStepSeen(self.name, {"stops": stops(self._dataset.family)}))
             while not context.stopping:
                 await context.pause_point()
                 # No weights sampled these rows, so they are never stale: ask as an engine at the last version would.

@@ -13,6 +13,7 @@ from functools import partial
 from math import ceil
 
 from relax_core.api.algorithm import Algorithm
+from relax_core.api.batch import RowBatch
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.events import Logged, WorkRetried
@@ -54,9 +55,14 @@ class StepTrainer:
     def __init__(
         self, context: RunContext, trainer: RankGroup, task: str, lease: TrainerDeviceLease,
         non_finite: NonFinitePolicy | None = None, meanwhile: Callable[[], Awaitable[None]] | None = None,
+        begun: Callable[[RowBatch], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
-        """`meanwhile` is called repeatedly while the step waits for rows before its first update."""
+        """`meanwhile` is called repeatedly while the step waits for rows before its first update.
+
+        `begun` is called with the first rows of the run's first step, before any update.
+        """
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
+        self._begun = begun
         self._algorithm = context.build(context.config.learner, Algorithm)
         self._lease = lease
         self._claimed: Claim | None = None
@@ -117,7 +123,10 @@ class StepTrainer:
                 context.doing(f"training step {step.version.step}", step=step.version.step)
                 if not step.claims:
                     await self._trainer.call("begin_step", step.version)
-                parts = step.close() if claim is None else step.add(await self._read(claim, step.version))
+                rows = None if claim is None else await self._read(claim, step.version)
+                if self._begun is not None and rows is not None and not (step.version.step or step.claims):
+                    await self._begun(rows.rows)
+                parts = step.close() if rows is None else step.add(rows)
             finally:
                 self._claimed = None
             for part in parts:

@@ -35,6 +35,7 @@ from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
 from relax_core.sampling.evaluation import Evaluation, open_tasks
 from relax_core.sampling.failures import keep_sample
+from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts
 from relax_core.sampling.groups import InflightGroup, Selection, Turns, make_sampler
 from relax_core.sampling.prelaunch import PrelaunchedGroup
 from relax_core.sampling.session import Limits, sample_seed
@@ -344,6 +345,18 @@ class RolloutWorker:
             group.scores, group.reward_s = tuple(scores), self._context.clock.now() - began
         self.selection.take(groups)
         return groups
+
+    async def first_step_facts(self, groups: Sequence[InflightGroup]) -> dict[str, Any]:
+        """Describe the tasks of scored groups, for the checks of step 1."""
+        model, played = self._context.config.model, [group for group in groups if group.scores]
+        answers = await answer_facts(self.scorer, [(one.task, one.trajectories, one.scores) for one in played])
+        own = own_tokenizer(model.path, model.tokenizer)
+        shown = [self._tasks.tools(self.selection.task(one.issue.group)) for one in played]
+        tasks = [
+            {"group": one.issue.group, **task_facts(one.task, tools, self.family, own), "answer": answer}
+            for one, tools, answer in zip(played, shown, answers, strict=True)
+        ]
+        return {"stops": stops(self.family), "tasks": tasks}
 
 
 def check_vocabulary(family: ModelFamily, facts: Any) -> None:

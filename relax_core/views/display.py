@@ -24,7 +24,7 @@ from relax_core.api.errors import printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.observe.event_log import describe
-from relax_core.views.first_step import MEAN, first_step_checks, first_step_lines
+from relax_core.observe.first_step import MEAN, FirstStepCheck, fault_lines, passed_line
 from relax_core.views.why import chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
@@ -46,9 +46,7 @@ class LiveDisplay:
         console: Console | None = None,
         clock: Clock | None = None,
         first_step: int = 0,
-        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`config` is the configuration of a run that has already started; else the event of its start has it."""
         self._console = console or Console(stderr=True)
         self._mode = mode if mode != "auto" else ("live" if self._console.is_terminal else "plain")
         self._clock = clock or SystemClock()
@@ -57,7 +55,6 @@ class LiveDisplay:
         self._first_done: float | None = None
         self._step = first_step
         self._metrics: Mapping[str, float] = {}
-        self._config: Mapping[str, Any] = config or {}
         self._rewards: deque[float] = deque(maxlen=WIDTH)
         self._evals: dict[str, float] = {}
         self._beats: tuple[Heartbeat, ...] = ()
@@ -88,10 +85,14 @@ class LiveDisplay:
         """Update the numbers; return the line that plain mode prints, empty for none."""
         match event:
             case events.RunStarted():
-                self._config = event.config
                 return f"{self._name}: {event.run_dir}, ready after {self._clock.now() - self._started:.1f} s"
             case events.StepFinished(step, metrics):
                 return self._stepped(step, metrics)
+            case events.FirstStepChecked(step, made):
+                checks = [FirstStepCheck(**check) for check in made]  # type: ignore[arg-type]
+                faults = fault_lines(checks, step)
+                self._note = next(iter(faults), self._note)
+                return "\n".join(filter(None, (passed_line(checks, step), *faults)))
             case events.StepMeasured(_, metrics):
                 self._bubble = metrics.get("time/bubble_fraction", self._bubble)
                 return ""
@@ -116,12 +117,7 @@ class LiveDisplay:
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         of = f"/{self._steps}" if self._steps else ""
-        lines = ["  ".join([f"step {step}{of}", *self._numbers()])]
-        if step == 1:
-            checks = first_step_checks(metrics, self._config)
-            lines += first_step_lines(checks)
-            self._note = next((lines[-1] for check in checks if not check.is_so), self._note)
-        return "\n".join(lines)
+        return "  ".join([f"step {step}{of}", *self._numbers()])
 
     def _numbers(self) -> list[str]:
         lag = _number(self._metrics, "lag/mean", ".2f")

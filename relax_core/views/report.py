@@ -18,10 +18,9 @@ from relax_core.observe.event_log import describe, recorded_event
 from relax_core.observe.files import disk_errors, write_text
 from relax_core.observe.metrics import mean, metric
 from relax_core.views import charts
-from relax_core.views.first_step import first_step_checks, first_step_lines
 from relax_core.views.run import Metrics, RunHealth, RunView, health, readable_documents
 from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
-from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
+from relax_core.views.why import first_step_faults, log_prob_difference, mismatch_warning, seconds
 
 SHOWN = 6
 """Most transcripts per chapter."""
@@ -61,7 +60,8 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         state=state.state,
         subtitle=_subtitle(run, state, metrics),
         error=summary.get("error", "") if state.ended else state.detail,
-        odd=[warning] if (warning := mismatch_warning(run)) else _odd_first_step(run, metrics),
+        odd=[*filter(None, [mismatch_warning(run)]), *first_step_faults(run)],
+        first_steps=[(step, check) for step, checks in run.first_steps().items() for check in checks],
         cards=list(_cards(summary, metrics)),
         reward_curve=_reward_curve(metrics),
         eval_sets=list(_evals(metrics)),
@@ -81,14 +81,6 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         origin=list(_origin(run)),
         config=(run.path / "config.toml").read_text(encoding="utf-8"),
     )
-
-
-def _odd_first_step(run: RunView, metrics: Metrics) -> list[str]:
-    """Return a line for each failed check of step 1, if its metrics were recorded."""
-    if not metrics or metrics[0]["step"] != 1:
-        return []
-    checks = first_step_checks(metrics[0], run.config)
-    return first_step_lines(tuple(check for check in checks if not check.is_so))
 
 
 def _subtitle(run: RunView, state: RunHealth, metrics: Metrics) -> str:

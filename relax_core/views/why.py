@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relax_core.observe.first_step import MEAN, far_apart, fault_lines
 from relax_core.observe.metrics import EventCounts
-from relax_core.views.first_step import MEAN, far_apart
 from relax_core.views.run import RunHealth, RunView
 
 Roles = Mapping[str, Mapping[str, Any]]
@@ -341,6 +341,11 @@ def log_prob_difference(steps: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the mean |log-prob difference| of engine and trainer over the last steps that report it, else None."""
     values = [float(step[MEAN]) for step in steps if step.get(MEAN) is not None][-AVERAGED_STEPS:]
     return sum(values) / len(values) if values else None
+
+
+def first_step_faults(run: RunView) -> list[str]:
+    """Return a line for each check of step 1 that failed or warns."""
+    return [line for step, checks in run.first_steps().items() for line in fault_lines(checks, step)]
 
 
 def mismatch_warning(run: RunView) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from relax_core.api.bus import Account
-from relax_core.api.errors import DiskFull, InfrastructureError, RelaxError, WorkerDied
-from relax_core.api.events import StepFinished
+from relax_core.api.errors import DiskFull, Diverged, InfrastructureError, RelaxError, WorkerDied
+from relax_core.api.events import FirstStepSeen, StepFinished
 from relax_core.api.role import Heartbeat
 from relax_core.control import run
 from relax_core.control.planner import plan
@@ -26,6 +26,7 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.run_status import RunStatusService
+from relax_core.views.run import RunView
 from tests.unit.control.conftest import configured
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
@@ -91,12 +92,13 @@ def conducted(
     preempt_after_s: float | None = None,
     ask_after_s: float | None = None,
     before: Callable[[Prepared], None] = lambda _: None,
+    **layer: Any,
 ) -> tuple[dict[str, Any], Exception | None, float]:
-    """The run's summary file, what was raised, and how long it took."""
+    """The run's summary file, what was raised, and how long it took; `layer`: further tables of the configuration."""
 
     async def scene() -> tuple[dict[str, Any], Exception | None, float]:
         runner = ScriptedRunner(lives, start)
-        prepared = _prepared(folder)
+        prepared = _prepared(folder, **layer)
         before(prepared)
         controller = RunController(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
         if stop_after_s is not None:
@@ -117,9 +119,9 @@ def conducted(
     return run_virtual(scene(), 1e4)
 
 
-def _prepared(folder: Path) -> Prepared:
+def _prepared(folder: Path, **layer: Any) -> Prepared:
     catalogue = Catalogue.load()
-    config = configured(catalogue, checkpoint=GRACES)
+    config = configured(catalogue, checkpoint=GRACES, **layer)
     directory = RunDirectory.create(folder / "run", "run", datetime(2026, 1, 1), Random(0))
     epoch = RunEpoch.begin(directory.path)
     launch = Launch("run", str(directory.path), config.dump(), plan(config, catalogue), epoch=epoch)
@@ -137,6 +139,46 @@ def test_a_run_whose_roles_return_has_finished_and_its_last_event_counts(tmp_pat
     summary, raised, _ = conducted(tmp_path, {"actor": steps})
     assert raised is None
     assert (summary["status"], summary["steps"], summary["samples_trained"]) == ("finished", 3, 6)
+
+
+OUTPAID = {"text": "12", "earned": 0.0, "best": 1.0, "response": "21"}
+
+
+async def outpaid(runner: ScriptedRunner) -> None:
+    await runner.run_status.emit(FirstStepSeen("rollout", {"tasks": [{"task": "t1", "answer": OUTPAID}]}))
+    await steps(runner)
+
+
+def first_steps(folder: Path) -> dict[int, dict[str, str]]:
+    """The states of the checks that the run recorded, by step and name."""
+    (folder / "run" / "config.toml").touch()
+    found = RunView(folder / "run").first_steps()
+    return {step: {check.name: check.state for check in checks} for step, checks in found.items()}
+
+
+def test_the_first_step_is_checked_once_with_what_the_roles_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, raised, _ = conducted(tmp_path, {"actor": outpaid})
+    assert (summary["status"], summary["steps"], raised) == ("finished", 3, None)
+    (found,) = first_steps(tmp_path).values()
+    assert {name for name, state in found.items() if state != "not applicable"} == {"the task's own answer earns most"}
+    warned = "step 1 failed 1 of its checks, which `relax why` explains: the task's own answer earns most"
+    assert capsys.readouterr().err.count(warned) == 1
+
+
+@pytest.mark.parametrize(("reaction", "status"), [("stop", "diverged"), ("off", "finished")])
+def test_a_failed_check_stops_the_run_where_it_is_to_and_no_check_is_made_where_they_are_off(
+    tmp_path: Path, reaction: str, status: str
+) -> None:
+    summary, raised, _ = conducted(tmp_path, {"actor": outpaid}, guards={"first_step": reaction})
+    assert summary["status"] == status and (reaction == "off") == (first_steps(tmp_path) == {})
+    if reaction == "stop":
+        assert isinstance(raised, Diverged) and summary["steps"] == 1
+        assert str(raised).startswith(
+            "guards.first_step is stop: step 1: check failed: the task's own answer earns most: at"
+        )
+        assert "task t1: '21' earns 1, and the answer '12' only 0" in summary["error"]
 
 
 def published(folder: Path) -> Path:

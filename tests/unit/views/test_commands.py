@@ -9,10 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError, PluginError
+from relax_core.api.events import FirstStepChecked
 from relax_core.cli import terminal
 from relax_core.cli.main import app
 from relax_core.cli.plan import _record_text
 from relax_core.cli.terminal import fail, say
+from relax_core.observe.event_log import EventLog
+from relax_core.observe.redaction import Redactor
 
 
 @pytest.fixture
@@ -59,6 +62,34 @@ def test_why_names_the_blocker(relax, tmp_path, write_run):
     write_run(tmp_path, steps=3, ending=None)
     assert "actor waits for 8 groups, blocked by rollout" in relax("why").stdout
     assert json.loads(relax("why", "--json").stdout)["waits"][0]["blocked_by"] == "rollout"
+
+
+def test_status_why_and_report_show_the_checks_of_the_first_step(relax, tmp_path, write_run):
+    """Those that were made last, after a rollback."""
+    passed = {"name": "rewards differ", "state": "ok", "found": "spread 0.5", "evidence": "", "advice": ""}
+    failed = {
+        "name": "the ratio is 1",
+        "state": "failed",
+        "found": "at most 1.4",
+        "evidence": "",
+        "advice": "look <here>",
+    }
+    path = write_run(tmp_path, steps=3, ending=None)
+    log = EventLog(path, Redactor(), stderr=False)
+    assert "step 1:" not in relax("status").stdout + relax("why").stdout
+    log.write(FirstStepChecked(1, (failed,)))
+    log.write(FirstStepChecked(1, (passed, {**passed, "state": "not applicable"})))
+    assert "step 1: all 1 checks passed" in relax("status").stdout and "step 1:" not in relax("why").stdout
+    log.write(FirstStepChecked(1, (passed, failed)))
+    log.close()
+    line = "step 1: check failed: the ratio is 1: at most 1.4; look <here>"
+    assert line in relax("status").stdout.splitlines() and line in relax("why").stdout.splitlines()
+    assert json.loads(relax("status", "--json").stdout)["first_steps"] == {"1": [passed, failed]}
+    assert json.loads(relax("why", "--json").stdout)["first_step"] == [line]
+    relax("report", str(path))
+    page = (path / "report.html").read_text()
+    assert "the ratio is 1: at most 1.4; look &lt;here&gt;" in page
+    assert "<td>rewards differ</td><td>ok</td><td>spread 0.5</td>" in page
 
 
 def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):

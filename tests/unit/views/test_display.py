@@ -5,7 +5,16 @@ import io
 
 from rich.console import Console
 
-from relax_core.api.events import EvalFinished, Logged, RoleFailed, RunFinished, RunStarted, SamplesScored, StepFinished
+from relax_core.api.events import (
+    EvalFinished,
+    FirstStepChecked,
+    Logged,
+    RoleFailed,
+    RunFinished,
+    RunStarted,
+    SamplesScored,
+    StepFinished,
+)
 from relax_core.api.role import Heartbeat, Wait
 from relax_core.views.display import LiveDisplay, sparkline
 
@@ -104,19 +113,14 @@ def test_text_of_a_run_cannot_control_the_terminal(clock):
         assert r"broke \u001b]0;title\u0007" in shown
 
 
-def test_the_first_step_says_what_it_shows_of_the_set_up(clock):
+def test_the_checks_of_the_first_step_follow_its_line(clock):
     screen = console(False)
     display = LiveDisplay("maths", 10, console=screen, clock=clock)
-    display.event(RunStarted("r", "runs/maths", {"model": {"dtype": "float32"}}))
-    metrics = {**STEP, "train/rollout_log_prob_diff_lag0": 0.2, "train/grad_norm": 0.5}
-    for step in (1, 2):
-        display.event(StepFinished(step, metrics))
+    display.event(StepFinished(1, {**STEP}))
+    passed = {"name": "rewards differ", "state": "ok", "found": "spread 0.5", "evidence": "", "advice": ""}
+    failed = {"name": "the ratio is 1", "state": "failed", "found": "at most 1.4", "evidence": "", "advice": "look"}
+    display.event(FirstStepChecked(1, (passed, failed, {**failed, "state": "not applicable"})))
     display.close()
-    lines = [line for line in screen.file.getvalue().splitlines() if line.startswith("step 1:")]
-    assert lines == [
-        "step 1: the gradient is finite and not 0 (norm 0.5)",
-        (
-            "step 1: check failed: engine and trainer agree: |log-prob difference| 2.0e-01; check that both use the same "
-            "weights, tokens, temperature and top_p"
-        ),
-    ]
+    assert screen.file.getvalue().splitlines()[1:] == [
+        "step 1: rewards differ (spread 0.5)", "step 1: check failed: the ratio is 1: at most 1.4; look",
+    ]  # fmt: skip

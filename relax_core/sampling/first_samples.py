@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about the first tasks of a run, as plain data for the checks of step 1 (`observe.first_step`).
+
+`stops` are the stop tokens as (id, text), `task_facts` and `answer_facts` describe tasks. `roles.first_rows` describes rows.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.environment import Tool
+from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.api.family import ModelFamily
+from relax_core.api.task import Message, Task
+from relax_core.api.trajectory import Trajectory
+from relax_core.data.chat import ChatFamily
+from relax_core.data.chat_template import ChatFiles
+from relax_core.rewards.scorer import RewardScorer, ScoredSample
+
+SHOWN_TEXT = 60
+"""Most characters of a text that the facts quote."""
+PROBE = "x"
+"""Text of the turns with which the end of a turn is rendered."""
+MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?s>|<(?:start|end)_of_turn>|<\uff5c[^<>\s]{1,40}\uff5c>")
+"""A text that is one special token of the model families that use it."""
+
+
+# -- tasks: template and tokenizer -----------------------------------------------------------------------------------
+
+
+def stops(family: ModelFamily) -> list[tuple[int, str]]:
+    """Return the stop tokens of a family with their texts."""
+    return [(token, family.decode((token,), skip_special=False)) for token in family.stop_tokens]
+
+
+def task_facts(task: Task, tools: Sequence[Tool], family: ModelFamily, own: Any = None) -> dict[str, Any]:
+    """Describe how the prompt of a task is rendered, without its media. `tools`: the tools that the prompt shows.
+
+    `own`: the tokenizer of the model folder if the run uses another one, else None. Keys: `task`; `prompt_faults`, the
+    differences between template and tokens; `other_ids`, the first token that `own` reads otherwise, empty for none
+    and None without `own`; for a chat `turn_end`, the token that ends the policy's turn as text, empty for none,
+    `closing`, the text after the turn, and `split_marks`, texts like special tokens that are several tokens: (text, count).
+    """
+    tokens = family.start(task.prompt, tools).tokens
+    read = family.decode(tokens, skip_special=False), family.decode(tokens[1:], skip_special=False)
+    written = family.text(task.prompt, tools) if isinstance(family, ChatFamily) else read[0]
+    facts: dict[str, Any] = {
+        "task": task.id, "prompt_faults": [*_faults(task, written, read)],
+        "other_ids": None if own is None else _other_ids(written, family, own),
+    }  # fmt: skip
+    return facts if isinstance(task.prompt, str) else facts | _turn_end(task.prompt, written, family)
+
+
+def own_tokenizer(path: str | Path, tokenizer: str | Path | None) -> Any:
+    """Return the tokenizer of a model folder if the run uses another one, else None; also None for a broken file."""
+    if tokenizer is None:
+        return None
+    try:
+        return ChatFiles.read({"path": str(path)}).tokenizer
+    except ConfigError:  # the folder has no tokenizer that can be read, and the run needs none
+        return None
+
+
+def _faults(task: Task, written: str, read: Sequence[str]) -> Iterator[str]:
+    """Yield the first difference between the template's text and the tokens' text, and messages that neither shows.
+
+    `read`: the text of all tokens, and that without the first token, which may begin a sequence and stand for no text.
+    """
+    wanted, texts = _plain(written), [*map(_plain, read)]
+    if wanted not in texts:
+        at, got = max((_shared(wanted, text), text) for text in texts)
+        start = max(0, at - SHOWN_TEXT // 4)
+        yield (
+            f"the template wrote {wanted[start : start + SHOWN_TEXT]!r}, "
+            f"and its tokens read {got[start : start + SHOWN_TEXT]!r}"
+        )
+    said = () if isinstance(task.prompt, str) else task.prompt
+    for message in (one for one in said if one.role in ("system", "user")):
+        parts = (message.content,) if isinstance(message.content, str) else [part.text for part in message.content]
+        for text in parts:  # media may stand between them
+            if _plain(text) not in wanted:
+                yield f"the template leaves out the {message.role} message {text[:SHOWN_TEXT]!r}"
+
+
+def _plain(text: str) -> str:
+    """Return a text in one form and without white space, which templates and tokenizers may change."""
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the length of the common beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _other_ids(text: str, family: ModelFamily, own: Any) -> str:
+    used, known = family.encode(text), tuple(own.encode(text, add_special_tokens=False).ids)
+    if used == known:
+        return ""
+    at = _shared(used, known)
+    if at == min(len(used), len(known)):
+        return f"{len(used)} tokens instead of {len(known)}"
+    shown = family.decode(used[at : at + 1], skip_special=False)
+    return f"token {at} is {used[at]} for {shown!r} instead of {known[at]}"
+
+
+def _turn_end(prompt: Sequence[Message], written: str, family: ModelFamily) -> dict[str, Any]:
+    """Render the text after a turn of the policy; return {} if the template refuses so short a chat."""
+    cut = next((token for token in family.encode(PROBE) if token not in family.stop_tokens), None)
+    try:
+        chat = (*prompt, Message("assistant", PROBE))
+        asked = (Message("user", PROBE),)
+        closing, after = family.delta(chat, asked, cut).tokens, family.delta(chat, asked).tokens
+    except RelaxError:
+        return {}
+    dropped = closing[: len(closing) - len(after)]  # the family drops the end of a turn that the policy has sampled
+    end = dropped[-1:] or tuple(token for token in closing if token in family.stop_tokens)[:1]
+    said = "".join(message.text for message in prompt)
+    marks = [mark for mark in dict.fromkeys(MARK.findall(written)) if mark not in said]
+    counts = [(mark, len(family.encode(mark))) for mark in marks]
+    return {
+        "turn_end": family.decode(end, skip_special=False),
+        "closing": family.decode(closing, skip_special=False)[:SHOWN_TEXT],
+        "split_marks": [(mark, count) for mark, count in counts if count > 1],
+    }
+
+
+# -- tasks: their answers --------------------------------------------------------------------------------------------
+
+
+async def answer_facts(
+    scorer: RewardScorer, groups: Sequence[tuple[Task, Sequence[Trajectory], Sequence[ScoredSample]]]
+) -> list[dict[str, Any] | None]:
+    """Compare the reward of each task's own answer with its best sample; None for a task that can't be compared.
+
+    `earned`: the best reward of the answer as it is written, and of the responses that rewards make of it; `text`: the
+    answer; `best` and `response`: of the best judged sample. An environment's own rewards can't judge an answer.
+    """
+    comparable = [
+        at for at, (task, samples, scores) in enumerate(groups)
+        if isinstance(task.answer, str | int | float) and not any(sample.step_rewards for sample in samples)
+        and any(score.outcome.judged for score in scores)
+    ]  # fmt: skip
+    found: list[dict[str, Any] | None] = [None] * len(groups)
+    earned = await scorer.answers([groups[at][0] for at in comparable])
+    for at, value in zip(comparable, earned, strict=True):
+        task, samples, scores = groups[at]
+        if value is None:
+            continue
+        judged = [
+            (score.value, sample.response)
+            for sample, score in zip(samples, scores, strict=True)
+            if score.outcome.judged
+        ]
+        best, response = max(judged, key=lambda one: one[0])
+        found[at] = {
+            "text": str(task.answer)[:SHOWN_TEXT], "earned": value, "best": best, "response": response[:SHOWN_TEXT],
+        }  # fmt: skip
+    return found

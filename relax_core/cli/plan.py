@@ -254,7 +254,7 @@ def try_(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate, score and print a few samples without training.
+    """Generate, score and print a few samples without training, and check template, tokenizer, mask and answers.
 
     `relax try reward NAME --data FILE` only scores the responses in FILE. `relax try agent FILES -- PROGRAM` runs
     PROGRAM as the agent and shows its model calls as a tree.

@@ -47,7 +47,7 @@ def row_facts(rows: RowBatch) -> dict[str, Any]:
         return f"token {at - starts[owner[at]]} (id {tokens.values[at]}) of group {row.group}, sample {row.sample}"
 
     wrong, partly = np.flatnonzero(trained & ~sampled), np.flatnonzero(seen & (learnt < length))
-    untrained = [int(at) for at in np.flatnonzero(sampled & ~trained) if turn[at] in set(partly.tolist())]
+    untrained = np.flatnonzero(sampled & ~trained & np.isin(turn, partly))
     facts: dict[str, Any] = {
         "samples": len(samples), "trained": int(trained.sum()), "turns": int(seen.sum()),
         "ends": [(token, *of) for token, of in sorted(ends.items())],

@@ -41,6 +41,7 @@ def test_a_few_rollouts_are_scored_without_training(relax_here: Relax, tiny: Pat
     assert all(record["reward"] in (0.0, 1.0) and record["prompt"] for record in records)
     assert {record["answer_reward"] for record in records} == {1.0}
     assert all(gold["read"] and not gold["fault"] for record in records for gold in record["golds"].values())
+    assert "step 1: check failed" not in ran.err
     assert list(tmp_path.iterdir()) == []
 
 

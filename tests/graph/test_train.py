@@ -84,6 +84,13 @@ def test_at_every_step_the_ledger_balances_and_colocated_roles_wait_for_each_oth
     assert "take turns on cpu:0" in relax_here("graph", tiny / "recipe.toml", *EXACT).out
 
 
+def test_every_check_of_the_first_step_passes(finished_run: FinishedRun) -> None:
+    (checks,) = open_run(finished_run.path).first_steps().values()
+    assert len(checks) > 10
+    others = {check.name: check.state for check in checks if check.state != "ok"}
+    assert others == {"tokenizer and model agree": "not applicable"}, "the model's own tokenizer is the only one"
+
+
 def test_the_exported_folder_loads_with_transformers(finished_run: FinishedRun, tiny: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -15,6 +15,7 @@ from relax_core.cli.main import app
 from relax_core.cli.plan import _record_text
 from relax_core.cli.terminal import fail, say
 from relax_core.observe.event_log import EventLog
+from relax_core.observe.first_step import FirstStepCheck
 from relax_core.observe.redaction import Redactor
 
 
@@ -90,6 +91,24 @@ def test_status_why_and_report_show_the_checks_of_the_first_step(relax, tmp_path
     page = (path / "report.html").read_text()
     assert "the ratio is 1: at most 1.4; look &lt;here&gt;" in page
     assert "<td>rewards differ</td><td>ok</td><td>spread 0.5</td>" in page
+
+
+def test_try_prints_the_checks_that_need_no_trainer(relax, monkeypatch):
+    sample = {"task_id": "t1", "group_id": 0, "reward": 1.0, "outcome": "finished", "response": "12"}
+    failed = FirstStepCheck("tokens are trained", "failed", "0", "group 0, sample 1", "tokens are masked")
+    checks = (FirstStepCheck("rewards differ", "not applicable", "no rewards"), failed)
+    checks += (FirstStepCheck("the template round trip is exact", "ok", "0 of 1 prompts"),)
+
+    async def tried(*_):
+        return (sample,), checks
+
+    monkeypatch.setattr("relax_core.diagnostics.try_run.try_tasks", tried)
+    *_, passed, fault = relax("try", "my.toml").stdout.split("\n\n")
+    assert passed == "step 1: the template round trip is exact (0 of 1 prompts)"
+    line = "step 1: check failed: tokens are trained: 0; group 0, sample 1; tokens are masked\n"
+    assert fault == line
+    as_json = relax("try", "my.toml", "--json")
+    assert json.loads(as_json.stdout) == [sample] and as_json.stderr == line
 
 
 def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):

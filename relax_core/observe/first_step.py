@@ -71,17 +71,16 @@ def first_step_checks(
 ) -> tuple[FirstStepCheck, ...]:
     """Return all checks of step 1. A check without its metric or fact is `not applicable`.
 
-    Causes come before their consequences: a wrong mask also makes log-probs differ.
+    Causes come before their consequences: a wrong mask also leaves out end-of-turn tokens.
     """
     facts, limit = facts or {}, far_apart(config)
-    masks = _mask(facts)
     return (
         _tokenizer(facts),
         _template(facts),
-        masks,
+        _mask(facts),
         _trained(metrics, facts),
         _ends(facts, config),
-        _engine(metrics, facts, limit, masks.state == "failed"),
+        _engine(metrics, facts, limit),
         _ratio(metrics, config, limit),
         _reference(metrics, limit),
         _answers(facts),
@@ -154,7 +153,7 @@ def _mask(facts: Facts) -> FirstStepCheck:
         "loss_mask must be 1 at sampled tokens only; check for code that moves the mask or the tokens by a position"
     )
     state: CheckState = "failed" if rows["given"] else "warning" if rows["partly"] else "ok"
-    return _check(name, state, found, rows["examples"], advice)
+    return _check(name, state, found, (*rows["wrongly_trained"][:1], *rows["untrained"]), advice)
 
 
 def _trained(metrics: Mapping[str, Any], facts: Facts) -> FirstStepCheck:
@@ -187,7 +186,7 @@ def _ends(facts: Facts, config: Mapping[str, Any]) -> FirstStepCheck:
         return _check(name, True, found, (), advice)
     if trained < turns:
         advice = "the policy can't learn to stop; check for code that shortens loss_mask or moves it by a position"
-        return _check(name, True, found, rows["examples"], advice)
+        return _check(name, True, found, rows["untrained"], advice)
     written = {str(task["turn_end"]) for task in facts.get("tasks", ()) if task.get("turn_end")}
     sampled = {text for text, _, _ in ends}
     if written and written <= {*stops.values()} - sampled:
@@ -196,16 +195,14 @@ def _ends(facts: Facts, config: Mapping[str, Any]) -> FirstStepCheck:
     return _check(name, False, found)
 
 
-def _engine(metrics: Mapping[str, Any], facts: Facts, limit: float, wrong_mask: bool) -> FirstStepCheck:
+def _engine(metrics: Mapping[str, Any], facts: Facts, limit: float) -> FirstStepCheck:
     name, apart = "engine and trainer agree", metrics.get(MEAN)
     if apart is None:
         return _inapplicable(name, "the run compares no log-probs of engine and trainer")
     seen = facts.get("log_probs") or {}
     kl, reference = metrics.get("policy/ref_kl"), seen.get("trainer_reference")
     advice = "check that both use the same weights, tokens, temperature and top_p"
-    if wrong_mask:
-        advice = "a consequence of the wrong mask: an engine has no log-probs of given tokens"
-    elif reference is not None and seen["engine_reference"] <= limit < reference:
+    if reference is not None and seen["engine_reference"] <= limit < reference:
         advice = "engine and reference agree, so the trainer has other weights; check what it loads"
     elif (reference is not None and reference <= limit) or (reference is None and kl is not None and kl <= limit):
         advice = "trainer and reference agree, so the engine has other or stale weights, or samples in another way"

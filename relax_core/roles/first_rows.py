@@ -18,8 +18,8 @@ def row_facts(rows: RowBatch) -> dict[str, Any]:
     """Describe which tokens of the rows are trained. A turn is a sequence of sampled tokens; without sampling, of trained.
 
     Keys: `samples`, `trained` (tokens), `turns` with a trained token, `ends` ((token, turns that end with it, turns that
-    train it) by token), `empty` (samples without a trained token), `examples` (of faults); for sampled rows also `given`
-    (trained tokens that the policy did not sample) and `partly` (turns that are not trained as a whole).
+    train it) by token), `empty` (samples without a trained token), `wrongly_trained` and `untrained` (examples of tokens);
+    for sampled rows also `given` (trained tokens that the policy did not sample) and `partly` (turns trained in part).
     """
     tokens, trained = rows.columns["tokens"], rows.columns["loss_mask"].values.astype(bool)
     is_sampled = "weight_versions" in rows.columns
@@ -52,10 +52,8 @@ def row_facts(rows: RowBatch) -> dict[str, Any]:
         "samples": len(samples), "trained": int(trained.sum()), "turns": int(seen.sum()),
         "ends": [(token, *of) for token, of in sorted(ends.items())],
         "empty": [f"group {group}, sample {sample}" for (group, sample), count in samples.items() if not count],
-        "examples": [
-            *(f"{place(at)} is trained and was given" for at in wrong[:SHOWN]),
-            *(f"{place(at)} was sampled and is not trained" for at in untrained[:SHOWN]),
-        ],
+        "wrongly_trained": [f"{place(at)} is trained and was given" for at in wrong[:SHOWN]],
+        "untrained": [f"{place(at)} was sampled and is not trained" for at in untrained[:SHOWN]],
     }  # fmt: skip
     if is_sampled:
         facts |= {"given": len(wrong), "partly": len(partly)}

@@ -30,8 +30,8 @@ TASK = {
     "answer": {"text": "12", "earned": 1.0, "best": 1.0, "response": "12"},
 }  # fmt: skip
 ROWS = {
-    "samples": 16, "trained": 90, "turns": 16, "ends": [(2, 14, 14), (9, 2, 2)], "empty": [], "examples": [], "given": 0,
-    "partly": 0,
+    "samples": 16, "trained": 90, "turns": 16, "ends": [(2, 14, 14), (9, 2, 2)], "empty": [], "wrongly_trained": [],
+    "untrained": [], "given": 0,    "partly": 0,
 }  # fmt: skip
 LOG_PROBS = {
     "worst": [(3, 1, 17, 345, -0.1, -4.25, -4.25)], "trainer_reference": 0.0, "engine_reference": 4.15,
@@ -137,7 +137,7 @@ OUTPAID = {"text": "12", "earned": 0.0, "best": 1.0, "response": "21"}
             "without a stop token in 1 of 2",
         ),
         (
-            rows(given=3, partly=3, examples=["token 4 (id 7) of group 0, sample 1 is trained and was given"]),
+            rows(given=3, partly=3, wrongly_trained=["token 4 (id 7) of group 0, sample 1 is trained and was given"]),
             "the mask covers what the policy sampled", "failed", "3 of 90 trained tokens were given, 3 of 16 turns are trained",
         ),
         (rows(partly=1), "the mask covers what the policy sampled", "warning", "1 of 16 turns are trained in part"),
@@ -182,14 +182,6 @@ def test_the_third_model_tells_whether_engine_or_trainer_is_wrong(log_probs: dic
         assert found.evidence == (
             "token 17 (id 345) of group 3, sample 1: engine -0.100, trainer -4.250, reference -4.250"
         )
-
-
-def test_a_wrong_mask_is_named_before_the_log_probs_that_it_changes() -> None:
-    found = checks(
-        {"train/rollout_log_prob_diff_lag0": 4.15}, rows(given=3, examples=["token 4 is trained and was given"])
-    )
-    assert [*faults(found)] == ["the mask covers what the policy sampled", "engine and trainer agree"]
-    assert found["engine and trainer agree"].advice.startswith("a consequence of the wrong mask")
 
 
 def test_formats_and_the_runs_own_settings_decide_what_is_checked() -> None:

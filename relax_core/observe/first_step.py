@@ -196,10 +196,10 @@ def _ends(facts: Facts, config: Mapping[str, Any]) -> FirstStepCheck:
 
 
 def _engine(metrics: Mapping[str, Any], facts: Facts, limit: float) -> FirstStepCheck:
-    name, apart = "engine and trainer agree", metrics.get(MEAN)
+    name, seen = "engine and trainer agree", facts.get("log_probs") or {}
+    apart = metrics.get(MEAN, seen.get("engine_trainer"))  # the trainer measures nothing if no row has a gradient
     if apart is None:
-        return _inapplicable(name, "the run compares no log-probs of engine and trainer")
-    seen = facts.get("log_probs") or {}
+        return _inapplicable(name, "no engine sampled the rows")
     kl, reference = metrics.get("policy/ref_kl"), seen.get("trainer_reference")
     advice = "check that both use the same weights, tokens, temperature and top_p"
     if reference is not None and seen["engine_reference"] <= limit < reference:

@@ -69,11 +69,11 @@ def compared_rows(rows: RowBatch) -> list[int]:
 
 
 def log_prob_facts(rows: RowBatch, log_probs: Ragged) -> dict[str, Any]:
-    """Compare the trainer's `log_probs` [tokens] of sampled rows with those of the engine, and of the reference if known.
+    """Compare the trainer's `log_probs` [tokens] of `compared_rows` with those of engine and, if known, reference.
 
     Keys: `worst`, the trained tokens with the largest differences of engine and trainer: (group, sample, place in the
-    row, token, engine, trainer, reference or None); with a reference also the mean |differences| `trainer_reference`
-    and `engine_reference`.
+    row, token, engine, trainer, reference or None); the mean |difference| `engine_trainer`; with a reference also
+    `trainer_reference` and `engine_reference`.
     """
     at = np.flatnonzero(rows.columns["loss_mask"].values)
     columns, tokens = rows.columns, rows.columns["tokens"]
@@ -88,9 +88,8 @@ def log_prob_facts(rows: RowBatch, log_probs: Ragged) -> dict[str, Any]:
             row.group, row.sample, int(at[place] - starts[owner[place]]), int(tokens.values[at[place]]),
             float(engine[place]), float(trainer[place]), third,
         ))  # fmt: skip
-    if reference is None or not len(at):
-        return {"worst": worst}
-    return {
-        "worst": worst, "trainer_reference": float(np.abs(trainer - reference).mean()),
-        "engine_reference": float(np.abs(engine - reference).mean()),
-    }  # fmt: skip
+    facts = {"worst": worst, "engine_trainer": float(np.abs(engine - trainer).mean())}
+    if reference is not None:
+        facts["trainer_reference"] = float(np.abs(trainer - reference).mean())
+        facts["engine_reference"] = float(np.abs(engine - reference).mean())
+    return facts

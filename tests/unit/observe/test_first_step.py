@@ -31,10 +31,10 @@ TASK = {
 }  # fmt: skip
 ROWS = {
     "samples": 16, "trained": 90, "turns": 16, "ends": [(2, 14, 14), (9, 2, 2)], "empty": [], "wrongly_trained": [],
-    "untrained": [], "given": 0,    "partly": 0,
+    "untrained": [], "given": 0, "partly": 0,
 }  # fmt: skip
 LOG_PROBS = {
-    "worst": [(3, 1, 17, 345, -0.1, -4.25, -4.25)], "trainer_reference": 0.0, "engine_reference": 4.15,
+    "worst": [(3, 1, 17, 345, -0.1, -4.25, -4.25)], "engine_trainer": 4.15, "trainer_reference": 0.0, "engine_reference": 4.15,
 }  # fmt: skip
 FACTS: dict[str, Any] = {
     "stops": [(2, "<eos>")],
@@ -182,6 +182,12 @@ def test_the_third_model_tells_whether_engine_or_trainer_is_wrong(log_probs: dic
         assert found.evidence == (
             "token 17 (id 345) of group 3, sample 1: engine -0.100, trainer -4.250, reference -4.250"
         )
+
+
+def test_log_probs_of_a_few_rows_are_compared_where_no_row_has_a_gradient() -> None:
+    metrics = {key: value for key, value in WELL.items() if "rollout_log_prob" not in key}
+    found = {check.name: check for check in first_step_checks(metrics, CONFIG, FACTS)}["engine and trainer agree"]
+    assert (found.state, found.found) == ("failed", "|log-prob difference| 4.2e+00")
 
 
 def test_formats_and_the_runs_own_settings_decide_what_is_checked() -> None:

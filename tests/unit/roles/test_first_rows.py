@@ -104,10 +104,15 @@ def test_the_tokens_that_differ_most_are_named_beside_the_reference() -> None:
     trainer = Ragged(np.array([0, -1.5, -2.0, 0, -1.0], np.float32), rows.columns["tokens"].lengths)
     found = log_prob_facts(rows, trainer)
     assert found["worst"] == [(1, 0, 1, 9, -3.0, -1.0, -1.0), (0, 0, 1, 7, -1.0, -1.5, -1.5)]
-    assert found["trainer_reference"] == 0.0 and found["engine_reference"] == pytest.approx(2.5 / 3)
+    assert (
+        found["engine_trainer"] == pytest.approx(2.5 / 3)
+        and found["trainer_reference"] == 0.0
+        and found["engine_reference"] == pytest.approx(2.5 / 3)
+    )
 
 
 def test_without_a_reference_only_engine_and_trainer_are_compared() -> None:
     rows = with_log_probs(rollout_log_probs=[0, -1.0, -2.0, 0, -3.0])
     found = log_prob_facts(rows, rows.columns["rollout_log_probs"])
-    assert found == {"worst": [(0, 0, 1, 7, -1.0, -1.0, None), (0, 0, 2, 8, -2.0, -2.0, None)]}
+    worst = [(0, 0, 1, 7, -1.0, -1.0, None), (0, 0, 2, 8, -2.0, -2.0, None)]
+    assert found == {"worst": worst, "engine_trainer": 0.0}

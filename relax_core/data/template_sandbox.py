@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sandbox for chat templates: Jinja's, with bounds on the length, the work and the time of every rendering.
 
-Model folders may be untrusted, and a rendering can't be interrupted from outside. So each step that can loop or make a
-long value is counted before it runs: operators, calls, filters, macros, iterations of loops, and written text. A step
-makes no value beyond the limit of one rendering, so that the time is checked often enough.
+Model folders may be untrusted, and a rendering can't be interrupted from outside. So each step that can loop, or make or
+read a long value, is counted before it runs: operators, comparisons, calls, filters, tests, macros, items of loops and
+iterators, and written text. A step makes no value beyond the limit of one rendering. So counted work ends a hostile
+template on any machine; the limit on processor time is a second net.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, cast
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, _PassArg
 
@@ -38,22 +40,42 @@ MAX_CALLS = 100
 """Nested calls of macros."""
 MAX_S = 5.0
 """Seconds of processor time of one rendering."""
-STEP = 4
+SHORT = 100
+"""Characters of a constant whose reading is part of a step."""
+STEP = 8
 """Characters that one step counts for."""
 CHECKED = 8
 """Steps between two looks at the clock."""
 _SHALLOW = frozenset((
-    "length", "count", "first", "last", "list", "items", "default", "d", "map", "select", "reject", "selectattr",
-    "rejectattr", "reverse", "batch", "slice", "attr", "int", "float", "abs", "round", "random",
+    "length", "count", "first", "last", "list", "items", "default", "d", "reverse", "attr", "int", "float", "abs",
+    "round", "random",
 ))  # fmt: skip
 """Filters that do not read the items of their values."""
+_LAZY = frozenset(("map", "select", "reject", "selectattr", "rejectattr", "batch", "slice"))
+"""Filters that read one item of their value after the other, but not what the items hold."""
+_WHOLE = frozenset(("join", "sum", "sort", "unique", "groupby", "min", "max"))
+"""Filters that compare or join the items of any iterable."""
+_READING = frozenset((
+    "eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=", "in",
+    "lower", "upper",
+))  # fmt: skip
+"""Tests that read their values."""
 _ANY_NUMBER = frozenset((
     "default", "d", "map", "select", "reject", "selectattr", "rejectattr", "int", "float", "truncate",
 ))  # fmt: skip
 """Filters whose numbers can't make a value long."""
 _TEXTS = (str, bytes)
 _HOLDERS = (list, tuple, dict)
-_SLOW = frozenset(("urlize", "wordwrap", "pprint"))
+_ITEMS: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_SLOW = frozenset(("urlize", "wordwrap", "pprint", "striptags"))
+_QUICK = frozenset(("get", "keys", "values", "items"))
+"""Methods of lists and tables that do not read all items."""
+_SEARCHING = frozenset(("strip", "lstrip", "rstrip", "rsplit", "rpartition", "rfind", "rindex"))
+"""Methods of texts whose time may grow with the product of two lengths."""
+SEARCHED = 16
+"""Comparisons of characters that count as one character."""
+CODECS = ("utf-8", "utf8", "ascii", "latin-1")
+"""Encodings that a template may use; some others take quadratic time."""
 _PADS = frozenset(("center", "ljust", "rjust", "zfill"))
 _GROWING = _PADS | {"expandtabs", "replace", "join", "translate", "format", "format_map"}
 """Methods of texts whose results may be longer than the text."""
@@ -68,8 +90,10 @@ class _Work:
     limit: int
     """Characters and items of one value."""
     left: int
+    clock: Callable[[], float]
+    """Returns the processor time of this thread in seconds."""
     ends: float
-    """Processor time of this thread at which the rendering fails, in seconds."""
+    """Time of the clock at which the rendering fails."""
     steps: int = 0
     calls: int = 0
     used: list[Any] = field(default_factory=list)
@@ -81,7 +105,7 @@ class _Work:
         if amount > self.limit or self.left < 0 or not self.steps % CHECKED:
             if amount > self.limit:
                 raise TemplateError(f"a value of more than {self.limit} characters or items")
-            if self.left < 0 or time.thread_time() > self.ends:
+            if self.left < 0 or self.clock() > self.ends:
                 raise TemplateError("a rendering with more work than a chat template needs")
 
 
@@ -89,9 +113,9 @@ _WORK: ContextVar[_Work] = ContextVar("work")
 
 
 @contextmanager
-def _bounded(size: int) -> Iterator[_Work]:
+def _bounded(size: int, clock: Callable[[], float] = time.thread_time) -> Iterator[_Work]:
     limit = MAX_REPEATED + PER_INPUT * size
-    work = _Work(limit, WORK * limit, time.thread_time() + MAX_S)
+    work = _Work(limit, WORK * limit, clock, clock() + MAX_S)
     token = _WORK.set(work)
     try:
         yield work
@@ -107,10 +131,15 @@ def compiled(text: str, functions: Mapping[str, Callable[..., Any]]) -> Template
         return environment.from_string(text)
 
 
-def rendered(template: Template, variables: Mapping[str, Any]) -> str:
-    """Render a template of `compiled`. Raises TemplateError if it exceeds a limit, and any error of its expressions."""
+def rendered(
+    template: Template, variables: Mapping[str, Any], clock: Callable[[], float] = time.thread_time
+) -> str:  # fmt: skip
+    """Render a template of `compiled`. Raises TemplateError if it exceeds a limit, and any error of its expressions.
+
+    `clock` returns the seconds of processor time that `MAX_S` limits.
+    """
     pieces: list[str] = []
-    with _bounded(_size(variables, 1 << 40)) as work:
+    with _bounded(_size(variables, 1 << 40), clock) as work:
         length = 0
         for piece in template.generate(variables):
             length += len(piece)
@@ -121,14 +150,15 @@ def rendered(template: Template, variables: Mapping[str, Any]) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with counted operators, calls, filters, loops and outputs."""
+    """Jinja's sandbox with counted operators, comparisons, calls, filters, tests, loops and outputs."""
 
-    intercepted_binops = frozenset({"**", "*", "+", "%"})
+    intercepted_binops = frozenset({"**", "*", "+", "-", "%"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_written, **options)
         self.filters["tojson"] = to_json
         self.filters = {name: _counted(name, each) for name, each in self.filters.items()}
+        self.tests |= {name: _reading(cast(Any, self.tests[name])) for name in _READING}
         for name in ("lipsum", "cycler"):  # no chat template needs them
             del self.globals[name]
 
@@ -153,6 +183,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def made(self, value: Any) -> Any:
         return _made(value)
 
+    def read(self, value: Any) -> Any:
+        """Count a value that is compared."""
+        if type(value) is str:
+            _WORK.get().spend(len(value))
+        elif type(value) not in (int, bool):
+            work = _WORK.get()
+            work.spend(_size(value, work.limit))
+        return value
+
+    def sliced(self, value: Any) -> Any:
+        """Count a copy of a part of a value."""
+        _WORK.get().spend(_length(value))
+        return value
+
     def joined(self, *parts: Any) -> str:
         texts = [part if type(part) is str else str(_written(part)) for part in parts]
         _WORK.get().spend(sum(map(len, texts)))
@@ -166,6 +210,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if operator == "+":
             if isinstance(left, str | bytes | list | tuple) and isinstance(right, str | bytes | list | tuple):
                 work.spend(len(left) + len(right))
+        elif operator == "-":
+            if not (isinstance(left, int | float) and isinstance(right, int | float)):  # the keys of tables
+                work.spend(_size(left, work.limit) + _size(right, work.limit))
         elif operator == "**":
             if isinstance(left, int) and isinstance(right, int) and right * left.bit_length() > MAX_BITS:
                 raise TemplateError(f"a power of more than {MAX_BITS} bits")
@@ -185,6 +232,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return _made(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  (as Jinja names them)
+        if getattr(__obj, "__self__", None) is __self:  # a counter that `_parse` has put in
+            return __obj(*args)
         work = _WORK.get()
         method = __obj if type(__obj) is BuiltinMethodType else getattr(__obj, "__wrapped__", __obj)
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
@@ -195,6 +244,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return _made(super().call(__context, __obj, *args, **kwargs))
         if isinstance(owner, int | float):
             _check_numbers((*args, *kwargs.values()))
+        elif isinstance(owner, (*_HOLDERS, *_ITEMS)) and name not in _QUICK:
+            work.spend(_size(owner, work.limit))
         for value in (*args, *kwargs.values()):
             _made(value)
         work.spend(0)
@@ -224,6 +275,13 @@ def _replaced(node: nodes.Node) -> nodes.Node:
     _replace_values(node)
     if isinstance(node, nodes.Concat):
         return _helper("joined", *node.nodes)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        return _helper("sliced", node)
+    if isinstance(node, nodes.Compare):
+        node.expr = _read(node.expr)
+        for operand in node.ops:
+            operand.expr = _read(operand.expr)
+        return node
     is_literal = isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load")
     if is_literal and not all(isinstance(one, nodes.Const) for one in node.iter_child_nodes()):
         return _helper("made", node)
@@ -232,12 +290,34 @@ def _replaced(node: nodes.Node) -> nodes.Node:
     return node
 
 
+def _read(node: nodes.Expr) -> nodes.Expr:
+    """Count an operand of a comparison, unless it is a short constant."""
+    is_short = isinstance(node, nodes.Const) and len(str(node.value)) <= SHORT
+    return node if is_short else _helper("read", node)
+
+
 def _made(value: Any) -> Any:
-    """Count a list, tuple or dict with all that it holds, since a nested value can hold the same item many times."""
+    """Count a list, tuple or dict with all that it holds, since a nested value can hold the same item many times.
+
+    The items of an iterator are counted as they are drawn.
+    """
+    if type(value) is str:
+        return value
     if isinstance(value, _HOLDERS):
         work = _WORK.get()
         work.spend(_size(value, work.limit))
+    elif isinstance(value, int):
+        if value.bit_length() > MAX_BITS:
+            raise TemplateError(f"a number of more than {MAX_BITS} bits")
+    elif isinstance(value, Iterator) and not isinstance(value, LoopContext):
+        return _drawn(value)
     return value
+
+
+def _drawn(values: Iterator[Any]) -> Iterator[Any]:
+    for value in values:
+        _WORK.get().spend(0)
+        yield value
 
 
 def _written(value: Any) -> Any:
@@ -258,15 +338,25 @@ def _size(value: Any, most: int) -> int:
             total += 1 + len(one)
             rest.extend(dict.keys(one))
             rest.extend(dict.values(one))  # not its own `values`, which records what a template reads
-        elif isinstance(one, list | tuple | set | frozenset):
+        elif isinstance(one, _ITEMS):
             total += 1 + len(one)
             rest.extend(one)
+        elif isinstance(one, range):
+            total += 1 + len(one)
         elif isinstance(one, Namespace):
             total += 1
             rest.append(one._Namespace__attrs)  # its text shows them
         else:
             total += 1
     return total
+
+
+def _length(value: Any) -> int:
+    """Return the number of items of a value; 1 for a value without a length."""
+    try:
+        return len(value)
+    except TypeError:
+        return 1
 
 
 def _check_numbers(values: Sequence[Any]) -> None:
@@ -286,9 +376,13 @@ def _formatted(text: str, mark: str, values: Any) -> int:
 
 def _text_length(text: str | bytes, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """Return a bound on the length of a method's result."""
-    if name not in _GROWING:
-        return len(text)
     values = (*args, *kwargs.values())
+    if name in _SEARCHING:
+        return len(text) * (1 + max((_length(value) for value in values), default=0) // SEARCHED)
+    if name in ("encode", "decode") and not all(isinstance(value, str) and value.lower() in CODECS for value in values):
+        raise TemplateError(f"an encoding other than {', '.join(CODECS)}")
+    if name not in _GROWING:
+        return len(text) + (_size(values, _WORK.get().limit) if values else 0)
     if name in ("format", "format_map"):
         return _formatted(str(text), "{", values)
     width = max([0, *(value for value in values if isinstance(value, int))])
@@ -321,22 +415,27 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         work = _WORK.get()
         value: Any = args[skipped] if len(args) > skipped else None
         more = (*args[skipped + 1 :], *kwargs.values())
-        if name == "join":
+        if name in _WHOLE:
             value = list(value)
             args = (*args[:skipped], value, *args[skipped + 1 :])
         if name not in _ANY_NUMBER:
             _check_numbers(more)
         if not more and type(value) is str:
             work.spend(len(value))
-            if name not in _SLOW and name != "join":
+            if name not in _SLOW:
                 return _made(function(*args, **kwargs))
-        amount = 0 if name in _SHALLOW else _size(value, work.limit)
+        amount = STEP * _length(value) if name in _LAZY else 0 if name in _SHALLOW else _size(value, work.limit)
+        amount *= 1 + max((one.count(".") for one in more if isinstance(one, str)), default=0)  # paths of attributes
         if name in _SLOW and amount > MAX_WIDTH:
             raise TemplateError(f"more than {MAX_WIDTH} characters for the filter {name}")
         longest = max((len(one) for one in more if isinstance(one, str)), default=1)
         width = max([longest, 4, *(one for one in more if isinstance(one, int))])
         if name == "join" or name == "wordwrap":
             amount += longest * len(value)
+        elif name == "sum" and any(isinstance(one, _HOLDERS) for one in more):
+            amount *= len(value)  # each sum is a new list
+        elif name == "trim":
+            amount *= 1 + longest // SEARCHED
         elif name == "indent":
             amount += width * (str(value).count("\n") + 1)
         elif name in ("center", "batch", "slice"):
@@ -347,6 +446,18 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             amount = _formatted(str(value), "%", more)
         work.spend(amount)
         return _made(function(*args, **kwargs))
+
+    return limited
+
+
+def _reading(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a test that counts the values that it reads."""
+
+    @wraps(test)
+    def limited(*args: Any) -> Any:
+        work = _WORK.get()
+        work.spend(sum(_size(value, work.limit) for value in args))
+        return test(*args)
 
     return limited
 

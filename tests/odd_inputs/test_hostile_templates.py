@@ -23,10 +23,25 @@ TEMPLATES = tomllib.loads((Path(__file__).parent / "hostile_templates.toml").rea
 
 @pytest.mark.parametrize("text", TEMPLATES)
 def test_a_template_that_takes_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_S", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_S", 1e9)  # the same on a slow machine and on a fast one
     monkeypatch.setattr(template_sandbox, "MAX_REPEATED", 1 << 17)
+    monkeypatch.setattr(template_sandbox, "WORK", 4)
     with pytest.raises(ConfigError, match=r"model\.chat_template"):
         ChatTemplate(text, "t", {}, datetime.now()).render((Message("user", "x"),))
+
+
+def test_a_rendering_ends_at_its_limit_of_processor_time_whatever_it_counts() -> None:
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0 if looks < 4 else template_sandbox.MAX_S + 1
+
+    template = template_sandbox.compiled("{% for a in range(99) %}{% endfor %}", {})
+    with pytest.raises(jinja2.TemplateError, match="more work than a chat template needs"):
+        template_sandbox.rendered(template, {}, clock)
+    assert looks == 4, "one for the start, and one for each eight steps"
 
 
 @pytest.mark.parametrize("text", [
@@ -37,6 +52,12 @@ def test_a_template_that_takes_too_much_is_refused(monkeypatch: pytest.MonkeyPat
     "{% macro f(x, y=[1]) %}{{ x }}{{ y }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(1, 2, 3, z=4) }}",
     "{% set n = namespace(all=[]) %}{% for m in messages %}{% set n.all = n.all + [m.content] %}{% endfor %}{{ n.all }}",
     "{% set a, b = 1, 'x' %}{{ a }}{{ b }}{% set t %}{{ a + 1 }}{% endset %}{{ t }}{{ 7 % 4 }}{{ 2 ** 10 }}{{ 'ab' * 3 }}",
+    "{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|first }}{{ [3, 1, 2]|reject('odd')|list }}",
+    "{{ [[1], [2]]|sum(start=[]) }}{{ range(5)|reverse|list }}{{ [1, 2, 3]|batch(2)|map('sum')|list }}{{ ' a '|trim }}",
+    "{{ {'a': 1}.keys()|list }}{{ ({'a': 1, 'b': 2}.keys() - ['b'])|list }}{{ 7 - 2.5 }}{{ messages[1:]|length }}",
+    "{{ 1 < 2 <= 2 != 3 }}{{ 'he' in messages[0].content }}{{ messages[0] == messages[0] }}{{ 'x' not in [1, 2] }}",
+    "{{ 'xx-x'.strip('x').rpartition('-') }}{{ 'a'.encode('utf-8') }}{{ [1, 2, 1].count(1) }}{{ [2, 1]|sort|first }}",
+    "{% for k, g in messages|groupby('role') %}{{ k }}{{ g|length }}{% endfor %}{{ 'b'|unique|list }}{{ [1, 2]|max }}",
     "{{ messages[::-1][0].content.split('e')[0].strip().replace('h', 'H').upper() }}", "{{ ['b', 'a']|sort|list }}",
     "{% for x in [[1, [2]], 3] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}", "{{ 'a' in ['a', b] }}",
     "{% call(x) f() %}{{ x }}{% endcall %}{% macro f() %}{{ caller(1) }}{% endmacro %}", "{{ joiner(', ')() }}",

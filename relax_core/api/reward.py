@@ -75,7 +75,7 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
 
         A run scores the responses at its start, and refuses too many tasks whose own gold answer scores less than
         `best`; `relax data check` lists these tasks. Raise ValueError with the reason if the answer can't be read as a
-        whole. Not called for a reward with an `async def` method.
+        whole. Not called for a reward that calls an engine pool or a sandbox: only a run has these.
         """
         return None
 

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -139,7 +139,7 @@ class RewardHost(IsolatedHost):
             reward.engines = {name: ModelRpcClient(self.parent, name) for name in needs}
         if limits is not None:
             reward.sandbox = SandboxRpcClient(self.parent)
-        return self._form, where(self._score), needs, limits, reads_golds(type(reward)) and not self.concurrent
+        return self._form, where(self._score), needs, limits, reads_golds(reward)
 
     async def end(self) -> None:
         loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ class RewardHost(IsolatedHost):
     def handle(self, item: Unit) -> Any:
         task, first = item[0]
         if first is None:
-            return self._gold_result(task)
+            return self._scored_gold(task)
         if self._form == "sample":
             return self._score(task, first)
         trajectories = [trajectory for _, trajectory in item]
@@ -163,16 +163,31 @@ class RewardHost(IsolatedHost):
             return self._score(item[0][0], trajectories)
         return self._score([task for task, _ in item], trajectories)
 
-    def _gold_result(self, task: Task) -> GoldResult:
+    def _scored_gold(self, task: Task) -> GoldResult | Awaitable[GoldResult]:
         """Read a task's gold answer, and score the responses that state the answer as samples are scored."""
         gold = self._gold(task)
+        asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+        items: list[Unit] = [
+            [(task, Trajectory((*asked, Message("assistant", response)), response, ()))]
+            for response in (gold.responses if gold is not None else ())
+        ]
+        results = [self.handle(item) for item in items]
+        if self.concurrent or any(map(inspect.isawaitable, results)):
+            return self._awaited_gold(gold, items, results)
+        return self._gold_result(gold, items, results)
+
+    async def _awaited_gold(self, gold: Gold | None, items: Sequence[Unit], results: Sequence[Any]) -> GoldResult:
+        found = await asyncio.gather(*results, return_exceptions=True)
+        if failed := next((one for one in found if isinstance(one, BaseException)), None):
+            raise failed
+        return self._gold_result(gold, items, found)
+
+    def _gold_result(self, gold: Gold | None, items: Sequence[Unit], results: Sequence[Any]) -> GoldResult:
         if gold is None:
             return GoldResult()
         scores = []
-        for response in gold.responses:
-            asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
-            item: Unit = [(task, Trajectory((*asked, Message("assistant", response)), response, ()))]
-            (result,) = self.pack_result(item, self.handle(item))
+        for item, scored in zip(items, results, strict=True):
+            (result,) = self.pack_result(item, scored)
             if isinstance(result, RewardResult) and not result.outcome.judged:
                 return GoldResult(error=result.error)
             scores.append(result.value if isinstance(result, RewardResult) else result)
@@ -277,9 +292,11 @@ def _root(author: Callable[..., Any]) -> str:
     return str(Path(file).parents[min(depth, len(Path(file).parents)) - 1])
 
 
-def reads_golds(reward: type[Any]) -> bool:
-    """Return True if a reward class overrides `gold`."""
-    return getattr(reward, "gold", Reward.gold) is not Reward.gold
+def reads_golds(reward: Any) -> bool:
+    """Return True if a reward, or the class of one, overrides `gold` and calls neither an engine pool nor a sandbox."""
+    kind = reward if isinstance(reward, type) else type(reward)
+    calls = getattr(reward, "needs_engines", ()) or getattr(reward, "needs_sandbox", None) is not None
+    return getattr(kind, "gold", Reward.gold) is not Reward.gold and not calls
 
 
 def _finite(value: object) -> float:

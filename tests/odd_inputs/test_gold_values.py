@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from relax_core.api import Chosen, Score, Task
+from relax_core.api import Chosen, Gold, Reward, SandboxLimits, Score, Task, Trajectory
 from relax_core.api.errors import ConfigError
 from relax_core.cli.data_survey import data_files, survey
 from relax_core.data.tasks import has_value
 from relax_core.diagnostics.try_run import try_reward
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.golds import MOST_CHECKED, check_golds
-from relax_core.rewards.host import GoldResult, RewardHost
+from relax_core.rewards.host import GoldResult, RewardHost, pack_units, reads_golds
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.testing.samples import trajectory
 
@@ -76,6 +77,61 @@ def test_a_gold_is_scored_boxed_and_plain(options: dict[str, Any]) -> None:
 def test_options_of_a_reward_do_not_make_its_golds_bad(reward: str, options: dict[str, Any]) -> None:
     assert gold_of(host(reward, **options), Task("t", "?", "B")).fault == "" or reward == "geo3k"
     assert gold_of(host(reward, **options), Task("t", "?", "B" if reward == "gpqa" else "12")).fault == ""
+
+
+class Half(Reward):
+    """Pays for half of its responses; reads the golds that are whole numbers."""
+
+    def gold(self, task: Task) -> Gold:
+        return Gold(f"number {int(task.answer)}", (f"\\boxed{{{task.answer}}}", str(task.answer)))
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        await asyncio.sleep(0)
+        if task.answer == "13":
+            raise LookupError("no thirteen")
+        return float(trajectory.response == task.answer or task.answer == "42")
+
+
+class Promising(Half):
+    """Returns a coroutine from a plain method."""
+
+    def score(self, task: Task, trajectory: Trajectory) -> Any:
+        return super().score(task, trajectory)
+
+
+class Asking(Half):
+    """Calls a pool."""
+
+    needs_engines = ("judge",)
+
+
+class Boxed(Half):
+    """Runs programs."""
+
+    needs_sandbox = SandboxLimits()
+
+
+@pytest.mark.parametrize("kind", [Half, Promising])
+async def test_golds_of_an_async_reward_are_scored_like_its_samples(kind: type[Reward]) -> None:
+    opened = RewardHost()
+    opened.component, opened.build = Chosen("reward", "half"), lambda chosen: kind()
+    *_, reads = opened.open()
+    assert reads
+    units: Any = [[(Task("t", "?", answer), None)] for answer in ("42", "7", "13", "x")]
+    found: dict[int, Any] = {}
+    async for results, _ in opened.run_items(pack_units(units), 20.0, False):
+        found |= {number: (status, value) for number, status, value in results}
+    faults = [found[number][1][0].fault for number in range(4)]
+    assert [found[number][0] for number in range(4)] == ["done"] * 4
+    assert faults[0] == "" and faults[1].startswith("read as number 7, it scores 0 instead of 1 for the response")
+    assert "LookupError: no thirteen (" in faults[2] and "invalid literal for int()" in faults[3]
+
+
+@pytest.mark.parametrize("kind", [Asking, Boxed])
+def test_golds_of_a_reward_that_calls_a_pool_or_a_sandbox_are_not_scored(kind: type[Reward]) -> None:
+    opened = RewardHost()
+    opened.component, opened.build = Chosen("reward", "asking"), lambda chosen: kind()
+    assert opened.open()[-1] is False and not reads_golds(kind)
 
 
 def test_a_reward_that_does_not_pay_for_its_own_gold_is_named_with_the_response() -> None:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from relax_core.api.algorithm import Algorithm, Source as Form
 from relax_core.api.component import Chosen
-from relax_core.api.errors import ConfigError, one_line
+from relax_core.api.errors import ConfigError, PluginError, one_line
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import SystemClock
 from relax_core.api.source import BadRow, TaskSource
@@ -35,7 +35,7 @@ from relax_core.data.overlap import EvalRows, Overlap, RowContent, Rows, find_ov
 from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MEDIA_KINDS
-from relax_core.data.tasks import TaskSet, has_value, task_settings, unmatched_filters
+from relax_core.data.tasks import TaskSet, charged_to, has_value, read_task, task_settings, unmatched_filters
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import shown
 from relax_core.registry import Catalogue
@@ -96,7 +96,7 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
 async def survey_media(found: DataFile, result: Survey) -> None:
     """Decode all media of the usable rows; mark rows with unreadable media as bad, and add media tokens to lengths."""
     processors = found.processors
-    rows = {row: list(shown_by(found.source[row])) for row in sorted(result.rows)}
+    rows = {row: list(shown_by(read_task(found.source, row))) for row in sorted(result.rows)}
     if processors is None or not any(rows.values()):
         return
     known: OrderedDict[Media, dict[str, Any] | str] = OrderedDict()
@@ -362,7 +362,11 @@ def survey(found: DataFile, media: bool = False) -> Survey:
     """Read every row; with `media`, also decode all media of the rows."""
     result = Survey(found.path, list(found.source.problems()))
     for row in range(len(found.source)):
-        task = found.source[row]
+        try:
+            task = read_task(found.source, row)
+        except PluginError as error:
+            result.bad.append(BadRow(f"row {row}", str(error), fix="correct the task source"))
+            continue
         result.columns["prompt"] += 1
         result.columns["answer"] += has_value(task.answer)
         result.columns.update(name for name, value in task.metadata.items() if has_value(value))
@@ -397,7 +401,8 @@ def _opened(
 ) -> DataFile:  # fmt: skip
     refused = None
     try:
-        source.open(path, columns)
+        with charged_to(source):
+            source.open(path, columns)
     except ConfigError as error:
         refused = error
         if not any(True for _ in source.problems()):

@@ -30,6 +30,8 @@ from relax_core.control.tool_check import tools_before_start
 from relax_core.data.dataset import open_training
 from relax_core.engines.factories import AUXILIARY_GROUP, auxiliary_spec, engine_spec
 from relax_core.registry.catalogue import Catalogue
+from relax_core.registry.error_text import authored
+from relax_core.registry.shapes import checked, returned_by
 from relax_core.roles.rank_group import trainer_spec
 from relax_core.sampling.evaluation import open_tasks
 
@@ -192,7 +194,7 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
     try:
         if pool is not None:  # assumed: one request for each sample of a step, as long as a sample
             share = replace(step, prompts=ceil(step.prompts / group.size))
-            first = last = cast(Engine, backend).estimate(auxiliary_spec(config, pool), share)
+            first = last = estimated(cast(Engine, backend), auxiliary_spec(config, pool), share)
         elif group.name == "rollout":
             first = last = _engine_estimate(cast(Engine, backend), context, step, group.size)
         else:
@@ -209,8 +211,8 @@ def _engine_estimate(engine: Engine, context: PlanContext, step: Workload, size:
     evaluated = ceil(config.eval.size * config.eval.samples / step.group_size) if config.eval.every else 0
     most = max(step.prompts * ahead, evaluated)
     spec = engine_spec(config, Version("actor", 0, 0))
-    memory = engine.estimate(spec, replace(step, prompts=ceil(most / size)))
-    return replace(memory, flops=engine.estimate(spec, replace(step, prompts=ceil(step.prompts / size))).flops)
+    memory = estimated(engine, spec, replace(step, prompts=ceil(most / size)))
+    return replace(memory, flops=estimated(engine, spec, replace(step, prompts=ceil(step.prompts / size))).flops)
 
 
 def _rank_estimate(trainer: Trainer, context: PlanContext, group: WorkerGroup, rank: int, step: Workload) -> Estimate:
@@ -220,7 +222,17 @@ def _rank_estimate(trainer: Trainer, context: PlanContext, group: WorkerGroup, r
         role, _, number = role.partition("-")
         teacher = context.config.teachers[int(number or 0)]
         model = {"path": str(teacher.path), "dtype": teacher.dtype or context.config.model.dtype}
-    return trainer.estimate(trainer_spec(cast(RunContext, context), role, rank, group.size, "", model), step)
+    return estimated(trainer, trainer_spec(cast(RunContext, context), role, rank, group.size, "", model), step)
+
+
+def estimated(component: Engine | Trainer, spec: Any, work: Workload) -> Estimate:
+    """Return the estimate of an engine or trainer. Raises PluginError naming the component, or NotImplementedError."""
+    with authored(f"{component.kind} {type(component).__qualname__}"):
+        try:
+            return cast(Estimate, checked(component.estimate(spec, work), Estimate, returned_by(component.estimate)))
+        except NotImplementedError as error:
+            missing = error
+    raise missing
 
 
 def memory_budgets(

@@ -27,7 +27,7 @@ from relax_core.config.model_folder import bounded_context
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
-from relax_core.data.tasks import HOLD_OUT, RowSet, check_placeholders
+from relax_core.data.tasks import HOLD_OUT, RowSet, charged_to, check_placeholders
 from relax_core.media.access import SourceAccess
 from relax_core.media.store import key_bytes
 
@@ -331,7 +331,8 @@ def _open(run: Any, build: Build, form: Source, key: str, path: str, columns: Ma
     family.open(run.model.model_dump(mode="json"))
     source = build(run.source.chosen)
     try:
-        source.open(path, columns)
+        with charged_to(source):
+            source.open(path, columns)
         return Dataset(source, family, form, **dataset_settings(run, build, path))
     except ConfigError as error:
         field = key if error.field in ("data", "data.train") else error.field

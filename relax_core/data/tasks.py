@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,8 @@ from relax_core.data.task_files import TaskFiles, source_access
 from relax_core.data.task_row import RowError
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import check_source, missing_file, shown
+from relax_core.registry.error_text import authored
+from relax_core.registry.shapes import checked, returned_by
 from relax_core.rpc.messages import encode
 
 HOLD_OUT = "held-out"
@@ -99,7 +101,8 @@ class RowSet(ABC):
         self._overheads: dict[Hashable, int] = {}
         foreign = [*family.foreign_tokens.values()]
         self._foreign = foreign if len(foreign) < MANY_TOKENS else [""]  # "": render every row
-        self._kept = array("q", range(len(source)))
+        with charged_to(source):
+            self._kept = array("q", range(len(source)))
         self.num_skipped = 0
 
     def __len__(self) -> int:
@@ -152,7 +155,7 @@ class RowSet(ABC):
 
     def _read(self, row: int) -> Task:
         """Read a row, as plain data if it could not travel otherwise. Raises ConfigError for a row without such a form."""
-        task = self._source[row]
+        task = read_task(self._source, row)
         if isinstance(self._source, TaskFiles):  # already plain data
             return task
         try:
@@ -387,6 +390,20 @@ class TaskSet(RowSet):
         return tools or described
 
 
+def charged_to(source: TaskSource) -> AbstractContextManager[None]:
+    """Return a context that raises PluginError, naming a task source, for an error of the source's code."""
+    return authored(f"task-source {type(source).__qualname__}")
+
+
+def read_task(source: TaskSource, row: int) -> Task:
+    """Read a row of a task source. Raises PluginError, naming the source, if it fails or returns another type."""
+    if isinstance(source, TaskFiles):
+        return source[row]
+    with charged_to(source):
+        task: Task = checked(source[row], Task, f"{returned_by(source.__getitem__)}: row {row}")
+    return task if isinstance(task.prompt, str | tuple) else replace(task, prompt=tuple(task.prompt))
+
+
 def has_value(value: object) -> bool:
     """Return False for None and NaN, with which table libraries fill cells without a value."""
     return value is not None and not (isinstance(value, float) and value != value)
@@ -409,7 +426,8 @@ def task_set(
     """
     source = context.build(context.config.source.chosen, TaskSource)
     try:
-        source.open(path, columns)
+        with charged_to(source):
+            source.open(path, columns)
     except ConfigError as error:
         raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
     return TaskSet(source, family, **task_settings(context.config, context.build, path, found, teachers))

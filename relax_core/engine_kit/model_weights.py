@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relax_core.api.errors import ConfigError
-from relax_core.api.weights import Manifest, TensorInfo, WeightTransport, tensor_fingerprint
+from relax_core.api.errors import ConfigError, PluginError
+from relax_core.api.weights import Manifest, Resident, TensorInfo, WeightTransport, tensor_fingerprint
 from relax_core.tensor_files import safetensors_file
 
 if TYPE_CHECKING:
@@ -120,6 +120,25 @@ class StagedAdapter(NamedTuple):
             yield name, array, kept
 
 
+def received(
+    transport: WeightTransport, manifest: Manifest, resident: Resident | None = None
+) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+    """Yield the tensors that a transport receives. Raises PluginError, naming the transport, for any other item."""
+    items: Any = transport.receive(manifest, resident)
+    if not isinstance(items, Iterable):
+        raise _wrong_item(transport, items)
+    for item in items:
+        is_pair = isinstance(item, tuple) and len(item) == 2
+        if not (is_pair and isinstance(item[0], TensorInfo) and hasattr(item[1], "nbytes")):
+            raise _wrong_item(transport, item)
+        yield item
+
+
+def _wrong_item(transport: WeightTransport, item: object) -> PluginError:
+    got = f"receive(): got {repr(item)[:80]} ({type(item).__qualname__}); yield pairs of a TensorInfo and an array"
+    return PluginError(f"weight-transport {type(transport).__qualname__}", got)
+
+
 def stage_adapter(
     manifest: Manifest, transport: WeightTransport, known: Mapping[str, TensorInfo], table: Mapping[str, Any],
     needed: Collection[str] = (),
@@ -130,7 +149,7 @@ def stage_adapter(
     """
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     arrived: list[TensorInfo] = []
-    for info, array in transport.receive(manifest):
+    for info, array in received(transport, manifest):
         arrived.append(TensorInfo(info.name, array.shape, info.dtype, tensor_fingerprint(array), int(array.nbytes)))
         found = _ADAPTER_NAME.fullmatch(info.name)
         weight = f"{found['module']}.weight" if found else ""

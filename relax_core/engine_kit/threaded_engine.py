@@ -20,7 +20,7 @@ from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, Gener
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.weights import Manifest, Receipt, Resident, TensorInfo, WeightTransport, combined_fingerprint
 from relax_core.engine_kit.engine_thread import DeltaStream, EngineThread
-from relax_core.engine_kit.model_weights import StagedAdapter, check_manifest, stage_adapter
+from relax_core.engine_kit.model_weights import StagedAdapter, check_manifest, received, stage_adapter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -298,13 +298,13 @@ def _staged(manifest: Manifest, transport: WeightTransport, resident: Resident |
     again for loading. Of a live version only the first tensor is received here, so that memory never holds a second
     model.
     """
-    arriving = transport.receive(manifest, resident)
+    arriving = received(transport, manifest, resident)
     if manifest.payload == "full" and not transport.live:
         return iter(list(arriving))
     if not transport.live:
         for _ in arriving:  # raises for a damaged delta before any weight changes
             pass
-        return transport.receive(manifest, resident)
+        return received(transport, manifest, resident)
     first = next(arriving, None)
     return iter(()) if first is None else chain([first], arriving)
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,8 @@ from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
+from relax_core.registry.error_text import authored
+from relax_core.registry.shapes import LONGEST, WrongShape, checked, returned_by
 from relax_core.rpc.waiting import start_all
 
 PING_EVERY_S = 5.0
@@ -50,6 +53,13 @@ WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "
 """Trainer methods whose time is recorded as work. The time of methods such as publish, save and offload is overhead."""
 
 
+RETURNS: Mapping[str, Any] = {
+    "forward": RowBatch, "finish_update": UpdateResult, "publish": Manifest, "transfer": int,
+    "offload": int,
+}  # fmt: skip
+"""Types of the results of trainer methods."""
+
+
 class RankGroup:
     """All ranks of one role's trainer; `async with` stops them at its end.
 
@@ -68,7 +78,9 @@ class RankGroup:
         self, trainer: Trainer, workers: Sequence[Worker], tracks: Sequence[SpanTrack], facts: Mapping[str, Any],
         tokens_per_micro_batch: int,
     ) -> None:  # fmt: skip
-        self._trainer, self._workers, self._tracks, self.facts = trainer, workers, tracks, facts
+        self._trainer, self._workers, self._tracks = trainer, workers, tracks
+        with self._charged():
+            self.facts: Mapping[str, Any] = checked(facts, Mapping[str, Any], "start()")
         self._tokens_per_micro_batch = tokens_per_micro_batch
         self._whole_groups = False
         self.lost = False
@@ -138,11 +150,19 @@ class RankGroup:
                 if left or any(isinstance(error, WorkerDied | DeadlineExceeded) for error in failures):
                     await self.give_up()
                 raise min(failures, key=_remoteness)
+            with self._charged(*args):
+                for call in calls:
+                    checked(call.result(), RETURNS.get(method, Any), f"{method}()")
             return [call.result() for call in calls]
         finally:
             for task in (*calls, *pings):
                 task.cancel()
             await asyncio.gather(*calls, *pings, return_exceptions=True)
+
+    def _charged(self, *args: Any) -> AbstractContextManager[None]:
+        """Charge errors to the trainer; of a call with the name of a weight transport, to both."""
+        others = "".join(f" with {arg.kind} {arg.name}" for arg in args if isinstance(arg, Chosen))
+        return authored(f"trainer {type(self._trainer).__qualname__}{others}")
 
     async def _ping(self, rank: int, method: str, silent: dict[int, WorkerDied]) -> None:
         """Ping a rank during a call. If it does not answer, kill it and put the error into `silent`."""
@@ -192,7 +212,9 @@ class RankGroup:
         units = list(found.values())
         lengths = rows.columns["tokens"].lengths
         padded = [len(unit) * max(int(lengths[index]) for index in unit) for unit in units]
-        plan = self._trainer.plan(padded, len(self._workers), self._tokens_per_micro_batch)
+        with self._charged():
+            plan = self._trainer.plan(padded, len(self._workers), self._tokens_per_micro_batch)
+            _check_plan(plan, len(units), len(self._workers), returned_by(self._trainer.plan))
         micro_batches = tuple(
             tuple(tuple(index for unit in planned for index in units[unit]) for planned in rank)
             for rank in plan.micro_batches
@@ -203,6 +225,8 @@ class RankGroup:
         """Run rows forward without gradient; return columns in the order of `rows`. `columns`: keys of `Output`s."""
         parts: list[RowBatch] = await self.call("forward", self.chunk(rows), tuple(columns))
         names = [name for key in columns for name in Output.parse(key).gives]
+        with self._charged():
+            _check_columns(parts, rows, names)
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
         if len(parts) == 1 and parts[0].ids == rows.ids:
             return {name: parts[0].columns[name] for name in names}
@@ -307,6 +331,33 @@ class TrainerDeviceLease:
 
     async def __aexit__(self, *_: object) -> None:
         await self.release()
+
+
+def _check_plan(plan: Any, rows: int, ranks: int, where: str) -> None:
+    """Raise WrongShape unless a plan puts each row on a rank, at most once on each: ranks may share a model's layers."""
+    planned: ChunkPlan = checked(plan, ChunkPlan, where)
+    if len(planned.micro_batches) != ranks:
+        raise WrongShape(f"{where}: got micro-batches for {len(planned.micro_batches)} ranks; want {ranks}")
+    by_rank = [[index for batch in rank for index in batch] for rank in planned.micro_batches]
+    if {*range(rows)} != {*chain(*by_rank)} or any(len({*found}) < len(found) for found in by_rank):
+        got = f"got rows {', '.join(map(str, sorted(chain(*by_rank))))[:LONGEST]}"
+        raise WrongShape(f"{where}: {got}; want each of {rows} rows, at most once on a rank")
+
+
+def _check_columns(parts: Sequence[RowBatch], rows: RowBatch, names: Sequence[str]) -> None:
+    """Raise WrongShape unless the ranks' results have the columns `names` for each of the rows."""
+    for part in parts:
+        if not all(name in part.columns for name in names):
+            got = f"got {', '.join(part.columns) or 'none'}; want {', '.join(names)}"
+            raise WrongShape(f"forward(): columns: {got}")
+        for name in names:
+            column = part.columns[name]
+            if len(column) != len(part) or int(column.lengths.sum()) != len(column.values):
+                got = f"got {len(column)} rows of {len(column.values)} values; want {len(part)}"
+                raise WrongShape(f"forward(): columns[{name!r}]: {got}")
+    found = {row for part in parts for row in part.ids}
+    if missing := [row for row in rows.ids if row not in found]:
+        raise WrongShape(f"forward(): ids: got {len(rows) - len(missing)} of {len(rows)} rows")
 
 
 def _remoteness(error: BaseException) -> int:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from relax_core.api import (
     Algorithm,
     AttemptId,
     Chosen,
+    ChunkPlan,
     Environment,
     Filter,
+    Manifest,
     Media,
     Message,
     ModalityProcessor,
@@ -31,22 +34,31 @@ from relax_core.api import (
     Sealed,
     SystemClock,
     Task,
+    TaskSource,
     Tool,
+    Trainer,
     Trajectory,
     Version,
+    WeightTransport,
 )
 from relax_core.api.bus import Issue
 from relax_core.api.component import Configurable
 from relax_core.api.errors import PluginError
+from relax_core.cli.data_survey import DataFile, survey
 from relax_core.config.run_config import EnvironmentChoice
+from relax_core.control.memory_check import estimated
 from relax_core.data.media_host import MediaHost
+from relax_core.data.tasks import TaskSet
+from relax_core.engine_kit.model_weights import received
 from relax_core.engines.engine_state import EngineState, EngineStatus
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.model_rpc import model_handlers
 from relax_core.engines.requests import SAMPLING, PendingRequest
 from relax_core.engines.router import Quarantine, RequestLimits, Router
 from relax_core.learn.groups import credited
+from relax_core.observe.spans import Unwatched
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
+from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.inline import InlineWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
@@ -260,6 +272,95 @@ def test_algorithms_are_named(entry: dict[str, Any]) -> None:
     samples = {AttemptId(*key): Sealed(AttemptId(*key), 1, Outcome.FINISHED, 1.0, trained_tokens=1) for key in keys}
     with charged(entry):
         credited(algorithm, rows(), samples, ())
+
+
+class OddSource(TaskSource):
+    def __init__(self, entry: dict[str, Any]) -> None:
+        super().__init__()
+        self._entry = entry
+
+    def open(self, path: str, columns: Any) -> None: ...
+
+    def __len__(self) -> Any:
+        return value(self._entry.get("length", "1"))
+
+    def __getitem__(self, index: int) -> Any:
+        return value(self._entry["row"])
+
+
+@entries("source")
+def test_task_sources_are_named_by_a_run_and_by_a_check_of_the_data(entry: dict[str, Any]) -> None:
+    family: Any = SimpleNamespace(foreign_tokens={}, placeholders={})
+    with charged(entry):
+        task = TaskSet(OddSource(entry), family, check=False)[0]
+        assert isinstance(task.prompt, str | tuple)
+    if "row" in entry and not entry.get("ok"):
+        (bad,) = survey(DataFile("odd", OddSource(entry), None)).bad
+        check_says(entry, bad.reason)
+        assert bad.where == "row 0"
+
+
+class OddTrainer(Trainer):
+    """A rank in this process, and the trainer whose instance plans in the role."""
+
+    name, pid, host = "rank-0", 1, "127.0.0.1"
+    start = begin_update = accumulate = finish_update = forward = publish = save = load = export = None  # type: ignore[assignment]
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        super().__init__()
+        self._entry = entry
+
+    def plan(self, lengths: Any, world_size: int, tokens_per_micro_batch: int = 0) -> Any:
+        return value(self._entry["plan"]) if "plan" in self._entry else ChunkPlan(((tuple(range(len(lengths))),),))
+
+    def estimate(self, spec: Any, work: Any) -> Any:
+        return value(self._entry["estimate"])
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        given = rows()
+        column = Ragged(np.zeros(14, np.float32), given.columns["tokens"].lengths)
+        return value(self._entry[method], rows=given, column=column)
+
+
+@entries("trainer")
+async def test_trainers_and_their_transports_are_named(entry: dict[str, Any]) -> None:
+    trainer: Any = OddTrainer(entry)
+    version, transport = Version("actor", 0, 1), Chosen("weight-transport", "odd")
+    with charged(entry):
+        group = RankGroup(trainer, [trainer], [Unwatched()], value(entry.get("start", "{}")), 0)
+        group._offloads = ("weights",)
+        if "forward" in entry:
+            found = await group.forward(rows(), ("log_probs",))
+            assert len(found["log_probs"]) == 5
+        elif "finish_update" in entry:
+            await group.finish_update({})
+        elif "publish" in entry:
+            await group.publish(version, transport, "here")
+        elif "transfer" in entry:
+            await group.call("transfer", None, transport, 1, 1.0)
+        elif "offload" in entry:
+            await group.offload(("weights",))
+        elif "estimate" in entry:
+            estimated(trainer, None, None)
+        else:
+            group.chunk(rows())
+
+
+class OddTransport(WeightTransport):
+    send = release = None  # type: ignore[assignment]
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        super().__init__()
+        self._entry = entry
+
+    def receive(self, manifest: Any, resident: Any = None) -> Any:
+        return value(self._entry["receive"])
+
+
+@entries("transport")
+def test_weight_transports_are_named_where_their_tensors_arrive(entry: dict[str, Any]) -> None:
+    with charged(entry):
+        list(received(OddTransport(entry), Manifest(Version("actor", 0, 1), "full", (), "here")))
 
 
 class OddProcessor(ModalityProcessor):

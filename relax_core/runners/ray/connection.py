@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from ray.exceptions import RayError
 
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
+from relax_core.registry.error_text import said
+from relax_core.registry.shapes import WrongShape, checked
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Call, Connection, RpcServer, connect, proxy
 from relax_core.rpc.host import Failure, describe, raised
@@ -44,14 +46,15 @@ async def answered_by_ray(call: Call, packed: Packed) -> Packed:
         return messages.encode(describe(error)), []
 
 
-async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) -> Any:
+async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float, wanted: Any = Any) -> Any:
     """On the calling side, return the value of a call, or raise its error with the original type.
 
-    Raises DeadlineExceeded after `timeout_s`, and WorkerDied if the actor can't be reached.
+    Raises DeadlineExceeded after `timeout_s`, and WorkerDied if the actor can't be reached, or sends a value of another
+    type than `wanted`.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            value = await call
+            value = well_formed(await call, wanted, what)
     except TimeoutError:
         raise DeadlineExceeded(name, f"{what} to return", timeout_s) from None
     except (RayError, ConnectionError) as error:
@@ -60,6 +63,14 @@ async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) ->
     if isinstance(value, Failure):
         raise raised(value, name)
     return value
+
+
+def well_formed(value: Any, wanted: Any, what: str) -> Any:
+    """Return a value that an actor sent. Raises ConnectionError for another type than `wanted` and than a `Failure`."""
+    try:
+        return checked(value, *((Failure, "failure") if isinstance(value, Failure) else (wanted, what)))
+    except WrongShape as error:
+        raise ConnectionError(f"it sent {error}") from error
 
 
 class RpcActor:
@@ -114,11 +125,15 @@ class RpcClient:
             return await connection.call(method, args)
         arrays: list[Any] = []
         body = messages.encode((method, tuple(args)), arrays)
-        return messages.decode(*await self._actor.call.remote((body, arrays)))
+        packed = await self._actor.call.remote((body, arrays))
+        try:
+            return messages.decode(*packed)
+        except Exception as error:
+            raise ConnectionError(f"it sent a message that can't be read ({said(error)})") from error
 
     async def _open(self) -> Connection | None:
         try:
-            address = await self._actor.address.remote()
+            address = well_formed(await self._actor.address.remote(), str, "address")
             return await connect(address, self._name) if address else None
         except BaseException:
             self._opening = None

@@ -29,7 +29,7 @@ from relax_core.rpc.host import Failure, Host, describe, free_port, raised
 from relax_core.rpc.waiting import start_all
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.ray.connection import NAMESPACE, RpcActor, RpcClient, answered, asked
+from relax_core.runners.ray.connection import NAMESPACE, RpcActor, RpcClient, answered, asked, well_formed
 
 BUNDLE_CPUS = 0.001
 """CPU share of a bundle. Ray requires a resource in each bundle; the operating system shares the cores."""
@@ -143,7 +143,7 @@ class RayWorker:
         return await self._client.call(method, (args, timeout_s), timeout_s)
 
     async def free_port(self, address: str) -> int:
-        port: int = await asked(self._actor.free_port.remote(address), self.name, "free_port", PORT_S)
+        port: int = await asked(self._actor.free_port.remote(address), self.name, "free_port", PORT_S, int)
         return port
 
     async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
@@ -151,13 +151,14 @@ class RayWorker:
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
-                    item = await self._next(items)
+                    item = well_formed(await self._next(items), Any, method)
             except StopAsyncIteration:
                 return
             except TimeoutError:
                 raise DeadlineExceeded(self.name, f"the next item of {method}", timeout_s) from None
-            except RayError as error:
-                raise WorkerDied(f"{self.name} (pid {self.pid}) died during {method}") from error
+            except (RayError, ConnectionError) as error:
+                reason = str(error).strip().partition("\n")[0]
+                raise WorkerDied(f"{self.name} (pid {self.pid}) died during {method}: {reason}") from error
             if isinstance(item, Failure):
                 raise raised(item, self.name)
             yield item
@@ -214,8 +215,8 @@ class RayWorkers:
     async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> RayWorker:
         launch = self._launch
         opening = actor.open.remote(spec, launch.plugin_files, launch.resolved, self._run_env)
-        pid: int = await asked(opening, spec.name, "start", timeout_s)
-        host: str = await asked(actor.host.remote(), spec.name, "host", timeout_s)
+        pid: int = await asked(opening, spec.name, "start", timeout_s, int)
+        host: str = await asked(actor.host.remote(), spec.name, "host", timeout_s, str)
         return RayWorker(spec.name, actor, pid, host, own)
 
     def _actor(self, spec: WorkerSpec, group: PlacementGroup, bundle: int) -> Any:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
+import msgpack
 import numpy as np
 import pytest
 import uvloop
@@ -15,7 +16,9 @@ import uvloop
 from relax_core.api.errors import StaleFence, WorkerDied
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection, RpcServer, connect, proxy
+from relax_core.rpc.host import Failure
 from relax_core.runners.ray.connection import Packed, RpcClient, answered_by_ray
+from relax_core.runners.ray.workers import RayWorker
 
 
 class Actor:
@@ -100,6 +103,64 @@ def test_lines_work_on_the_loop_that_serve_gives_its_replicas() -> None:
 async def test_an_unsendable_answer_is_an_error_for_its_caller(reach: RpcClient) -> None:
     with pytest.raises(Exception, match="can't travel"):
         await _ask(reach, "unsendable")
+
+
+LIES = {
+    "no message": (b"\xc1", []),
+    "no bytes": ("text", []),
+    "no pair": 5,
+    "an unknown type": (msgpack.packb(msgpack.ExtType(1, msgpack.packb(["NoSuchType", []]))), []),
+    "a failure of another shape": (messages.encode(Failure(5, "type is no text")), []),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_peer_that_sends_another_shape_by_ray_counts_as_dead(lie: str) -> None:
+    async def lying(packed: Packed) -> Any:
+        return LIES[lie]
+
+    actor = Actor(has_socket=False)
+    actor.call = _Method(lying)
+    reach = RpcClient(actor, "engine-0")
+    with pytest.raises(WorkerDied, match=r"engine-0 died during say: it sent .*(read|failure\.type: got 5)"):
+        await _ask(reach, "say")
+    await reach.close()
+
+
+@pytest.mark.parametrize("address", [5, None, ["name", "token"]])
+async def test_a_peer_with_an_address_of_another_shape_counts_as_dead(address: Any) -> None:
+    async def lying() -> Any:
+        return address
+
+    actor = Actor()
+    actor.address = _Method(lying)
+    reach = RpcClient(actor, "engine-0")
+    with pytest.raises(WorkerDied, match="engine-0 died during say: it sent address: got .*; want str"):
+        await _ask(reach, "say")
+    await reach.close()
+
+
+async def test_a_stream_by_ray_with_another_shape_counts_as_dead() -> None:
+    async def item() -> Any:
+        return Failure(5, "type is no text")  # type: ignore[arg-type]
+
+    class Items:
+        async def __anext__(self) -> Any:
+            return item()
+
+    class Streaming:
+        def options(self, **options: Any) -> Any:
+            return self
+
+        def remote(self, *args: Any) -> Any:
+            return Items()
+
+    actor: Any = Actor()
+    actor.stream = Streaming()
+    worker = RayWorker("engine-0", actor, 4, "127.0.0.1", None)
+    with pytest.raises(WorkerDied, match="engine-0 .* died during generate: it sent failure.type: got 5"):
+        async for _ in worker.stream("generate", timeout_s=20.0):
+            pass
 
 
 @pytest.mark.parametrize("has_socket", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from datetime import datetime
 
 import pytest
 from relax_plugin_agents.dialects.chat import ChatCompletions
@@ -12,9 +13,10 @@ from relax_plugin_agents.dialects.messages import AnthropicMessages
 from relax_plugin_agents.dialects.responses import Responses
 from relax_plugin_agents.model_request import Refused
 
+from relax_core.api import ConfigError
 from relax_core.api.environment import Tool
 from relax_core.api.task import Media, Message, Part, ToolCall
-from relax_core.data.chat_template import tool_schema
+from relax_core.data.chat_template import ChatTemplate, tool_schema
 
 CHAT, RESPONSES, MESSAGES = ChatCompletions(), Responses(), AnthropicMessages()
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -150,7 +152,7 @@ def test_parallel_calls_of_langgraph_and_their_results_are_read_in_order():
     assert request.messages == (
         Message("system", "Be brief."),
         Message("user", "Oslo or Rome?"),
-        Message("assistant", "", (OSLO, ROME)),
+        Message("assistant", "", (OSLO, ROME), name="agent"),
         Message("tool", "sun", name="weather"),
         Message("tool", "rain", name="weather"),
     )
@@ -176,7 +178,7 @@ def test_results_in_a_users_message_of_claude_code_come_before_its_words():
     assert request.messages == (
         Message("system", "You are an agent.\nBe brief."),
         Message("user", "<system-reminder>Today.</system-reminder>\nOslo or Rome?"),
-        Message("assistant", "I look.", (OSLO, ROME)),
+        Message("assistant", "I look.", (OSLO, ROME), extra={"reasoning_content": "Hm."}),
         Message("tool", "no such city", name="weather"),
         Message("tool", "sun", name="weather"),
         Message("user", "Go on."),
@@ -193,7 +195,7 @@ def test_the_line_that_claude_code_changes_in_every_request_is_removed_from_the_
     assert MESSAGES.ask(joined).messages[0] == Message("system", "Be brief.")
 
 
-def test_messages_of_mini_swe_agent_are_read_without_their_extras():
+def test_messages_of_mini_swe_agent_are_read_without_its_records():
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
     extras = {"function_call": None, "reasoning_content": "Hm.", "provider_specific_fields": {"refusal": None}}
     messages = [
@@ -201,9 +203,62 @@ def test_messages_of_mini_swe_agent_are_read_without_their_extras():
         {"role": "assistant", "content": "I list.", "tool_calls": [call], **extras},
         {"role": "tool", "tool_call_id": "c", "content": "<returncode>0</returncode>"},
     ]
-    turn, result = CHAT.ask({"messages": messages}).messages[1:]
-    assert turn == Message("assistant", "I list.", (ToolCall("bash", {"command": "ls"}, "c"),))
-    assert result.name == "bash"
+    asked, turn, result = CHAT.ask({"messages": messages}).messages
+    call = ToolCall("bash", {"command": "ls"}, "c")
+    assert turn == Message("assistant", "I list.", (call,), extra={"reasoning_content": "Hm."})
+    assert (asked.extra, result.name) == ({}, "bash")
+
+
+SAID = {"role": "user", "content": "hi"}
+FIELDS = [
+    (CHAT, [{**SAID, "name": "Ann"}], Message("user", "hi", name="Ann")),
+    (CHAT, [{"role": "developer", "content": "hi", "name": "Ann"}], Message("system", "hi", name="Ann")),
+    (CHAT, [{**SAID, "name": None, "note": "", "list": [], "table": {}}], Message("user", "hi")),
+    (CHAT, [{**SAID, "weight": 0}], Message("user", "hi", extra={"weight": 0})),
+    (CHAT, [{"role": "assistant", "content": "", "reasoning": "Hm."}], Message("assistant", "", extra={"reasoning": "Hm."})),
+    (CHAT, [{"role": "assistant", "content": None, "refusal": "No."}], Message("assistant", "No.")),
+    (CHAT, [{"role": "assistant", "content": "a", "refusal": "No."}], Message("assistant", "a", extra={"refusal": "No."})),
+    (CHAT, [{"role": "assistant", "content": "a", "annotations": [{}], "thinking_blocks": [{}]}], Message("assistant", "a")),
+    (RESPONSES, [{**SAID, "name": "Ann", "id": "i", "status": "completed"}], Message("user", "hi", name="Ann")),
+    (
+        RESPONSES,
+        [
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Short."}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Long."}]},
+            {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+            {"role": "assistant", "content": "a"},
+        ],
+        Message("assistant", "a", extra={"reasoning_content": "Short.\nLong."}),
+    ),
+    (
+        RESPONSES,
+        [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}],
+        Message("assistant", "", (ToolCall("f", {}, "a"),), extra={"reasoning_content": "Hm."}),
+    ),
+    (
+        MESSAGES,
+        [{"role": "assistant", "content": [{"type": "thinking", "thinking": "A"}, {"type": "redacted_thinking", "data": "x"},
+                                           {"type": "thinking", "thinking": "B"}, {"type": "text", "text": "a"}]}, SAID],
+        Message("assistant", "a", extra={"reasoning_content": "A\nB"}),
+    ),
+    (MESSAGES, [{**SAID, "name": "Ann"}], Message("user", "hi", name="Ann")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "entries", "read"), FIELDS)
+def test_every_field_of_a_message_is_kept_for_the_template(dialect, entries, read):
+    history = "input" if dialect is RESPONSES else "messages"
+    assert dialect.ask({history: entries}).messages[0] == read
+
+
+def test_a_template_shows_a_field_or_the_field_is_named():
+    template = "{% for m in messages %}{{ m.role }} {{ m.name|default('nobody') }}: {{ m.content }}\n{% endfor %}"
+    (named,) = CHAT.ask({"messages": [{**SAID, "name": "Ann"}]}).messages
+    assert ChatTemplate(template, "t", {}, datetime.now()).render((named,)) == "user Ann: hi\n"
+    (given,) = CHAT.ask({"messages": [{**SAID, "channel": "aside"}]}).messages
+    with pytest.raises(ConfigError, match="does not show the field 'channel' of a message of 'user'"):
+        ChatTemplate(template, "t", {}, datetime.now()).render((given,))
 
 
 def test_images_are_read_by_data_and_by_url_and_in_results_of_tools():
@@ -373,10 +428,19 @@ HISTORIES = [
     (CHAT, {"role": "assistant", "tool_calls": {}}, ".tool_calls"),
     (CHAT, {"role": "assistant", "tool_calls": [chat_call(arguments="[1]")]}, ".tool_calls[0].function.arguments"),
     (CHAT, {"role": "assistant", "tool_calls": [chat_call(arguments="{")]}, ".tool_calls[0].function.arguments"),
+    (
+        CHAT,
+        {"role": "assistant", "tool_calls": [chat_call(arguments='{"a": "\\ud83d"}')]},
+        ".tool_calls[0].function.arguments",
+    ),
     (CHAT, {"role": "assistant", "tool_calls": [chat_call(arguments={})]}, ".tool_calls[0].function.arguments"),
     (CHAT, {"role": "assistant", "tool_calls": [chat_call(name=1)]}, ".tool_calls[0].function.name"),
     (CHAT, {"role": "assistant", "tool_calls": [{**chat_call(), "type": "custom"}]}, ".tool_calls[0].type"),
     (CHAT, {"role": "tool", "tool_call_id": "call_9", "content": "1"}, ".tool_call_id"),
+    (CHAT, {"role": "user", "content": "hi", "name": 5}, ".name"),
+    (RESPONSES, {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}, ""),
+    (RESPONSES, {"type": "reasoning", "content": [{"type": "image"}]}, ".content[0].type"),
+    (MESSAGES, holding("assistant", type="thinking"), ".content[0].thinking"),
     (RESPONSES, {"role": "tool", "content": "1"}, ".role"),
     (RESPONSES, {"type": "item_reference", "id": "msg_1"}, ".type"),
     (RESPONSES, {**CALL_ITEM, "arguments": "x"}, ".arguments"),
@@ -399,6 +463,12 @@ def test_a_malformed_message_is_refused_by_its_path(dialect, entry, path):
     history = "input" if dialect is RESPONSES else "messages"
     body = {history: [{"role": "user", "content": "hi"}, entry]}
     assert refused(dialect, body).field == f"{history}[1]{path}"
+
+
+def test_the_name_of_a_result_is_that_of_its_call():
+    body = copy.deepcopy(LANGGRAPH)
+    body["messages"][3]["name"] = "climate"
+    assert str(refused(CHAT, body)) == 'messages[3].name: got "climate"; allowed: weather, the name of the call'
 
 
 @pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES])

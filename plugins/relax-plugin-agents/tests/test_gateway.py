@@ -180,7 +180,8 @@ async def test_a_setting_that_changes_the_distribution_is_refused_without_a_retr
 
 
 async def test_a_broken_or_endless_body_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = (b"", b"[1]", b"{", b'{"messages": 3}', b"\xff\xfe", b"[" * 100_000)
+    bodies = (b"", b"[1]", b"{", b'{"messages": 3}', b"\xff\xfe", b"[" * 100_000,
+              b'{"messages": [{"role": "user", "content": "a\\ud83d"}], "input": "\\udfff"}')  # fmt: skip
 
     async def agent(inside: Inside) -> None:
         async with inside.http() as client:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from relax_plugin_agents.history import Call, History
+from relax_plugin_agents.history import Call, History, call_key
 from relax_plugin_agents.model_request import ModelRequest, Refused
 
 from relax_core.api import Environment, Message, Task, Tool, Trajectory
@@ -97,6 +97,31 @@ async def test_calls_are_known_again_by_name_and_arguments(beside: str) -> None:
 
     trajectory, _ = await sample(agent, f"{beside}<tool_call>{call}</tool_call>", "end")
     assert len(trajectory.rows()) == 1
+
+
+async def test_names_tell_histories_apart_but_do_not_make_an_answer_another() -> None:
+    async def agent(client: Client) -> None:
+        await client.ask(user("a"))
+        named = Message("assistant", "one", name="solver", extra={"reasoning_content": "hm", "channel": "final"})
+        assert (await client.ask(user("a"), named, user("b"))).reason == "continued"
+        ann, bob = (Message("user", "a", name=name) for name in ("Ann", "Bob"))
+        assert (await client.ask(ann)).reason == "new"
+        assert (await client.ask(bob, assistant("three"), user("b"))).reason == "rewritten"
+        given = [Message("assistant", "mine", name=name) for name in ("Ann", "Bob")]
+        await client.ask(user("x"), given[0], user("y"))
+        call = await client.ask(user("x"), given[1], user("y"), assistant("five"), user("z"))
+        assert call.reason == "rewritten"
+
+    await sample(agent, "one", "two", "three", "four", "five", "six")
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+def test_further_fields_of_a_message_are_part_of_its_history(role: str) -> None:
+    keys = {
+        call_key(ModelRequest((message, user("b"))))
+        for message in (Message(role, "a"), Message(role, "a", name="n"), Message(role, "a", extra={"x": 1}))
+    }
+    assert len(keys) == 3
 
 
 async def test_changed_text_next_to_the_same_call_does_not_match_the_policys_turn() -> None:

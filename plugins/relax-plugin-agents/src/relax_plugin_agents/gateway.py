@@ -30,7 +30,7 @@ from relax_core.api import Action, Generated, InfrastructureError, ModelClient, 
 from relax_core.api.engine import NO_ENGINES
 from relax_core.api.task import ToolCall
 from relax_plugin_agents.dialects import DIALECTS
-from relax_plugin_agents.dialects.reading import LONGEST_SHOWN
+from relax_plugin_agents.dialects.reading import LONGEST_SHOWN, check_characters
 from relax_plugin_agents.history import Call, History
 from relax_plugin_agents.model_request import Dialect, Finish, ModelRequest, ModelTurn, Refused, Sent
 from relax_plugin_agents.side_calls import SideCalls
@@ -427,6 +427,8 @@ async def _body(http: Request, session: AgentSession) -> Mapping[str, Any]:
         raise Refused("body", f"the request is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refused("body", f"got {type(body).__name__}; send a JSON object")
+    if b"\\u" in data:
+        check_characters(body, "body")
     return body
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -21,6 +21,8 @@ from relax_core.api.task import Message
 from relax_plugin_agents.model_request import ModelRequest, Refused
 
 THOUGHT_END = "</think>"
+THOUGHTS = frozenset(("reasoning_content", "reasoning", "thinking"))
+"""Fields of an assistant's message that hold its thought."""
 NONCES = re.compile(r"^x-[a-z-]*billing-header:.*$", re.MULTILINE)
 """Lines of a system prompt that differ in each call of a conversation, and that history comparisons ignore."""
 
@@ -100,7 +102,7 @@ class History:
     def begin(self, request: ModelRequest) -> Call:
         """Start a call on a new branch after the request's history. Raises Refused if the policy can't take a turn."""
         messages = request.messages
-        digests = list(_digests(messages, request.tools, request.context))
+        digests = list(_digests(messages, request.tools, request.context, self._states))
         at, state = self._longest(digests, messages)
         rest = messages[at:]
         if rest and rest[-1].role == "assistant":
@@ -184,14 +186,29 @@ def call_key(request: ModelRequest) -> str:
     return _digest(history, str(request.max_new_tokens), *request.stop)
 
 
-def _digests(messages: Sequence[Message], tools: Sequence[Tool], context: str) -> Iterator[str]:
-    """Yield a digest of tools and context, then a digest after each message, in all 1 + the number of messages."""
+def _digests(
+    messages: Sequence[Message], tools: Sequence[Tool], context: str, known: Container[str] = ()
+) -> Iterator[str]:  # fmt: skip
+    """Yield a digest of tools and context, then a digest after each message, in all 1 + the number of messages.
+
+    `known`: digests that end with an answer of the policy. A client may add a name or fields to such an answer.
+    """
     described = _canonical([(tool.name, tool.description, tool.parameters) for tool in tools])
     digest = _digest("tools", described, context) if context else _digest("tools", described)
     yield digest
     for message in messages:
         digest = _chained(digest, message)
+        if digest not in known and (further := _further(message)):
+            digest = _digest(digest, "fields", further)
         yield digest
+
+
+def _further(message: Message) -> str:
+    """Return the fields of a message that `_chained` does not digest; a thought counts as one that was left out."""
+    fields = {name: value for name, value in message.extra.items() if name not in THOUGHTS}
+    if message.name and message.role in ("assistant", "system"):
+        fields["name"] = message.name
+    return _canonical(fields) if fields else ""
 
 
 def _chained(digest: str, message: Message) -> str:

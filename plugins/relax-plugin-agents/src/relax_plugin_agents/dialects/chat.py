@@ -21,6 +21,7 @@ from relax_plugin_agents.dialects.reading import (
     read_string,
     read_tools,
     refusal,
+    with_fields,
 )
 from relax_plugin_agents.dialects.writing import COMMENT, arguments_text, openai_error, sent_event
 from relax_plugin_agents.model_request import Dialect, ModelRequest, ModelTurn, Sent
@@ -88,17 +89,21 @@ def _read_message(entry: Mapping[str, Any], path: str, tools_of_calls: Mapping[s
     content = entry.get("content")
     if role == "tool":
         said = read_content(content, f"{path}.content", _read_part)
-        return read_result(entry.get("tool_call_id"), f"{path}.tool_call_id", tools_of_calls, said)
+        result = read_result(entry.get("tool_call_id"), f"{path}.tool_call_id", tools_of_calls, said)
+        return with_fields(result, entry, path, "tool_call_id")
     if role != "assistant":
         said = read_content(content, f"{path}.content", _read_part)
-        return Message("system" if role == "developer" else role, said)
+        return with_fields(Message("system" if role == "developer" else role, said), entry, path)
     if entry.get("function_call") is not None:
         raise refusal(f"{path}.function_call", entry["function_call"], "nothing; send calls in tool_calls")
     calls = entry.get("tool_calls")
     tool_calls = tuple(_read_call(*call) for call in read_objects([] if calls is None else calls, f"{path}.tool_calls"))
+    read = ["tool_calls"]
     if content is None:
         content = "" if tool_calls else entry.get("refusal")
-    return Message("assistant", read_content(content, f"{path}.content", _read_part), tool_calls)
+        read += [] if tool_calls else ["refusal"]
+    said = read_content(content, f"{path}.content", _read_part)
+    return with_fields(Message("assistant", said, tool_calls), entry, path, *read)
 
 
 def _read_part(part: Mapping[str, Any], path: str) -> Part:

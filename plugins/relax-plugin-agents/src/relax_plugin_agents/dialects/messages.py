@@ -23,6 +23,8 @@ from relax_plugin_agents.dialects.reading import (
     read_string,
     read_tools,
     refusal,
+    with_fields,
+    with_thought,
 )
 from relax_plugin_agents.dialects.writing import arguments_text, sent_event
 from relax_plugin_agents.model_request import Dialect, ModelRequest, ModelTurn, Sent
@@ -52,6 +54,7 @@ class AnthropicMessages(Dialect):
             else:
                 messages.append(_read_assistant(entry.get("content"), f"{path}.content"))
                 tools_of_calls.update((call.id, call.name) for call in messages[-1].tool_calls)
+            messages[-1] = with_fields(messages[-1], entry, path)
         if messages and messages[-1].role == "assistant":
             allowed = "a user message at the end, because the policy begins its turns itself"
             raise refusal(f"messages[{len(body['messages']) - 1}].role", "assistant", allowed)
@@ -158,6 +161,7 @@ def _read_assistant(value: Any, path: str) -> Message:
         return Message("assistant", read_content(value, path, _read_part))
     said: list[Part] = []
     calls: list[ToolCall] = []
+    thoughts: list[str] = []
     for place, block in read_objects(value, path):
         kinds = ("text", "tool_use", "thinking", "redacted_thinking")
         kind = read_choice(block.get("type"), f"{place}.type", kinds)
@@ -167,7 +171,9 @@ def _read_assistant(value: Any, path: str) -> Message:
             name = read_name(block.get("name"), f"{place}.name")
             arguments = read_object(block.get("input"), f"{place}.input")
             calls.append(ToolCall(name, arguments, read_name(block.get("id"), f"{place}.id")))
-    return Message("assistant", join_parts(said), tuple(calls))
+        elif kind == "thinking":
+            thoughts.append(read_string(block.get("thinking"), f"{place}.thinking"))
+    return with_thought(Message("assistant", join_parts(said), tuple(calls)), list(filter(None, thoughts)))
 
 
 def _read_part(block: Mapping[str, Any], path: str) -> Part:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from relax_core.api.environment import Tool
@@ -68,6 +69,11 @@ SERVED: Mapping[str, tuple[Any, ...]] = {
     "prompt": (),
 }
 """Settings that are served only at the listed values. Null or a missing setting is always allowed."""
+
+UNSHOWN = frozenset((
+    "annotations", "cache_control", "extra", "id", "provider_specific_fields", "status", "thinking_blocks", "type",
+))  # fmt: skip
+"""Fields of a message that are a client's own records and are ignored."""
 
 LONGEST_SHOWN = 80
 """Maximum number of characters of a value that an error quotes."""
@@ -161,7 +167,39 @@ def read_arguments(value: Any, path: str) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise refusal(path, value, "a JSON object as text")
+    if "\\u" in text:
+        check_characters(arguments, path)
     return arguments
+
+
+def check_characters(data: Any, path: str) -> None:
+    """Raise Refused for JSON data with half of a surrogate pair, which is no character and can't be sent on."""
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise refusal(
+            path, f"\\u{ord(error.object[error.start]):04x}", "whole characters, not half of a pair"
+        ) from error
+
+
+def with_fields(message: Message, entry: Mapping[str, Any], path: str, *read: str) -> Message:
+    """Return a message with its name and its further fields, which the chat template gets, or refuses by name.
+
+    `read`: fields of `entry` that the message has already. Empty fields count as missing. Raises Refused.
+    """
+    extra = {
+        name: value for name, value in entry.items()
+        if name not in ("role", "content", "name", *read) and name not in UNSHOWN and value not in (None, "", [], {})
+    }  # fmt: skip
+    name = read_string(entry.get("name"), f"{path}.name", default="")
+    if message.role == "tool" and name not in ("", message.name):
+        raise refusal(f"{path}.name", name, f"{message.name}, the name of the call")
+    return replace(message, name=name or message.name, extra={**message.extra, **extra})
+
+
+def with_thought(message: Message, texts: Sequence[str]) -> Message:
+    """Return an assistant's message with the texts of its thoughts, if any, in the field `reasoning_content`."""
+    return replace(message, extra={**message.extra, "reasoning_content": "\n".join(texts)}) if texts else message
 
 
 def read_result(call_id: Any, path: str, tools_of_calls: Mapping[str, str], content: str | tuple[Part, ...]) -> Message:

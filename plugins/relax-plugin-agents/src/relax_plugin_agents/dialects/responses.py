@@ -7,7 +7,7 @@ become one message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -24,6 +24,9 @@ from relax_plugin_agents.dialects.reading import (
     read_result,
     read_string,
     read_tools,
+    refusal,
+    with_fields,
+    with_thought,
 )
 from relax_plugin_agents.dialects.writing import COMMENT, arguments_text, openai_error, sent_event
 from relax_plugin_agents.model_request import Dialect, ModelRequest, ModelTurn, Sent
@@ -154,6 +157,8 @@ def _read_items(value: Any) -> list[Message]:
     messages: list[Message] = []
     tools_of_calls: dict[str, str] = {}
     turn_has_text = False
+    thoughts: list[str] = []
+    thought_at = ""
     for path, item in read_objects(value, "input"):
         kind = read_choice(item.get("type"), f"{path}.type", ITEMS, default="message")
         in_turn = bool(messages) and messages[-1].role == "assistant"
@@ -167,6 +172,10 @@ def _read_items(value: Any) -> list[Message]:
         elif kind == "function_call_output":
             output = read_content(item.get("output"), f"{path}.output", _read_part)
             messages.append(read_result(item.get("call_id"), f"{path}.call_id", tools_of_calls, output))
+        elif kind == "reasoning":
+            thoughts += _read_thoughts(item, path)
+            thought_at = path
+            continue
         elif kind == "message":
             role = read_choice(item.get("role"), f"{path}.role", ROLES)
             content = read_content(item.get("content"), f"{path}.content", _read_part)
@@ -174,8 +183,33 @@ def _read_items(value: Any) -> list[Message]:
                 messages[-1] = replace(messages[-1], content=content)
             else:
                 messages.append(Message("system" if role == "developer" else role, content))
+            messages[-1] = with_fields(messages[-1], item, path)
             turn_has_text = True
+        if thoughts:
+            _check_thinks(messages[-1].role == "assistant", thought_at, thoughts)
+            earlier = messages[-1].extra.get("reasoning_content")
+            messages[-1] = with_thought(messages[-1], [*([earlier] if earlier else []), *thoughts])
+            thoughts = []
+    _check_thinks(not thoughts, thought_at, thoughts)
     return messages
+
+
+def _read_thoughts(item: Mapping[str, Any], path: str) -> list[str]:
+    """Return the texts of a reasoning item, or else of its summary; none of an encrypted item."""
+    for field, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
+        texts = []
+        for place, part in read_objects(item.get(field) or [], f"{path}.{field}"):
+            read_choice(part.get("type"), f"{place}.type", (kind,))
+            texts.append(read_string(part.get("text"), f"{place}.text"))
+        if texts := [text for text in texts if text]:
+            return texts
+    return []
+
+
+def _check_thinks(has_turn: bool, path: str, thoughts: Sequence[str]) -> None:
+    """Raise Refused for a thought that no message or call of the assistant follows."""
+    if not has_turn:
+        raise refusal(path, thoughts[0], "a thought before a message or call of the assistant")
 
 
 def _read_part(part: Mapping[str, Any], path: str) -> Part:

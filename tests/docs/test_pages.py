@@ -16,6 +16,7 @@ import typer.main
 
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
+from relax_core.control.prepare import known_recipes
 from relax_core.registry.templates import bake
 
 ROOT = Path(__file__).parents[2]
@@ -110,21 +111,54 @@ def test_shown_commands_parse(page: str) -> None:
 
 
 def test_every_command_that_a_text_names_exists() -> None:
-    """Error messages, docstrings, templates and pages name a command as `relax VERB` in backticks."""
+    """Error messages, docstrings, templates and pages name a command after a backtick, or after words such as `next:`."""
     roots = [ROOT / name for name in ("relax_core", "relax_contrib", "plugins", "templates", "docs", "README.md")]
     paths = [path for root in roots for path in (root.rglob("*") if root.is_dir() else [root])]
-    top, faults = typer.main.get_command(app), []
+    recipes, seen, faults = set(known_recipes()), 0, []
     for path in (path for path in paths if path.suffix in {".py", ".md", ".toml", ".html"}):
-        for named in re.findall(r"`relax((?: [a-z-]+)+)", path.read_text(encoding="utf-8")):
-            command = top
-            for word in named.split():
-                if not hasattr(command, "commands"):
-                    break
-                if word not in command.commands:
-                    faults.append(f"{path.relative_to(ROOT)}: relax{named}")
-                    break
-                command = command.commands[word]
-    assert not faults
+        for named in NAMED.findall(path.read_text(encoding="utf-8")):
+            seen += 1
+            faults += [f"{path.relative_to(ROOT)}: relax {named}: {why}" for why in misnamed(named.split(), recipes)]
+    assert not faults and seen > 200
+
+
+NAMED = re.compile(r"(?:`|(?:: |see |write |and |&& |^|\")(?=relax [a-z]+ ))relax ([a-z][^`\n\"']*)", re.MULTILINE)
+"""Pattern of a command in a text."""
+FORMS = {"try": {"reward", "agent"}}
+"""First words of a command that mean more than a configuration."""
+
+
+def misnamed(words: list[str], recipes: set[str]) -> Iterator[str]:
+    """Yield the words of a command that the parser does not know: verbs, configurations and options."""
+    command, name = typer.main.get_command(app), ""
+    while hasattr(command, "commands"):
+        if not words or not re.fullmatch(r"[a-z-]+[,;:.)]*", words[0]):
+            return
+        name = words.pop(0).rstrip(",;:.)")
+        if name not in command.commands:
+            yield f"no verb {name}"
+            return
+        command = command.commands[name]
+    takes_files = any(parameter.name in ("files", "arguments") for parameter in command.params)
+    if (
+        takes_files
+        and words
+        and re.fullmatch(r"[a-z][a-z-]*", words[0])
+        and words[0] not in recipes | FORMS.get(name, set())
+    ):
+        yield f"no recipe or form {words[0]}"
+    known = {"--help", *(option for one in command.params for option in one.opts + one.secondary_opts)}
+    for word in words[: words.index("--") if "--" in words else None]:
+        option = word.partition("=")[0].rstrip(",;:.)")
+        if option.startswith("--") and option not in known:
+            yield f"no option {option}"
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    assert [*misnamed(["try", "environment", "my.toml"], set())] == ["no recipe or form environment"]
+    assert [*misnamed(["trian", "my.toml"], set())] == ["no verb trian"]
+    assert [*misnamed(["train", "quickstart", "--dry", "steps=5"], {"quickstart"})] == ["no option --dry"]
+    assert [*misnamed(["try", "agent", "my.toml", "--", "agent", "--fast"], set())] == []
 
 
 def parse(page: str, words: list[str]) -> None:

@@ -5,7 +5,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from relax_core.api import ConfigError, Sampler, Task
@@ -17,6 +16,7 @@ from relax_core.control.data_check import open_data
 from relax_core.control.planner import plan
 from relax_core.control.prepare import prepare, prepare_resume
 from relax_core.sampling.groups import Selection, make_sampler
+from tests.ascii_tokenizer import save_ascii_tokenizer
 
 ROWS = [
     {"prompt": "1+1=", "answer": "2", "kind": "sum"},
@@ -27,12 +27,7 @@ ROWS = [
 
 @pytest.fixture
 def folder(tmp_path):
-    vocabulary = {"<end>": 0, "<unk>": 1, **{chr(code): code for code in range(10, 127)}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_special_tokens(["<end>"])
-    (tmp_path / "model").mkdir()
-    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    save_ascii_tokenizer(tmp_path / "model")
     config = {"eos_token_id": 0, "model_type": "qwen3", "max_position_embeddings": 64, "vocab_size": 127}
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "model/model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")

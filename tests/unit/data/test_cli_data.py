@@ -4,11 +4,11 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError
 from relax_core.cli.main import app
+from tests.ascii_tokenizer import save_ascii_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -56,12 +56,7 @@ columns = {prompt = "prompt"}
 
 @pytest.fixture
 def folder(tmp_path):
-    vocabulary = {"<end>": 0, "<unk>": 1, **{chr(code): code for code in range(10, 127)}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_special_tokens(["<end>"])
-    (tmp_path / "model").mkdir()
-    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    save_ascii_tokenizer(tmp_path / "model")
     (tmp_path / "model/config.json").write_text('{"eos_token_id": 0, "model_type": "qwen3"}')
     (tmp_path / "model/chat_template.jinja").write_text(TEMPLATE)
     return tmp_path

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
@@ -38,7 +39,7 @@ class Gate:
         self.path.touch()
 
 
-def slot_of(name: str, kind: str, workers: LocalWorkers, silence_s: float = 60.0) -> EngineSlot:
+def slot_of(name: str, kind: str, workers: Any, silence_s: float = 60.0) -> EngineSlot:
     """Make the slot of a scripted engine, which starts in a child."""
     env = {"PYTHONPATH": os.getcwd(), **({GATE: os.environ[GATE]} if GATE in os.environ else {})}
     target = f"tests.unit.engines.scripted_engine:{kind}"
@@ -50,9 +51,9 @@ def slot_of(name: str, kind: str, workers: LocalWorkers, silence_s: float = 60.0
 @asynccontextmanager
 async def engines(
     count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0,
-    limits: RequestLimits = NO_LIMITS, offload_parts: Sequence[OffloadPart] = (),
+    limits: RequestLimits = NO_LIMITS, offload_parts: Sequence[OffloadPart] = (), workers: Any = None,
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:  # fmt: skip
-    workers, receipts, told = LocalWorkers(), [], []
+    workers, receipts, told = workers or LocalWorkers(), [], []
     slots = [slot_of(f"engine-{number}", kind, workers, silence_s) for number in range(count)]
 
     class DirectUpdates:

@@ -15,6 +15,8 @@ from relax_core.api import Chosen, ConfigError, InfrastructureError, WorkerDied
 from relax_core.api.errors import PoolFailed
 from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
+from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.inline import InlineWorkers
 from relax_core.sampling.rollout_worker import check_vocabulary
 from tests.unit.engines.pool_fixtures import Gate, ask, call, engines, manifest, under_way, until
 
@@ -52,6 +54,34 @@ async def test_a_pool_that_lost_its_engines_fails_without_an_open_request(
         with pytest.raises(PoolFailed):
             pool.check()
         assert set(told) == {"failed", "retried"}
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_an_engine_whose_replacement_does_not_start_is_replaced_again(
+    paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, starts = EngineSlot.start, 0
+
+    async def second_fails(slot: EngineSlot) -> dict[str, Any]:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            raise InfrastructureError(f"{slot.name}: no memory")
+        return await start(slot)
+
+    monkeypatch.setattr(EngineSlot, "start", second_fails)
+    async with engines(1, workers=InlineWorkers(Catalogue.load())) as (pool, _, told):
+        if paused:
+            await pool.supervisor.pause()
+        (slot,) = pool._slots.values()
+        with pool.supervisor.containing(slot):
+            raise InfrastructureError(f"{slot.name}: it died")
+        await until(lambda: "recovered" in told)
+        assert told == ["failed", "failed", "recovered"] and starts == 3
+        assert (slot.restarts, slot.state.paused) == (1, paused)
+        if paused:
+            await pool.supervisor.resume()
+        assert (await ask(pool, [call(0, 2)]))[0].tokens == (1, 2)
 
 
 async def test_engines_of_a_resumed_run_serve_nothing_before_their_first_weights() -> None:

@@ -403,6 +403,24 @@ def test_requests_of_a_silent_engine_continue_elsewhere_with_their_tokens() -> N
     assert router.on_deltas("a", 0, [late], 23.0) == [], "its life is over"
 
 
+def test_a_failure_that_is_known_already_spends_no_second_restart() -> None:
+    router = serving("a", "b")
+    assert [type(action) for action in router.on_failure("a", 0, "it died")] == [Quarantine]
+    assert router.on_failure("a", 0, "its stream broke off") == []
+    assert router.on_failure("a", 1, "it does not answer") == [], "it is out of service already"
+    assert (router.engines["a"].failures, router.engines["b"].failures) == (1, 0)
+
+
+def test_a_request_that_was_given_up_is_not_sent_again_when_its_batch_is_refused() -> None:
+    router = serving("a")
+    given = dispatched(router, asks(request("1", 0, 5)), asks(request("2", 0, 5)))
+    first, second = given.batch
+    router.cancel([first.id])
+    assert router.on_refused("a", 0, given.batch, "a token is outside the vocabulary") == []
+    assert [one.id for again in router.dispatch(1.0) for one in again.batch] == [second.id]
+    assert router.on_refused("a", 5, given.batch, "of an earlier life") == []
+
+
 def test_a_loading_engine_does_not_count_as_silent() -> None:
     router = serving("a", step=3)
     given = dispatched(router, asks(request("1", 0, 5)))

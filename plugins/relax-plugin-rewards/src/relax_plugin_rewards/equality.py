@@ -73,7 +73,10 @@ def _distinct(items: Sequence[Value], precision: int) -> list[Value]:
 
 
 def _spelt(value: Value, other: Value) -> Value:
-    r"""Return `5\text{ m}` as the product that `5 m` is, if the other value has letters."""
+    r"""Return a number with a unit of one letter as a product if the other value is an expression with letters.
+
+    So `5\text{ m}` equals the expression `5 m`. Any other value is returned unchanged.
+    """
     letters = other.kind == "expression" and not other.unit and bool(other.number.free_symbols)
     if not letters or len(value.unit) != 1 or not value.unit.isalpha():
         return value

@@ -73,6 +73,10 @@ _TWO_WORDS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,} +(?=[\w(])")
 _ONE_WORD = re.compile(r"[^\W\d_](?:[^\W\d_]|['-](?=[^\W\d_]))+")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\(?:text|begin|end|mathbb|mathcal)\s*\{[^{}]*\}")
+_NOT_ARITHMETIC = re.compile(
+    r"[+-]?0(?:[xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)|\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
+)
+"""Pattern of numbers in base 16, 8 or 2, and of dates, which would be read as products and differences."""
 _LABEL = re.compile(r"\(?([A-Za-z])[).]?")
 
 
@@ -175,6 +179,8 @@ class _Reader:
             raise Unread("has brackets that do not match")
         if text in (r"\emptyset", r"\varnothing", r"\{\}", r"\{ \}", "{}"):
             return Value("set", source)
+        if _NOT_ARITHMETIC.fullmatch(text):
+            return Value("literal", source)
         number = _number(text, source)
         if number is not None:
             return number

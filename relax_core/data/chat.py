@@ -8,7 +8,6 @@ string gets the beginning-of-sequence token that the model's tokenizer would add
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -24,9 +23,9 @@ from relax_core.api.task import Message, ToolCall
 from relax_core.config.model_folder import model_type, vocabulary_size
 from relax_core.data.chat_template import ChatFiles, ChatTemplate
 from relax_core.data.placeholders import PARTS, media_of, reader
+from relax_core.data.plain_data import without_halves
 from relax_core.data.tool_calls import FIELD, FORMATS, CallFormat, call_format
 
-HALF = re.compile("[\ud800-\udfff]")
 PROMPT_END = 16
 """Number of final prompt tokens that are searched for the mark that opens a thought, such as `<think>`."""
 
@@ -125,7 +124,7 @@ class ChatFamily(ModelFamily[Options]):
         try:
             encoded = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError:  # unpaired surrogates, from the JSON of an agent or the bytes of a tool
-            encoded = self._tokenizer.encode(HALF.sub(UNFINISHED, text), add_special_tokens=False)
+            encoded = self._tokenizer.encode(without_halves(text), add_special_tokens=False)
         return tuple(encoded.ids)
 
     def parse(

@@ -92,6 +92,11 @@ def half(text: str) -> str:
     return "" if found is None else f"\\u{ord(found[0]):04x}"
 
 
+def without_halves(text: str) -> str:
+    """Return a text with the replacement character for each half of a surrogate pair."""
+    return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def _whole(text: str) -> str:
     if broken := half(text):
         raise NotPlainError(f"holds {broken}, half of a surrogate pair, which is not a character")

@@ -71,8 +71,8 @@ class PlainData:
 def encode(value: Any, large: list[Any] | None = None) -> bytes:
     """Return plain data, arrays and registered types as bytes. Raises TypeError naming a type that can't be sent.
 
-    If `large` is given, large arrays are appended to it as bytes instead of copied, and must be sent after the
-    message.
+    Raises ValueError for a value that can't be sent, such as half of a surrogate pair. If `large` is given, large
+    arrays are appended to it as bytes instead of copied, and must be sent after the message.
     """
     _register_api()
     if type(value) is list and _alike(value):
@@ -86,7 +86,10 @@ def _encoded(value: Any, large: list[Any] | None, exact: bool = False) -> bytes:
     except IndexError:
         encoder = _Encoder()
     encoder.large, encoder.exact = large, exact
-    body = encoder.pack(value)
+    try:
+        body = encoder.pack(value)
+    except UnicodeEncodeError as error:
+        raise ValueError("wire: a text holds half of a surrogate pair, which is not a character") from error
     encoder.large = None
     if len(body) <= KEPT_BYTES:
         _idle.append(encoder)

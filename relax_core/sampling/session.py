@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from relax_core.api.environment import Action, Observation, Tool
@@ -23,6 +24,7 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.data.placeholders import MediaRefused, media_of
+from relax_core.data.plain_data import without_halves
 from relax_core.engines.requests import (
     SAMPLING,
     Generate,
@@ -43,8 +45,6 @@ if TYPE_CHECKING:  # environment processes import this module and do not need th
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """Errors that `generate` raises if an engine fails or refuses a request."""
-PLAIN = frozenset({str, int, float, bool, type(None)})
-"""Types of facts that certainly travel to rewards."""
 Format = Callable[[Observation | str], tuple[Message, ...]]
 OnPartial = Callable[[Action], None]
 REPORT_SHARE = 64
@@ -380,9 +380,10 @@ class Branch:
     def append(self, messages: tuple[Message, ...], state: str = "") -> None:
         """Append messages for the policy, to be rendered when its next turn begins.
 
-        `state` is the environment's name for the state in which that turn begins. Raises WrongShape.
+        `state` is the environment's name for the state in which that turn begins. Raises WrongShape, also for messages
+        that can't travel to rewards.
         """
-        self.messages += checked(messages, tuple[Message, ...], "messages to append")
+        self.messages += _checked_messages(messages, "messages to append")
         self._state = checked(state, str, "state") or self._state
 
     def fork(self, name: str = "") -> Branch:
@@ -403,6 +404,7 @@ class Branch:
         context: str | None = None,
     ) -> Branch:
         checked(prompt, str | tuple[Message, ...], "restart: prompt")
+        prompt = without_halves(prompt) if isinstance(prompt, str) else _checked_messages(prompt, "restart: prompt")
         checked(tools, tuple[Tool, ...] | None, "restart: tools")
         checked(name, str, "restart: name")
         checked(context, str | None, "restart: context")
@@ -425,11 +427,8 @@ class Branch:
     def note(self, info: Mapping[str, Any]) -> None:
         """Add facts to the sample's `info`. Raises WrongShape for facts that can't travel to rewards."""
         checked(info, Mapping[str, Any], "info")
-        if not PLAIN.issuperset(map(type, info.values())):
-            try:
-                wire.decode(wire.encode(dict(info)))
-            except Exception as error:
-                raise WrongShape(f"info: got {shown(info)}; {message_of(error)}") from error
+        if not all(map(_is_plain, (*info, *info.values()))):
+            _check_travels(dict(info), "info")
         self.sample.info.update(info)
 
     def _reporting(self, on_partial: OnPartial, request: PendingRequest) -> Watch:
@@ -501,6 +500,43 @@ class Branch:
 def state_of(observation: Observation | str | None) -> str:
     """Return the environment's name for the state that an observation shows; empty for none."""
     return observation.state if isinstance(observation, Observation) else ""
+
+
+def _checked_messages(messages: Any, where: str) -> tuple[Message, ...]:
+    """Return messages whose text is whole characters: halves of surrogate pairs become replacement characters.
+
+    Raises WrongShape for another type, and for values that can't travel to rewards.
+    """
+    found: tuple[Message, ...] = checked(messages, tuple[Message, ...], where)
+    return tuple(_travelling(message, where) for message in found)
+
+
+def _travelling(message: Message, where: str) -> Message:
+    content = message.content
+    if not (message.tool_calls or message.extra) and all(map(_is_plain, (message.role, content, message.name))):
+        return message
+    if isinstance(content, str):
+        content = without_halves(content)
+    else:
+        content = tuple(replace(part, text=without_halves(part.text)) for part in content)
+    message = replace(message, content=content, name=without_halves(message.name))
+    _check_travels(message, where)
+    return message
+
+
+def _is_plain(value: object) -> bool:
+    """Return True for a value that certainly travels: ASCII text, a small whole number, or another number or None."""
+    if type(value) is str:
+        return value.isascii()
+    return type(value) in (bool, float, NoneType) or (type(value) is int and value.bit_length() < 64)
+
+
+def _check_travels(value: Any, where: str) -> None:
+    """Raise WrongShape for a value that can't travel to rewards and logs."""
+    try:
+        wire.decode(wire.encode(value))
+    except Exception as error:
+        raise WrongShape(f"{where}: got {shown(value)}; {message_of(error)}") from error
 
 
 def _text(messages: Sequence[Message]) -> str:

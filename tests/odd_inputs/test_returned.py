@@ -59,6 +59,7 @@ from relax_core.learn.groups import credited
 from relax_core.observe.spans import Unwatched
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.roles.rank_group import RankGroup
+from relax_core.rpc import messages
 from relax_core.runners.inline import InlineWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
@@ -132,6 +133,23 @@ async def test_an_environment_fails_its_own_sample(entry: dict[str, Any]) -> Non
 @entries("driven")
 async def test_a_driven_sample_fails_alone(entry: dict[str, Any]) -> None:
     await check_environment("OddDriver", entry)
+
+
+HALVES = (
+    'Observation("a\\ud83d")', 'Observation(messages=(Message("tool", "a\\ud83d", name="b\\ud83d"),))',
+    'Observation(messages=(Message("user", (Part("a\\ud83d"),)),))',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("observation", HALVES)
+async def test_half_of_a_character_reaches_neither_rewards_nor_logs(observation: str) -> None:
+    task = Task("t", PROMPT, "x", {"reset": observation})
+    alone = await play(InProcess(authors.OddEnvironment(), 30.0), Script("a"), task)
+    assert alone.outcome is Outcome.FINISHED and alone.messages[1].text == "a\ufffd"
+    assert messages.decode(messages.encode(alone.messages)) == alone.messages
+    async with isolated("OddEnvironment") as pool:
+        apart = await pool.play(lambda environment: play(environment, Script("a"), task))
+    assert apart.outcome is Outcome.ENVIRONMENT_ERROR and "half of a surrogate pair" in apart.info["error"]
 
 
 class Fragile(Letters):

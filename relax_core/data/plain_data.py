@@ -7,6 +7,7 @@ Plain data are text of whole characters, numbers, true, false, null, lists, and 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,19 @@ class UnreadableValue:
     """A stand-in for a value of a file that Python can't represent, such as text that is not UTF-8."""
 
     reason: str
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the value of JSON text, with an `UnreadableValue` for an object that has a key twice. Raises ValueError."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | UnreadableValue:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    names = [name for name, _ in pairs]
+    return UnreadableValue(f"holds an object with the key {next(n for n in names if names.count(n) > 1)!r} twice")
 
 
 class NotPlainError(ValueError):

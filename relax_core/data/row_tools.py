@@ -6,12 +6,12 @@ Only the prompt shows these tools. Calls of such tools stay in the policy's text
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from relax_core.api.environment import Tool
+from relax_core.data.plain_data import NotPlainError, plain, read_json
 from relax_core.data.task_row import RowError, without_nulls
 
 COLUMN = "tools"
@@ -44,7 +44,9 @@ def _decoded(value: object) -> Any:
     if not isinstance(value, str):
         return without_nulls(value)
     try:
-        return json.loads(value)
+        return plain(read_json(value))
+    except NotPlainError as error:
+        raise RowError(f"{COLUMN!r} {error}") from error
     except (ValueError, RecursionError):
         return None
 

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -25,7 +24,7 @@ from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
 from relax_core.config.tables import DataTable
-from relax_core.data.plain_data import EMBEDDED, UnreadableValue
+from relax_core.data.plain_data import EMBEDDED, UnreadableValue, read_json
 from relax_core.data.task_row import MediaOrigin, RowError, row_task
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import SAMPLES, arrow_batches
@@ -210,7 +209,7 @@ class ListFile(TaskFile):
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         try:
-            rows = json.loads(self._data)
+            rows = read_json(self._data)
         except (ValueError, RecursionError) as error:
             self._line = getattr(error, "lineno", 1)
             yield 0, RowError(f"malformed JSON: {error}")
@@ -254,7 +253,7 @@ def json_file(path: Path) -> TaskFile:
 
 def _parsed(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return read_json(line)
     except UnicodeDecodeError as error:
         return RowError(f"not UTF-8: {error.reason} at byte {error.start}")
     except ValueError as error:

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
-from relax_core.data.plain_data import Embedded, NotPlainError, half, holds_bytes, plain, without_bytes
+from relax_core.data.plain_data import (
+    Embedded,
+    NotPlainError,
+    UnreadableValue,
+    half,
+    holds_bytes,
+    plain,
+    read_json,
+    without_bytes,
+)
 from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, is_path, named
 
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
@@ -64,6 +73,8 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: M
     A value that has no plain form is an error in the columns that Relax reads and in those that `columns` names; in any
     other column it counts as missing. NaN counts as missing too: table libraries write it where a value is absent.
     """
+    if isinstance(row, UnreadableValue):
+        raise RowError(f"the row {row.reason}")
     if not isinstance(row, dict):
         raise RowError(f"the row is {_kind(row)}, not an object")
     known = {name: columns.get(name, name) for name in FIELDS}
@@ -127,12 +138,25 @@ def text_or_messages(value: object, column: str, origin: MediaOrigin) -> str | t
     if isinstance(value, str):
         if not value:
             raise RowError(f"{column!r} is empty")
+        if value.lstrip().startswith("[{") and _is_messages(value):
+            raise RowError(
+                f"{column!r} is JSON text of messages, which the model would get as it stands; write the list"
+            )
         return value
     if not isinstance(value, list):
         raise RowError(f"{column!r} is {_kind(value)}, not text or a list of messages")
     if not value:
         raise RowError(f"{column!r} has no messages")
     return tuple(_message(message, (column, number), origin) for number, message in enumerate(value))
+
+
+def _is_messages(text: str) -> bool:
+    """Return True for JSON text of a list of messages."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, list) and all(isinstance(one, dict) and {"role", "content"} <= {*one} for one in found)
 
 
 def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> Message:
@@ -145,7 +169,9 @@ def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> M
     if not isinstance(called, list):
         raise RowError(f"tool_calls of {where} is {_kind(called)}, not a list")
     calls = tuple(_call(call, where) for call in called)
-    content, name = value.get("content"), str(value.get("name") or "")
+    content, name = value.get("content"), value.get("name") or ""
+    if not isinstance(name, str):
+        raise RowError(f"the name of {where} is {_kind(name)}, not text")
     extra = {key: without_nulls(one) for key, one in value.items() if key not in MESSAGE_FIELDS and not _empty(one)}
     if isinstance(content, str) or (content is None and calls):
         return Message(value["role"], content or "", calls, name, extra)
@@ -207,11 +233,15 @@ def _call(value: object, where: str) -> ToolCall:
     arguments = without_nulls(function.get("arguments"))
     if isinstance(arguments, str):  # as APIs write them; their nulls were meant
         try:
-            arguments = json.loads(arguments)
+            arguments = plain(read_json(arguments))
+        except NotPlainError as error:
+            raise RowError(f"the text with the arguments of {named} {error}") from error
         except (ValueError, RecursionError) as error:
             raise RowError(f"arguments of {named} are not JSON: {error}") from error
     if holds_bytes(arguments):
         raise RowError(f"arguments of {named} hold bytes")
+    if not _is_finite(arguments):
+        raise RowError(f"arguments of {named} hold NaN or an infinite number, which JSON does not have")
     if not isinstance(arguments, dict | None):
         raise RowError(f"arguments of {named} are {_kind(arguments)}, not an object")
     if call.get("type") not in (None, "function"):
@@ -220,6 +250,13 @@ def _call(value: object, where: str) -> ToolCall:
     _refuse_others(call, CALL_FIELDS | (shown if function is call else {"function"}), named)
     _refuse_others(function, shown | (CALL_FIELDS if function is call else frozenset()), named)
     return ToolCall(function["name"], arguments or {}, str(call.get("id") or ""))
+
+
+def _is_finite(value: object) -> bool:
+    """Return False for plain data with a number that is NaN or infinite."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _kind(value: object) -> str:

@@ -36,7 +36,7 @@ from relax_core.config.layers import (
     with_origins,
 )
 from relax_core.control.prepare import make_launch, plan_run
-from relax_core.data.plain_data import plain
+from relax_core.data.plain_data import plain, read_json
 from relax_core.data.tasks import has_value
 from relax_core.observe.first_step import FirstStepCheck, first_step_checks
 from relax_core.registry.catalogue import Catalogue
@@ -203,7 +203,7 @@ def _rows(data: Path, reward: str, needs: Sequence[str]) -> Iterator[tuple[Task,
             continue
         where = f"{data}:{number}"
         try:
-            row = plain(json.loads(line))
+            row = plain(read_json(line))
             row = {**row, **row.pop("task")} if isinstance(row.get("task"), dict) else row
             prompt, response = row.pop("prompt"), row.pop("response")
             if not isinstance(response, str):

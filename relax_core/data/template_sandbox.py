@@ -20,7 +20,7 @@ from functools import wraps
 from types import BuiltinMethodType
 from typing import Any, cast
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
@@ -36,6 +36,8 @@ WORK = 16
 """Steps of a rendering, and characters of all its values together, as a multiple of the limit of one value."""
 MAX_WIDTH = 1 << 16
 """Largest number that a filter accepts as an argument, and longest text that a slow filter accepts."""
+MAX_TEMPLATE = 1 << 18
+"""Characters of a template. The templates of models have some ten thousand."""
 MAX_CALLS = 100
 """Nested calls of macros."""
 MAX_S = 5.0
@@ -124,11 +126,16 @@ def _bounded(size: int, clock: Callable[[], float] = time.thread_time) -> Iterat
 
 
 def compiled(text: str, functions: Mapping[str, Callable[..., Any]]) -> Template:
-    """Compile a template with functions by name. Raises TemplateSyntaxError."""
+    """Compile a template with functions by name. Raises TemplateSyntaxError, also for one that is long or nested deeply."""
+    if len(text) > MAX_TEMPLATE:
+        raise TemplateSyntaxError(f"the template has more than {MAX_TEMPLATE} characters", 1)
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.globals |= functions
     with _bounded(len(text)):
-        return environment.from_string(text)
+        try:
+            return environment.from_string(text)
+        except (RecursionError, SyntaxError, MemoryError) as error:
+            raise TemplateSyntaxError(f"Python can't compile the template: {error}", 1) from error
 
 
 def rendered(
@@ -248,7 +255,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             work.spend(_size(owner, work.limit))
         for value in (*args, *kwargs.values()):
             _made(value)
-        work.spend(0)
+        work.spend(sum(len(value) for value in args if type(value) is str))
         work.calls += 1
         try:
             if work.calls > MAX_CALLS:
@@ -344,7 +351,7 @@ def _size(value: Any, most: int) -> int:
         elif isinstance(one, range):
             total += 1 + len(one)
         elif isinstance(one, Namespace):
-            total += 1
+            total += SHORT  # it may hold itself
             rest.append(one._Namespace__attrs)  # its text shows them
         else:
             total += 1

@@ -21,6 +21,24 @@ from tests.unit.data.test_chat import GEMMA, LLAMA, MISTRAL, QWEN
 TEMPLATES = tomllib.loads((Path(__file__).parent / "hostile_templates.toml").read_text())["templates"]
 
 
+DEEP = {
+    "brackets": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "loops": "{% for a in [1] %}" * 60 + "x" + "{% endfor %}" * 60,
+    "conditions": "{% if 1 %}" * 300 + "x" + "{% endif %}" * 300,
+    "filters": "{{ 1" + "|abs" * 3000 + " }}",
+    "sums": "{{ 1" + "+1" * 3000 + " }}",
+    "a long list": "{{ [" + "1," * 200_000 + "]|length }}",
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_template_that_can_not_be_compiled_is_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.chat_template: got t line 1: (Python can't compile|the template has more)"
+    ):
+        ChatTemplate(DEEP[name], "t", {}, datetime.now())
+
+
 @pytest.mark.parametrize("text", TEMPLATES)
 def test_a_template_that_takes_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_S", 1e9)  # the same on a slow machine and on a fast one

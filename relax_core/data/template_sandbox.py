@@ -68,8 +68,10 @@ _ANY_NUMBER = frozenset((
 """Filters whose numbers can't make a value long."""
 _TEXTS = (str, bytes)
 _HOLDERS = (list, tuple, dict)
-_ITEMS: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_ITEMS: Any = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+"""Types whose items `_size` counts."""
 _SLOW = frozenset(("urlize", "wordwrap", "pprint", "striptags"))
+"""Filters that accept only short texts."""
 _QUICK = frozenset(("get", "keys", "values", "items"))
 """Methods of lists and tables that do not read all items."""
 _SEARCHING = frozenset(("strip", "lstrip", "rstrip", "rsplit", "rpartition", "rfind", "rindex"))

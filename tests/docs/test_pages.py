@@ -156,7 +156,7 @@ def misnamed(words: list[str], recipes: set[str]) -> Iterator[str]:
 
 def test_a_command_that_does_not_exist_is_found() -> None:
     assert [*misnamed(["try", "environment", "my.toml"], set())] == ["no recipe or form environment"]
-    assert [*misnamed(["trian", "my.toml"], set())] == ["no verb trian"]
+    assert [*misnamed(["teach", "my.toml"], set())] == ["no verb teach"]
     assert [*misnamed(["train", "quickstart", "--dry", "steps=5"], {"quickstart"})] == ["no option --dry"]
     assert [*misnamed(["try", "agent", "my.toml", "--", "agent", "--fast"], set())] == []
 

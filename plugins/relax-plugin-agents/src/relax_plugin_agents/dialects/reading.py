@@ -71,9 +71,10 @@ SERVED: Mapping[str, tuple[Any, ...]] = {
 """Settings that are served only at the listed values. Null or a missing setting is always allowed."""
 
 UNSHOWN = frozenset((
-    "annotations", "cache_control", "extra", "id", "provider_specific_fields", "status", "thinking_blocks", "type",
+    "annotations", "cache_control", "extra", "id", "model", "provider_specific_fields", "status", "stop_reason",
+    "stop_sequence", "thinking_blocks", "type", "usage",
 ))  # fmt: skip
-"""Fields of a message that are a client's own records and are ignored."""
+"""Fields of a message that are records of a client or of an answer, and are ignored."""
 
 LONGEST_SHOWN = 80
 """Maximum number of characters of a value that an error quotes."""

@@ -12,5 +12,6 @@ from tests.graph.conftest import relax, start, tiny
 
 __all__ = ["relax", "start", "tiny"]
 
+MEGATRON = os.environ.get("RELAX_ENGINE_MEGATRON", "")
 INTERPRETERS = {name: os.environ.get(f"RELAX_ENGINE_{name.upper()}", "") for name in ("vllm", "sglang")}
-collect_ignore = [] if any(INTERPRETERS.values()) else ["test_engine_runs.py"]
+collect_ignore = [] if any(INTERPRETERS.values()) else ["test_engine_runs.py", "test_megatron_runs.py"]

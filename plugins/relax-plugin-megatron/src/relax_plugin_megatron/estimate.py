@@ -38,8 +38,8 @@ def estimate(
     scalar = bool(scalars(spec, build))
     size = BYTES[str(spec.model.get("dtype", "float32"))]
     own = shape.parameters(grid, spec.rank, scalar)
-    tokens = max(micro_batches, default=0) * work.row_tokens
-    passed = sum(micro_batches) * work.row_tokens
+    tokens = max(micro_batches, default=0) * work.row_tokens // grid.context
+    passed = sum(micro_batches) * work.row_tokens // grid.context
     logits = 0
     if grid.stage(spec.rank) == grid.pipeline - 1 and not scalar:
         whole = tokens * -(-shape.vocabulary // grid.tensor) * 4

@@ -78,7 +78,7 @@ class MicroBatch:
     inputs: Tensor
     """Indices of the packed tokens that the model reads: all but the last of each row."""
     places: Tensor
-    """Their indices in the flattened ids."""
+    """Indices of these tokens in the flattened ids."""
     held: Tensor
     """Indices in the flattened ids of this rank's tokens, in the order of its routers."""
     size: int

@@ -39,6 +39,8 @@ class Capabilities:
     delta: bool = False
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     """Number formats in which the engine computes."""
+    float32_head: bool = False
+    """True: the engine can compute logits in float32 from weights of any format (`model.head_dtype`)."""
     media: frozenset[str] = frozenset()
     score: bool = False
     offloads: frozenset[str] = frozenset()
@@ -55,7 +57,8 @@ class EngineSpec:
     """The settings for the start of an engine."""
 
     model: Mapping[str, Any]
-    """The `[model]` table; `dtype` is the number format of the engine and of the weights published to it."""
+    """The `[model]` table; `dtype` is the number format of the engine and of the weights published to it. With
+    `head_dtype` "float32", the product of the language head is in float32, of weights rounded to `dtype`."""
     max_context: int
     """Most tokens of prompt and completion together."""
     seed: int = 0

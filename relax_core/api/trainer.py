@@ -110,6 +110,8 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     """True: rows with `routed_experts` visit these experts, and `forward` can return `routed_experts`."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     """Number formats in which the trainer can compute; it must be able to publish weights in any format."""
+    float32_head: ClassVar[bool] = False
+    """True: the trainer can compute logits in float32 with any `model.dtype` (`model.head_dtype`)."""
     build: Callable[[Chosen], Any]
     """Function that builds the algorithm and the weight transport. The core sets the function before `start`."""
 

@@ -65,6 +65,10 @@ class ModelTable(Options):
     dtype: Format = "float32"
     """Number format in which trainers compute, and also engines unless `rollout.dtype` is set. The trained weights and
     the optimizer state are always float32."""
+    head_dtype: Literal["", "float32"] = ""
+    """Number format of the logits. `float32`: trainers and engines multiply hidden states by the language head in
+    float32, so that the logits are not rounded to `dtype`: bfloat16 has steps of 0.125 between 16 and 32. Weights are
+    published and rounded as without this key. On a GPU the head takes longer. Empty: `dtype`."""
     tokenizer: Path | None = None
     """Folder of another tokenizer; absent: the tokenizer in `path`."""
     chat_template: PathOrText = ""

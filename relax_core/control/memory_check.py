@@ -221,7 +221,8 @@ def _rank_estimate(trainer: Trainer, context: PlanContext, group: WorkerGroup, r
     if role.startswith(TEACHER):
         role, _, number = role.partition("-")
         teacher = context.config.teachers[int(number or 0)]
-        model = {"path": str(teacher.path), "dtype": teacher.dtype or context.config.model.dtype}
+        own = context.config.model
+        model = {"path": str(teacher.path), "dtype": teacher.dtype or own.dtype, "head_dtype": own.head_dtype}
     return estimated(trainer, trainer_spec(cast(RunContext, context), role, rank, group.size, "", model), step)
 
 

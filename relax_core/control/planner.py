@@ -216,15 +216,23 @@ def _check_formats(
     names = {operation.name for operation in operations}
     trainer, engine, field = config.trainer.chosen.name, config.engine.chosen.name, "rollout.dtype"
     trained, served = config.model.dtype, config.engine_dtype
-    able = cast(type[Trainer], catalogue.target("trainer", trainer)).dtypes
-    if trained not in able:
-        raise ConfigError("model.dtype", trained, f"{trainer} computes in {', '.join(able)}")
+    kind = cast(type[Trainer], catalogue.target("trainer", trainer))
+    if trained not in kind.dtypes:
+        raise ConfigError("model.dtype", trained, f"{trainer} computes in {', '.join(kind.dtypes)}")
+    head = config.model.head_dtype
+    if head not in ("", trained) and not kind.float32_head:
+        fix = f"trainer {trainer} computes logits in model.dtype: leave this key out, or use torch"
+        raise ConfigError("model.head_dtype", head, fix)
     if not any(name.startswith("rollout.") for name in names):
         return
-    able = engine_class(catalogue, engine).capabilities.dtypes
-    if served not in able:
+    can = engine_class(catalogue, engine).capabilities
+    if served not in can.dtypes:
         asked = field if config.rollout.dtype else "model.dtype"
-        raise ConfigError(asked, served, f"{engine} computes in {', '.join(able)}")
+        raise ConfigError(asked, served, f"{engine} computes in {', '.join(can.dtypes)}")
+    if head not in ("", served) and not can.float32_head:
+        others = [name for name in catalogue.names("engine") if engine_class(catalogue, name).capabilities.float32_head]
+        fix = f"engine {engine} computes logits in {served}: use {' or '.join(others) or 'another engine'}, or leave this out"
+        raise ConfigError("model.head_dtype", head, fix)
     rounds = has_own_devices(config, "actor-fwd") and not adapters_alone and served not in (trained, "float32")
     if rounds and "actor_fwd.log_probs" in names:
         fix = f"set it to {trained} or float32, or keep actor-fwd on the actor's workers (placement.mode)"

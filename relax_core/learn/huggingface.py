@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code for Hugging Face models that engines and trainers share: media inputs, routers, and tensors by published name.
+"""Code for Hugging Face models that engines and trainers share: media inputs, routers, heads, and tensors by published name.
 
 Engines and trainers compute a model's inputs with this code, so that their log-probs agree. This module does not load
 models: its callers pass them in.
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,49 @@ INPUTS = (
     "feature_attention_mask",
 )  # fmt: skip
 """Names of processed media's tensors that are inputs of models; the remaining tensors serve to render prompts."""
+
+
+def use_float32_head(model: Any, rounds_to: torch.dtype | None = None) -> None:
+    """Make the language head of a model compute logits in float32, also under autocast.
+
+    Products of two 16-bit numbers are exact in float32, so the logits differ from exact ones only by the rounding of
+    their sums. `rounds_to`: number format to which the weights are rounded before the product, as engines hold them;
+    the gradient is not rounded. Raises ConfigError for a head that is not a linear layer.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        fix = f"the head of {type(model).__name__} is {type(head).__name__}, not torch.nn.Linear: leave this key out"
+        raise ConfigError("model.head_dtype", "float32", fix)
+    head.__class__ = _Float32Linear  # the module stays the same object, and copies of it compute with their own weights
+    cast(_Float32Linear, head).rounds_to = rounds_to
+
+
+class _Float32Linear(nn.Linear):
+    """A linear layer that computes in float32; `rounds_to`: format to which its weights are rounded first."""
+
+    rounds_to: torch.dtype | None
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            bias = None if self.bias is None else self._held(self.bias)
+            return nn.functional.linear(features.float(), self._held(self.weight), bias)
+
+    def _held(self, own: Tensor) -> Tensor:
+        rounds_to = self.rounds_to
+        held: Tensor = own.float() if rounds_to is None else _Rounded.apply(own, rounds_to)  # type: ignore[no-untyped-call]
+        return held
+
+
+class _Rounded(torch.autograd.Function):
+    """A tensor rounded to a number format, as float32; the gradient passes unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.to(dtype).float()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 class MediaInputs:

@@ -73,7 +73,7 @@ class Teacher(Role):
                     continue
                 group = f"{self.name}-{number}" if len(teachers) > 1 else self.name
                 # A teacher is not trained, so its `[model]` table has no adapters.
-                table = {"path": str(teacher.path), "dtype": teacher.dtype or own.dtype}
+                table = {"path": str(teacher.path), "dtype": teacher.dtype or own.dtype, "head_dtype": own.head_dtype}
                 trainers.append(await RankGroup.start(context, group, self.name, table))
                 models.append((group, trainers[-1]))
             context.doing("ready", pools=pools.facts)

@@ -51,9 +51,10 @@ class EngineFixture:
         self.transport = transport or Disk()
         self._step = self._requests = 0
 
-    def start(self, dtype: str = "float32", **spec: Any) -> EngineFixture:
+    def start(self, dtype: str = "float32", head_dtype: str = "", **spec: Any) -> EngineFixture:
         lora = {"lora": LORA} if self.engine.capabilities.lora else {}
-        chosen = EngineSpec({"path": self.model, "dtype": dtype, **lora}, CONTEXT, **spec)
+        table = {"path": self.model, "dtype": dtype, "head_dtype": head_dtype, **lora}
+        chosen = EngineSpec(table, CONTEXT, **spec)
         self.facts = dict(self.run(self.engine.start(chosen), 600.0))
         return self
 

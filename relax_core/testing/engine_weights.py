@@ -7,7 +7,7 @@ whole version. For each token, the engine must report the version that sampled t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,7 +48,17 @@ APART = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
 NORMAL = 1e-5
 """Largest difference of a sum of probabilities from 1; a softmax in bfloat16 is off by a hundred times as much."""
 
+LARGEST = 8
+"""Number of the likeliest tokens of the test model whose logits are 1 or more."""
+STEP = 2.0**-7
+"""Distance of bfloat16 numbers from 1 to 2, of which larger numbers are multiples."""
 TRIES = 5
+
+
+def on_a_grid(ranked: Sequence[tuple[int, float]]) -> bool:
+    """Return True if all differences of these log-probs, which are those of the logits, are multiples of `STEP`."""
+    steps = (ranked[0][1] - np.array([log_prob for _, log_prob in ranked])) / STEP
+    return bool((np.abs(steps - steps.round()) < 0.01).all())
 
 
 def while_generating(lands: Callable[[], bool]) -> None:
@@ -340,6 +350,19 @@ class WeightChecks(Suite):
         rows = plain_log_probs(folder, (*PROMPT, *got.tokens))[len(PROMPT) - 1 : -1]
         want = rows[np.arange(len(got.tokens)), list(got.tokens)]
         np.testing.assert_allclose(got.log_probs, want, atol=APART[dtype], rtol=0)
+
+    def test_a_float32_head_does_not_round_logits(self, lab: EngineFixture) -> None:
+        self.needs(lab.engine.capabilities.float32_head, "logits in float32 of bfloat16 weights")
+        other = EngineFixture(type(self).make_engine(), lab.model, lab.other)
+        try:
+            other.start("bfloat16", "float32", version=Version("actor", 0, 0))
+            manifest = other.publish(rounded(tensors_of(lab.other), "bfloat16"))
+            assert other.update(manifest).fingerprint == manifest.fingerprint, "the weights are those without this key"
+            (got,) = other.generate(other.request(PROMPT, 9, seed=1, num_top=LARGEST))
+        finally:
+            other.stop()
+        assert got.top
+        assert not all(map(on_a_grid, got.top)), "the logits are multiples of the steps of bfloat16"
 
     def test_an_adapter_is_applied_to_the_folders_weights_in_every_format(
         self, formatted: tuple[str, EngineFixture]

@@ -49,11 +49,13 @@ def requests_of(work: Workload, vocab: int, shorter: int = 0, stops: int = 0) ->
 
 
 async def tensors(
-    folder: str, work: Workload, requests: Sequence[GenerateRequest], dtype: str = "float32", **options: Any
-) -> tuple[int, int]:
+    folder: str, work: Workload, requests: Sequence[GenerateRequest], dtype: str = "float32", head_dtype: str = "",
+    **options: Any,
+) -> tuple[int, int]:  # fmt: skip
     """Bytes of the estimate and of the peak."""
     engine = WatchedEngine(WatchedEngine.options_model()(**options))
-    spec = EngineSpec(model={"path": folder, "dtype": dtype}, max_context=work.row_tokens)
+    model = {"path": folder, "dtype": dtype, "head_dtype": head_dtype}
+    spec = EngineSpec(model=model, max_context=work.row_tokens)
     told = engine.estimate(spec, work).tensors("generate")
     await engine.start(spec)
     try:

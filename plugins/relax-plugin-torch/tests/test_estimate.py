@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of a rank's estimate, for which nothing of the model is loaded. `test_estimate_sizes.py` compares it with peaks."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from relax_core.api import ConfigError, OptimizerSpec, TrainerSpec, Workload
 from relax_core.api.algorithm import Output
-from relax_core.testing.trainer import Reinforce
+from relax_core.testing.trainer import Reinforce, tiny_model
 from tests.trainers import ALGORITHM, make_trainer, running
 
 
@@ -79,3 +81,14 @@ def test_a_role_that_only_reads_has_no_gradients(folder):
     told = make_trainer().estimate(spec_of(folder, role="reference"), WORK)
     assert list(told.phases) == ["forward"]
     assert {"gradients", "optimizer"}.isdisjoint(told.phases["forward"])
+
+
+def test_a_float32_head_takes_room_for_its_weights(tmp_path):
+    folder = tiny_model(tmp_path / "model", vocab_size=4096)
+
+    def activations(**model):
+        spec = spec_of(folder)
+        spec = replace(spec, model={**spec.model, "dtype": "bfloat16", **model})
+        return make_trainer(logits_mb=1).estimate(spec, WORK).phases["train"]["activations"]
+
+    assert activations(head_dtype="float32") - activations() == pytest.approx(4 * 4096 * 16, rel=0.1)

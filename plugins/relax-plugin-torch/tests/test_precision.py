@@ -4,14 +4,16 @@
 import numpy as np
 import pytest
 import torch
+from relax_plugin_torch.layout import by_row
 from relax_plugin_torch.trainer import TorchTrainer
 
-from relax_core.api import ConfigError, UpdateOutcome
+from relax_core.api import ConfigError, UpdateOutcome, Version
+from relax_core.learn import PackedBatch
 from relax_core.learn.counts import count
-from relax_core.testing.trainer import TrainerSuite, chunk, make_rows, update, with_values
+from relax_core.testing.trainer import InMemory, TrainerSuite, chunk, make_rows, update, with_values
 from relax_core.trainer_kit.setup import bfloat16_lacks, choose_format
 from relax_core.trainer_kit.update import LossScale
-from tests.trainers import train, weights
+from tests.trainers import TRANSPORT, train, weights
 
 CPU = torch.device("cpu")
 
@@ -19,7 +21,11 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def start(start, folder):
     """Start a trainer in a format; options are the trainer's."""
-    return lambda dtype="float16", **options: start(folder, model={"dtype": dtype}, options=options)
+
+    def started(dtype="float16", head_dtype="", transport=None, **options):
+        return start(folder, model={"dtype": dtype, "head_dtype": head_dtype}, options=options, transport=transport)
+
+    return started
 
 
 def test_a_format_that_is_not_known_is_refused():
@@ -36,6 +42,40 @@ def test_a_gpu_that_only_imitates_bfloat16_is_refused(monkeypatch):
         choose_format("bfloat16", gpu)
     assert choose_format("float16", gpu) == torch.float16
     assert choose_format("bfloat16", CPU) == torch.bfloat16
+
+
+def scored(trainer, rows):
+    """Return log-probs of the trained tokens, and those that its bfloat16 features and weights give in float64."""
+    policy = trainer._rank._policy
+    head = policy.model.get_output_embeddings().weight
+    head.data.mul_(8)  # logits beyond 16, where bfloat16 has steps of 0.125
+    batch = PackedBatch(rows)
+    trained = batch.loss_mask.nonzero().squeeze(1)
+    with torch.no_grad():
+        own = policy.score(batch)["log_probs"][trained].double()
+        with torch.autocast("cpu", torch.bfloat16):
+            features = policy._features(by_row(batch))[by_row(batch).before[trained]]
+        exact = (features.double() @ head.bfloat16().double().T).log_softmax(-1)
+    return own, exact.gather(1, batch.tokens[trained][:, None]).squeeze(1)
+
+
+def test_a_float32_head_keeps_what_bfloat16_rounds_away_and_publishes_the_same_bits(start):
+    """The error of bfloat16 logits is that of their steps; the weights stay rounded as engines hold them."""
+    published = []
+    for head, least, most in (("", 0.03, 0.5), ("float32", 0.0, 1e-5)):
+        transport = InMemory()
+        trainer = start("bfloat16", head_dtype=head, transport=transport, share_prefixes=False)
+        manifest = trainer.publish(Version("actor", 0, 0), TRANSPORT, "")
+        published.append({info.name: array.tobytes() for info, array in transport.receive(manifest)})
+        own, exact = scored(trainer, make_rows())
+        assert least <= float((own - exact).abs().max()) <= most, head
+    assert published[0] == published[1]
+
+
+def test_a_float32_head_of_a_float32_trainer_changes_nothing(start):
+    rows = make_rows()
+    plain, asked = (TrainerSuite.step(start("float32", head_dtype=head), 0, rows) for head in ("", "float32"))
+    assert plain == asked
 
 
 def test_an_overflow_halves_the_scale_and_a_scale_that_held_is_doubled():

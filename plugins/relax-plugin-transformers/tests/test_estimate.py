@@ -18,6 +18,7 @@ SIZES = {
 CASES = [
     ("0.2M", Workload(4, 8, 64, 64), {}),
     ("1.5M", Workload(4, 4, 24, 40), {"dtype": "bfloat16"}),
+    ("1.5M", Workload(4, 4, 24, 40), {"dtype": "bfloat16", "head_dtype": "float32"}),
     ("6M", Workload(2, 2, 64, 40), {}),
     ("0.2M", Workload(16, 8, 64, 16), {"max_prefill_tokens": 256}),  # batches that merge
     ("0.2M", Workload(12, 4, 40, 30), {"max_batch_rows": 12}),  # in turns

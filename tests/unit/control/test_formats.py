@@ -57,3 +57,16 @@ def test_a_role_that_recomputes_log_probs_elsewhere_is_never_given_rounded_weigh
     planned(catalogue, *apart, "placement=hybrid")
     planned(catalogue, *apart, "model.dtype=bfloat16", "rollout.dtype=float32")
     planned(catalogue, *apart, "model.lora.rank=4")
+
+
+def test_a_float32_head_is_refused_by_what_cannot_compute_it(catalogue, monkeypatch):
+    planned(catalogue, "model.dtype=bfloat16", "model.head_dtype=float32")
+    monkeypatch.setattr(catalogue.target("engine", "transformers"), "capabilities", Capabilities(score=True))
+    says = r"model\.head_dtype: got float32.*transformers computes logits in bfloat16: use sglang or vllm"
+    with pytest.raises(ConfigError, match=says):
+        planned(catalogue, "model.dtype=bfloat16", "model.head_dtype=float32")
+    planned(catalogue, "model.dtype=bfloat16", "rollout.dtype=float32", "model.head_dtype=float32")
+    planned(catalogue, "model.head_dtype=float32")
+    monkeypatch.setattr(catalogue.target("trainer", "torch"), "float32_head", False)
+    with pytest.raises(ConfigError, match=r"model\.head_dtype: got float32.*trainer torch computes logits in model"):
+        planned(catalogue, "model.dtype=bfloat16", "rollout.dtype=float32", "model.head_dtype=float32")

@@ -155,6 +155,8 @@ GUARD, TRAINER = "tests/unit/roles/test_guard.py", "plugins/relax-plugin-torch/t
 ELSEWHERE = {
     "model.path": f"{TRAINER}::test_scores_and_gradients_equal_those_of_single_rows",
     "model.dtype": f"{TRAINER}::test_bf16_trains_float32_weights_and_publishes_their_bits",
+    "model.head_dtype": "plugins/relax-plugin-torch/tests/test_precision.py"
+    "::test_a_float32_head_keeps_what_bfloat16_rounds_away_and_publishes_the_same_bits",
     "model.tokenizer": f"{CHAT}::test_a_missing_folder_or_tokenizer_is_named",
     "model.chat_template": f"{CHAT}::test_a_template_is_taken_from_the_configuration_before_the_folder",
     "model.chat_template_kwargs": f"{CHAT}::test_tools_reach_the_template_as_schema_and_kwargs_as_variables",

@@ -28,7 +28,7 @@ class TeachingOptions(TrainerOptions):
 class TeachingTrainer(ScriptedTrainer):
     def start(self, spec):
         if spec.role == "teacher":
-            assert set(spec.model) == {"path", "dtype"}, spec.model
+            assert set(spec.model) == {"path", "dtype", "head_dtype"}, spec.model
             self._spec, self._step, self._number = spec, 0, int(spec.model["path"][-1])
             return {}
         self._number = -1

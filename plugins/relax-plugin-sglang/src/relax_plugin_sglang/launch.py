@@ -107,5 +107,6 @@ def _arguments(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:
         "disable_overlap_schedule": True, "disable_cuda_graph": not (gpu and options.graphs),
         "attention_backend": options.attention or (None if gpu else "torch_native"),
         "enable_return_routed_experts": replays(spec),
+        "enable_fp32_lm_head": spec.model.get("head_dtype") == "float32",
     }  # fmt: skip
     return {**{name: value for name, value in arguments.items() if value is not None}, **options.server_args}

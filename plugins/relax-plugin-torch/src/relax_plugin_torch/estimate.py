@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from relax_core import learn
 from relax_core.api import ConfigError, Estimate, Routing, TrainerSpec, Workload
 from relax_core.api.plan import RESERVED
+from relax_core.learn.huggingface import use_float32_head
 from relax_core.trainer_kit.model_folder import FIELD, check_folder, has_towers
 from relax_core.trainer_kit.ranks import BUCKET
 from relax_core.trainer_kit.setup import TRAINED_ROLES, choose_format, publish_format
@@ -239,7 +240,10 @@ def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions
         made = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
         choose_trained(made, spec)
     computes = choose_format(spec.model.get("dtype", "float32"), torch.device("cpu"))
-    hold_frozen_in(made, frozen_format(publish_format(spec, computes), computes))
+    publishes = publish_format(spec, computes)
+    hold_frozen_in(made, frozen_format(publishes, computes))
+    if config.num_labels != SCALAR and rounded(computes) is not None and spec.model.get("head_dtype") == "float32":
+        use_float32_head(made, publishes)
     if options.activation_checkpointing:
         recompute_blocks(made)
     return made.eval()  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ from relax_core.api import (
     Version,
 )
 from relax_core.api.weights import Payload
+from relax_core.learn.huggingface import use_float32_head
 from relax_core.learn.packed import columns_of
 from relax_core.trainer_kit.checkpoint import Snapshot, Writing, new_directory, save_checkpoint, seed_all
 from relax_core.trainer_kit.chunk_rows import (
@@ -127,6 +128,8 @@ class Rank:
             )
             return
         self._model = load_model(path, attention, self._device, auto=options.attention == "auto")
+        if autocast is not None and self._spec.model.get("head_dtype") == "float32":
+            use_float32_head(self._model, self._publishes)
         self._row_media = RowMedia(self._model, self._spec.media)
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,

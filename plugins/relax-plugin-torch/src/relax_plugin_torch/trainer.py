@@ -38,6 +38,7 @@ class TorchTrainer(Trainer[TorchOptions]):
     """A trainer of causal language models that `transformers` loads, with or without vision and audio inputs."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    float32_head: ClassVar[bool] = True
     replays_routing: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = (
         "relax_plugin_torch.rank", "transformers.modeling_utils", "transformers.masking_utils",

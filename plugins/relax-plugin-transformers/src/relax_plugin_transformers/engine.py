@@ -35,6 +35,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
         offloads=frozenset({"weights", "kv"}), media=frozenset({"image", "video", "audio"}), routed_experts=True,
+        float32_head=True,
         receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
     preload: ClassVar[tuple[str, ...]] = (
@@ -55,6 +56,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
     def _start(self, spec: EngineSpec) -> Mapping[str, Any]:
         import torch
 
+        from relax_core.learn.huggingface import use_float32_head
         from relax_plugin_transformers.decoder import Decoder
         from relax_plugin_transformers.model import CausalModel
         from relax_plugin_transformers.weights import Adapters, Resident
@@ -62,6 +64,8 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
         if spec.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
         module = load_model(spec.model, self.options)
+        if spec.model.get("head_dtype") == "float32":
+            use_float32_head(module)
         self._spec, self._max_context = spec, context_limit(module, spec.max_context)
         self._weights = Resident(module)
         self._adapters, self._known = Adapters(self._weights), self._weights.infos()

@@ -85,6 +85,10 @@ def estimate(spec: EngineSpec, options: TransformersOptions, work: Workload) -> 
     elements = _elements(Path(str(spec.model["path"])))
     weights, rows = elements * number, _rows(spec, options, work)
     moments = list(_moments(model, options, work, rows))
+    if spec.model.get("head_dtype") == "float32" and number < 4:  # a pass copies the head, and frees it before drawing
+        head, logits = 4 * model.vocab * model.hidden, 4 * rows * model.vocab
+        passes = [parts for parts in moments if "activations" in parts]
+        moments += [{**parts, "logits": min(parts["logits"], logits), "head": head} for parts in passes]
     fullest = max(moments, key=lambda parts: sum(parts.values()))
     if _on_cpu(options):
         fullest[RESERVED] = _BUFFERS + round(_ALLOCATOR * sum(fullest.values()))

@@ -52,6 +52,9 @@ class Vllm:
         config = self._llm.vllm_config.model_config
         if not on_gpu():
             _check_heads(config.get_head_size())
+        if spec.model.get("head_dtype") == "float32" and config.head_dtype != torch.float32:
+            fix = f"this vLLM computes the head in {config.head_dtype}: install a newer vLLM, or leave this key out"
+            raise ConfigError("model.head_dtype", "float32", fix)
         self.max_context: int = min(spec.max_context, config.max_model_len)
         self.vocab_size: int = config.get_vocab_size()
         cache = self._llm.vllm_config.cache_config
@@ -218,7 +221,10 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         arguments["block_size"] = CPU_BLOCK_TOKENS
     if kv_mb is not None:
         arguments["kv_cache_memory_bytes"] = kv_mb << 20
-    return {**arguments, **media_arguments(architectures_of(spec.model["path"]), spec.media), **options.engine_args}
+    given = dict(options.engine_args)
+    if spec.model.get("head_dtype") == "float32":
+        given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
+    return {**arguments, **media_arguments(architectures_of(spec.model["path"]), spec.media), **given}
 
 
 def _new(output: RequestOutput) -> StepOutput:

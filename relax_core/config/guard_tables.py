@@ -69,7 +69,7 @@ class RolloutKlGuard(Guard):
 
 
 class EntropyGuard(Guard):
-    """The policy always gives the same answer: `policy/entropy` is too small, in algorithms that measure it."""
+    """The policy always gives the same answer: `policy/entropy` is too small, if the trainer reports it."""
 
     metric: ClassVar[str] = "policy/entropy"
     falls: ClassVar[bool] = True

@@ -12,7 +12,7 @@ that at temperature 1 and without top_k and top_p, so that the log-prob stays fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class Wanted:
     """Number k of most likely tokens to return in `top_k_ids` and `top_k_log_probs`, [tokens, k]; 0: none."""
     at: Mapping[str, Tensor] = field(default_factory=dict)
     """Token ids [tokens, k] by name; their log-probs are returned as `log_probs_at:<name>`."""
+    measured_entropy: bool = False
+    """True: also return the entropy without a gradient, as `measured_entropy`; cheaper than `entropy`."""
 
 
 def score_distribution(
@@ -51,7 +53,7 @@ def score_distribution(
     parts: list[dict[str, Tensor]] = []
     for start in range(0, len(ids), width):
         own = slice(start, start + width)
-        part = Wanted(wanted.entropy, wanted.top_k, {name: at[own] for name, at in wanted.at.items()})
+        part = replace(wanted, at={name: at[own] for name, at in wanted.at.items()})
         parts.append(checkpoint(_score_slice, features[own], head, ids[own], part, temperature, use_reentrant=False))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -61,10 +63,15 @@ def _score_slice(features: Tensor, head: Head, ids: Tensor, wanted: Wanted, temp
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    if not (wanted.entropy or wanted.top_k or wanted.at):  # saves the log-probs of the whole vocabulary
-        return {"log_probs": -functional.cross_entropy(logits, ids, reduction="none")}
-    log_probs = functional.log_softmax(logits, dim=-1)
-    scored = {"log_probs": log_probs.gather(-1, ids[:, None]).squeeze(-1)}
+    if wanted.entropy or wanted.top_k or wanted.at:
+        log_probs = functional.log_softmax(logits, dim=-1)
+        scored = {"log_probs": log_probs.gather(-1, ids[:, None]).squeeze(-1)}
+    else:  # saves the log-probs of the whole vocabulary
+        scored = {"log_probs": -functional.cross_entropy(logits, ids, reduction="none")}
+    if wanted.measured_entropy:
+        with torch.no_grad():  # log Z - sum p x, where log Z = x - log p of any token
+            log_z = logits.gather(-1, ids[:, None]).squeeze(-1) - scored["log_probs"]
+            scored["measured_entropy"] = (log_z - logits.softmax(-1).mul_(logits).sum(-1)).clamp(min=0)
     if wanted.entropy:
         scored["entropy"] = -(log_probs.exp() * log_probs).sum(-1)
     if wanted.top_k:

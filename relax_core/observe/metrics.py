@@ -138,7 +138,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("length/mean", "Mean number of trained tokens of a row"),
     Metric("length/max", "Largest number of trained tokens of a row", "max"),
     Metric("length/truncated", "Share of samples that a token or turn limit cut"),
-    Metric("policy/entropy", "Mean entropy of the policy at trained tokens"),
+    Metric("policy/entropy", "Mean entropy of the policy, in nats, at trained tokens of rows with a gradient"),
     Metric("policy/approx_kl", "Estimated KL per token to the policy in the denominator of the ratio"),
     Metric("policy/ref_kl", "Estimated KL per token to the reference model"),
     Metric("policy/clip_fraction", "Share of tokens at which the surrogate is clipped"),

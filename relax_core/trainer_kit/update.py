@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 
 from relax_core import learn
-from relax_core.api import Algorithm, Version
+from relax_core.api import LOG_PROBS, Algorithm, Version
+from relax_core.api.algorithm import ENTROPY
 from relax_core.learn.counts import Metric
+
+MEASURED_ENTROPY = "measured_entropy"
+"""Name of the entropy of trained tokens that is only measured, without gradient."""
 
 
 class Update:
@@ -36,12 +40,21 @@ class Update:
         self._totals: dict[str, float] = {}
         self._merged: dict[str, Metric] = {}
 
+    @property
+    def measures_entropy(self) -> bool:
+        """True if the trainer shall give the output `MEASURED_ENTROPY` too, which the algorithm does not ask for."""
+        asked = self._algorithm.outputs()
+        return self._role == "actor" and LOG_PROBS in asked and ENTROPY not in asked
+
     def loss(self, batch: learn.PackedBatch, outputs: Mapping[str, Tensor], step_start: int | None) -> Tensor:
         """Return the loss of one micro-batch, a scalar from which the backward pass starts; record its terms.
 
         `outputs`: the algorithm's outputs by name. `step_start`: step number of the policy's version; None after an
         update of this training step was applied.
         """
+        outputs = dict(outputs)
+        if (entropy := outputs.pop(MEASURED_ENTROPY, None)) is not None:
+            self.measured({"policy/entropy": (entropy.sum(), batch.loss_mask.sum())})
         if "log_probs" in outputs and not batch.has("old_log_probs") and step_start is not None:
             batch.put("old_log_probs", outputs["log_probs"].detach())
         given = learn.Outputs(outputs)

@@ -13,7 +13,7 @@ from relax_core.api import Algorithm, ConfigError, Loss, Ragged, RowBatch, RowId
 from relax_core.api.algorithm import ENTROPY, LOG_PROBS, VALUES_OUTPUT
 from relax_core.api.errors import InfrastructureError, PluginError
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.trainer import InMemory, forward, make_rows, tiny_model
+from relax_core.testing.trainer import InMemory, Reinforce, forward, make_rows, tiny_model
 from tests.trainers import TRANSPORT, accumulate, gradients, train
 
 
@@ -109,6 +109,13 @@ def test_forward_fills_entropy_too(folder, start):
     assert (entropy[mask] > 0).all() and not entropy[~mask].any()
     with pytest.raises(ValueError, match="forward: got columns"):
         forward(trainer, rows, 0, ("values",))
+
+
+def test_the_entropy_of_trained_tokens_is_measured_without_an_entropy_bonus(folder, start):
+    rows = make_rows()
+    want = forward(start(folder), rows, 0, ("entropy", "log_probs")).values[rows.columns["loss_mask"].values == 1]
+    total, number = train(start(folder, algorithm=Reinforce), 0, rows).metrics["policy/entropy"]
+    assert (total, number) == (pytest.approx(want.sum(), rel=1e-4), len(want))
 
 
 def test_a_role_that_only_computes_never_updates(folder, start):

@@ -141,6 +141,7 @@ def test_scores_are_of_the_tempered_distribution(temperature):
     want, have, sliced = (logits.clone().requires_grad_() for _ in range(3))
     distribution = torch.distributions.Categorical(logits=want / temperature)
     wanted = {"log_probs": distribution.log_prob(ids), "entropy": distribution.entropy()}
+    plain = learn.score_distribution(have, lambda x: x, ids, learn.Wanted(), vocab_size=9, temperature=temperature)
     sum(value.square().sum() for value in wanted.values()).backward()
     for leaf, max_logits in ((have, 2**25), (sliced, 20)):
         scored = learn.score_distribution(
@@ -149,6 +150,21 @@ def test_scores_are_of_the_tempered_distribution(temperature):
         sum(scored[name].square().sum() for name in wanted).backward()
         assert all(torch.allclose(scored[name], value) for name, value in wanted.items())
         assert torch.allclose(leaf.grad, want.grad)
+        measured = learn.score_distribution(
+            leaf, lambda x: x, ids, learn.Wanted(measured_entropy=True), vocab_size=9, temperature=temperature,
+            max_logits=max_logits,
+        )  # fmt: skip
+        assert torch.allclose(measured["measured_entropy"], wanted["entropy"])
+        assert torch.equal(measured["log_probs"], plain["log_probs"]) and not measured["measured_entropy"].requires_grad
+
+
+def test_the_measured_entropy_is_not_rounded_by_autocast():
+    torch.manual_seed(0)
+    logits, ids = torch.randn(6, 9) * 5 + 20, torch.arange(6)
+    with torch.autocast("cpu", torch.bfloat16):
+        scored = learn.score_distribution(logits, lambda x: x, ids, learn.Wanted(measured_entropy=True), vocab_size=9)
+    want = torch.distributions.Categorical(logits=logits.double()).entropy()
+    torch.testing.assert_close(scored["measured_entropy"].double(), want, atol=1e-5, rtol=0)
 
 
 def test_logits_larger_than_the_bound_never_exist_at_once():

@@ -8,6 +8,7 @@ Megatron's buffers until the update ends, and are summed over the data-parallel 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -312,7 +313,10 @@ class Rank:
         if self._head is not None:
             scored = self._head.vocabulary.score(
                 flat.index_select(0, before[places]), self._head.logits, batch.tokens[places],
-                wanted(outputs, batch, places, self._shape.vocabulary),
+                replace(
+                    wanted(outputs, batch, places, self._shape.vocabulary),
+                    measured_entropy=self._update is not None and self._update.measures_entropy,
+                ),
                 temperature=self._spec.temperature, max_logits=self._options.logits_mb * 2**18,
             )  # fmt: skip
             return {name: spread(value, places, len(batch.tokens)) for name, value in scored.items()}

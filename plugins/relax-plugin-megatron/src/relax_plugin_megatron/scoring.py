@@ -8,7 +8,7 @@ gradient of its own range. Only trained tokens go through the head, in slices un
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -49,7 +49,7 @@ class Vocabulary:
         parts = []
         for start in range(0, len(ids), width):
             own = slice(start, start + width)
-            some = learn.Wanted(wanted.entropy, wanted.top_k, {name: at[own] for name, at in wanted.at.items()})
+            some = replace(wanted, at={name: at[own] for name, at in wanted.at.items()})
             parts.append(checkpoint(self._slice, features[own], head, ids[own], some, temperature, use_reentrant=False))
         return {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
 
@@ -67,6 +67,9 @@ class Vocabulary:
         scored = {"log_probs": self._at(logits, ids[:, None]).squeeze(-1) - total.log()}
         if wanted.entropy:
             scored["entropy"] = total.log() - self._sum((weights * logits).sum(-1)) / total
+        if wanted.measured_entropy:
+            with torch.no_grad():
+                scored["measured_entropy"] = total.log() - self._sum((weights * logits).sum(-1)) / total
         if wanted.top_k:
             scored["top_k_log_probs"], scored["top_k_ids"] = self._top(logits - total.log()[:, None], wanted.top_k)
         for name, at in wanted.at.items():

@@ -302,7 +302,8 @@ def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, fe
         with torch.autocast("cpu", enabled=False):
             return torch.nn.functional.linear(features.float(), model.score.weight.float()).squeeze(-1)
     scored = learn.score_distribution(
-        features, model.get_output_embeddings(), torch.zeros(len(features), dtype=torch.long), learn.Wanted(),
+        features, model.get_output_embeddings(), torch.zeros(len(features), dtype=torch.long),
+        learn.Wanted(measured_entropy=spec.role == "actor"),
         vocab_size=model.config.get_text_config().vocab_size, temperature=spec.temperature,
         max_logits=options.logits_mb * 2**18,
     )  # fmt: skip

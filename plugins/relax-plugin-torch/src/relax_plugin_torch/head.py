@@ -75,7 +75,9 @@ class ScalarPolicy(Policy):
         self._outputs = outputs
         super().__init__(model, temperature=1.0, autocast=autocast, max_logits=1, share_prefixes=share_prefixes)
 
-    def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
+    def _score(
+        self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output], measure_entropy: bool = False
+    ) -> dict[str, Tensor]:
         """Return `values` before each trained token, 0 elsewhere, [tokens], and `rewards` at last tokens, [rows]."""
         scored = {}
         if "values" in self._outputs:

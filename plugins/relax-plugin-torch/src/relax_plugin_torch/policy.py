@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -109,9 +109,14 @@ class Policy:
         self._shares = share_prefixes and self._sees_by_mask()
         self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once
 
-    def score(self, batch: learn.PackedBatch, outputs: Collection[Output] = (LOG_PROBS,)) -> dict[str, Tensor]:
-        """Return `log_probs` and each of `outputs` by name, [tokens, ...]; 0 without gradient where `loss_mask` is 0."""
-        return self._enter(lambda: self._score(batch, self._layout(batch), outputs))
+    def score(
+        self, batch: learn.PackedBatch, outputs: Collection[Output] = (LOG_PROBS,), *, measure_entropy: bool = False
+    ) -> dict[str, Tensor]:
+        """Return `log_probs` and each of `outputs` by name, [tokens, ...]; 0 without gradient where `loss_mask` is 0.
+
+        `measure_entropy`: also return `measured_entropy`, which has no gradient.
+        """
+        return self._enter(lambda: self._score(batch, self._layout(batch), outputs, measure_entropy))
 
     def through(self, enter: Callable[[Callable[[], Scores]], Scores]) -> None:
         """From now on compute scores inside `enter`, a function that makes sharded weights whole meanwhile."""
@@ -128,15 +133,18 @@ class Policy:
         scored = self.score(learn.PackedBatch(row, device=str(self.device)))
         return torch.stack([values.sum() for values in scored.values()]).sum() * 0.0
 
-    def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
+    def _score(
+        self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output], measure_entropy: bool = False
+    ) -> dict[str, Tensor]:
         trained = batch.loss_mask.nonzero().squeeze(1)
         if self.routing_replay is not None:
             self.routing_replay.plan(batch, layout)
         with self._precision():
             shown = self._row_media.inputs(batch, layout.ids) if self._row_media.shows(batch) else {}
             features = self._features(layout, shown).index_select(0, layout.before[trained])
+            asked = wanted(outputs, batch, trained, self._vocab_size)
             scored = learn.score_distribution(
-                features, self._head, batch.tokens[trained], wanted(outputs, batch, trained, self._vocab_size),
+                features, self._head, batch.tokens[trained], replace(asked, measured_entropy=measure_entropy),
                 vocab_size=self._vocab_size, temperature=self._temperature, max_logits=self._max_logits,
             )  # fmt: skip
         return {

@@ -206,7 +206,8 @@ class Rank:
                 if batch is None:
                     self._policy.attend().backward()
                     continue
-                outputs = self._policy.score(batch, self._algorithm.outputs())
+                asked = self._algorithm.outputs()
+                outputs = self._policy.score(batch, asked, measure_entropy=update.measures_entropy)
                 update.loss(batch, outputs, step_start).backward()
                 if self._policy.routing_replay is not None:
                     update.measured(self._policy.routing_replay.metrics())

@@ -214,7 +214,8 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
     max_staleness: ClassVar[int | None] = None
     """Largest staleness, in versions, for which the algorithm is correct; None: any."""
     max_updates_per_step: ClassVar[int | None] = None
-    """Largest `batch.updates_per_step` for which the algorithm is correct; None: any."""
+    """Largest number of updates per step, `batch.updates_per_step` times `batch.passes`, for which the algorithm is
+    correct; None: any."""
     greedy_baseline: ClassVar[bool] = False
     """True: each group gets one more sample, at temperature 0 and never trained; its reward is `Groups.baseline`."""
     denominators: frozenset[str] = frozenset()

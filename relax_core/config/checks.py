@@ -71,12 +71,16 @@ def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], 
                 fix = f"{name} is only correct up to a staleness of {most}: set max_staleness = {most}"
                 yield ConfigError("max_staleness", config.max_staleness, fix)
             updates = algorithm.max_updates_per_step
-            if updates is not None and config.batch.updates_per_step > updates:
+            if updates is not None and config.batch.updates > updates:
+                key = "updates_per_step" if config.batch.updates_per_step > updates else "passes"
                 fix = (
                     f"{name} is only correct with up to {updates} updates per step: set {updates}, or use an algorithm"
                 )
                 fix = f"{fix} with a ratio, such as grpo"
-                yield ConfigError("batch.updates_per_step", config.batch.updates_per_step, fix)
+                yield ConfigError(f"batch.{key}", getattr(config.batch, key), fix)
+    elif config.batch.passes > 1:
+        fix = f"{config.algorithm.name} has no ratio that bounds later updates: set 1; more steps repeat the file"
+        yield ConfigError("batch.passes", config.batch.passes, fix)
     if config.deterministic and config.max_staleness != 0:
         yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
 

@@ -294,12 +294,22 @@ class BatchTable(Options):
     """Division of a step's samples into optimizer updates."""
 
     updates_per_step: PositiveInt = 1
-    """Optimizer updates per step; with more than 1, later updates train a policy that has changed since sampling."""
+    """Optimizer updates in one pass over a step's rows; with more than 1, later updates train a policy that has changed
+    since sampling."""
+    passes: PositiveInt = 1
+    """Passes over a step's rows (PPO's epochs, GRPO's iterations); each pass makes `updates_per_step` updates on the
+    same groups. Needs an algorithm that bounds how far later updates move the policy, such as grpo or ppo. All ratios
+    are to the policy that `correction` names, so `policy/clip_fraction` grows with the passes."""
     tokens_per_micro_batch: NonNegativeInt = 0
     """Most tokens of one forward and backward pass; 0: the trainer decides. Results do not depend on this number."""
     stream: bool = True
     """Start to train on a step's first groups while later groups are still being generated, if algorithm, trainer and
     placement allow it; the update still uses all rows of the step. False: wait for all groups of the step."""
+
+    @property
+    def updates(self) -> int:
+        """Number of optimizer updates of one step."""
+        return self.passes * self.updates_per_step
 
 
 class EvalSetTable(Options):

@@ -56,7 +56,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     read = {column.name for column in algorithm.columns()}
     recomputes_routing = config.model.routing_replay == "recompute"
     own_pass = bool(algorithm.prepared()) or (
-        config.batch.updates_per_step > 1 and ("old_log_probs" in read or recomputes_routing)
+        config.batch.updates > 1 and ("old_log_probs" in read or recomputes_routing)
     )
     columns = {"tokens", "loss_mask", *(("media",) if config.media else ())} | read - {"old_log_probs"}
     columns |= set(_replayed_columns(config, catalogue, algorithm.source))
@@ -149,7 +149,7 @@ def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -
     if (config.model.path / "config.json").is_file() and routing(config.model.path) is None:
         raise ConfigError(field, replay, f"{config.model.path} has no experts to route to: leave it out")
     if replay == "recompute":
-        if config.batch.updates_per_step == 1:
+        if config.batch.updates == 1:
             fix = "with one update per step this changes nothing: leave it out, or raise batch.updates_per_step"
             raise ConfigError(field, replay, fix)
         return ()
@@ -184,6 +184,7 @@ def _why_whole_steps(
         f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH
         or bool(algorithm.prepared()),
         f"batch.updates_per_step is {config.batch.updates_per_step}": config.batch.updates_per_step > 1,
+        f"batch.passes is {config.batch.passes}": config.batch.passes > 1,
         f"{trainer} needs all rows of an update at once": not cast(
             type[Trainer], catalogue.target("trainer", trainer)
         ).streams,

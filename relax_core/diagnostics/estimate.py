@@ -76,7 +76,7 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
             needs = process_needs(stage.config, planned.catalogue, stage.plan, longest)
             rate = measured_rate(max((need.group.threads for need in needs), default=1))
             budgets = memory_budgets(needs, free_memory(), device_memory())
-            durations = _durations(needs, rate)
+            durations = _durations(needs, rate, stage.config.batch.passes)
             check = stage.config.placement.check_memory
             notices = planned.composed.notices
             estimates.append(
@@ -85,10 +85,14 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
     return estimates
 
 
-def _durations(needs: Sequence[ProcessNeed], rate: float) -> tuple[Duration, ...]:
+def _durations(needs: Sequence[ProcessNeed], rate: float, passes: int) -> tuple[Duration, ...]:
+    """Return the durations of all phases; a step trains its rows in `passes`."""
     found = []
     for need in needs:
-        work = [one.flops for one in need.processes]
+        work = [
+            {phase: of * (passes if phase == "train" else 1) for phase, of in one.flops.items()}
+            for one in need.processes
+        ]
         busiest: Mapping[str, float] = max(work, key=lambda flops: sum(flops.values()), default={})
         found += [Duration(need.group.name, phase, of, of / rate if rate else 0.0) for phase, of in busiest.items()]
     return tuple(found)

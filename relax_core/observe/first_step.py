@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a run by its first step: pure functions from the step's metrics and facts to a list of checks.
 
-Before any update, engine, trainer and reference have the same weights, so a difference between them is a mistake of the
+Before any update, engine, trainer and, without `reference.path`, the reference have the same weights, so a difference between them is a mistake of the
 configuration. The remaining checks find a template, a tokenizer, a mask, a reward or an optimizer that can't be right.
 
 The facts are plain data, from three places: the rollout describes the first tasks and their samples ("stops", "tasks"),
@@ -82,7 +82,7 @@ def first_step_checks(
         _ends(facts, config),
         _engine(metrics, facts, limit),
         _ratio(metrics, config, limit),
-        _reference(metrics, limit),
+        _reference(metrics, config, limit),
         _answers(facts),
         _rewards(metrics),
         _gradient(metrics, facts),
@@ -221,15 +221,18 @@ def _ratio(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float) 
     name, ratio = "the ratio is 1", metrics.get("policy/ratio_max")
     if ratio is None:
         return _inapplicable(name, "the algorithm measures no ratio")
-    if config.get("batch", {}).get("updates_per_step", 1) != 1:
+    batch = config.get("batch", {})
+    if batch.get("updates_per_step", 1) * batch.get("passes", 1) != 1:
         return _inapplicable(name, "later updates of the step have moved the policy")
     most = math.exp(max(limit, float(metrics.get("train/rollout_log_prob_diff_max", 0.0))))
     what = "before an update the ratio must be 1; check for dropout, and for a loss that changes log-probs"
     return _check(name, not ratio <= most, f"at most {ratio:.4g}", (), what)
 
 
-def _reference(metrics: Mapping[str, Any], limit: float) -> FirstStepCheck:
+def _reference(metrics: Mapping[str, Any], config: Mapping[str, Any], limit: float) -> FirstStepCheck:
     name, divergence = "policy and reference agree", metrics.get("policy/ref_kl")
+    if config.get("reference", {}).get("path"):
+        return _inapplicable(name, "reference.path names another model")
     if divergence is None:
         return _inapplicable(name, "the algorithm measures no KL to a reference")
     what = "both must start from the model folder; check that the reference loads that folder"

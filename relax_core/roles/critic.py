@@ -117,7 +117,8 @@ class Critic(Role):
                 await self._devices.train()
                 await context.bus.verify(claim)
                 context.doing(f"learning from step {self.version.step}", step=self.version.step)
-                step = TrainingStep(self.version, len(claim.groups), context.config.batch.updates_per_step)
+                batch = context.config.batch
+                step = TrainingStep(self.version, len(claim.groups), batch.updates_per_step, passes=batch.passes)
                 await self.trainer.call("begin_step", self.version)
                 for part in step.add(ClaimedRows(claim, rows, zero_advantage_skips=False)):
                     await self.trainer.begin_update(part.denominators)

@@ -81,12 +81,16 @@ class StepPart:
 class TrainingStep:
     """The step that starts at `version` and trains up to `groups_per_step` groups."""
 
-    def __init__(self, version: Version, groups_per_step: int, num_updates: int = 1, streams: bool = False) -> None:
+    def __init__(
+        self, version: Version, groups_per_step: int, num_updates: int = 1, streams: bool = False, passes: int = 1
+    ) -> None:
+        """`num_updates`: updates of each of the `passes` over the step's rows."""
         self.version = version
         self.chunks: list[ClaimedRows] = []
         self.results: list[UpdateResult] = []
         """Results of the finished updates."""
         self._groups_per_step, self._num_updates, self._streams = groups_per_step, num_updates, streams
+        self._passes = passes
         self._closed = False
 
     @property
@@ -102,7 +106,7 @@ class TrainingStep:
             )
         self.chunks.append(chunk)
         self._closed = not self._streams or not self.left
-        if self._num_updates == 1:
+        if self._num_updates == self._passes == 1:
             useful = sorted(chunk.useful)
             skipped = len(chunk.rows) - len(useful)
             return [StepPart(chunk.take(useful), skipped, self._denominators(), len(self.chunks) == 1, self._closed)]
@@ -113,7 +117,7 @@ class TrainingStep:
             indices = [index for index, row in enumerate(chunk.rows.ids) if row.group in own]
             kept = [index for index in indices if index in chunk.useful]
             parts.append(StepPart(chunk.take(kept), len(indices) - len(kept), count(chunk.take(indices))))
-        return parts
+        return parts * self._passes
 
     def close(self) -> list[StepPart]:
         """End the open update with the rows so far; return its last part, which has no rows."""

@@ -85,8 +85,9 @@ class StepTrainer:
         self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
         while True:
             step = TrainingStep(
-                version, self._groups_per_step, context.config.batch.updates_per_step, context.plan.streams
-            )
+                version, self._groups_per_step, context.config.batch.updates_per_step, context.plan.streams,
+                context.config.batch.passes,
+            )  # fmt: skip
             try:
                 async with renewed(context, self._task, partial(self._held, step)):
                     if await self._train(step, times):

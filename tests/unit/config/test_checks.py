@@ -26,6 +26,8 @@ from relax_core.registry.catalogue import Catalogue
         (["placement=async", "algorithm=on-policy"], "on-policy is only correct up to a staleness of 0"),
         (["placement=async", "algorithm=on-policy", "max_staleness=unbounded"], "got unbounded; on-policy is only"),
         (["algorithm=on-policy", "batch.updates_per_step=2"], "got 2; on-policy is only correct with up to 1 updates"),
+        (["algorithm=on-policy", "batch.passes=3"], "batch.passes (command line): got 3; on-policy is only correct"),
+        (["rewards=[]", "algorithm=sft", "batch.passes=2"], "batch.passes (command line): got 2; sft has no ratio"),
         (["batch.updates_per_step=33"], "a step has rollout.groups_per_step = 32 groups"),
         (["rewards=[]"], "rewards (command line): got nothing; environment single-turn gives no reward"),
         (["rewards.0.weight=0"], "all weights are 0"),

@@ -70,9 +70,20 @@ def test_a_divergence_adds_the_reference_role_and_its_column(catalogue: Catalogu
     assert made.has("reference.log_probs")
 
 
+def test_a_reference_that_nothing_reads_is_refused(catalogue: Catalogue) -> None:
+    planned(catalogue, "algorithm.kl_coef=0.1", "reference.path=other")
+    with pytest.raises(
+        ConfigError, match=r"reference\.path: got .*other; grpo, as configured, compares with no reference"
+    ):
+        planned(catalogue, "reference.path=other")
+
+
+@pytest.mark.parametrize("several", ["updates_per_step", "passes"])
 @pytest.mark.parametrize("mode", ["hybrid", "async"])
-def test_several_updates_need_old_log_probs_from_the_role_with_devices(catalogue: Catalogue, mode: str) -> None:
-    made = planned(catalogue, "batch.updates_per_step=2", "algorithm.correction=truncate", f"placement.mode={mode}")
+def test_several_updates_need_old_log_probs_from_the_role_with_devices(
+    catalogue: Catalogue, mode: str, several: str
+) -> None:
+    made = planned(catalogue, f"batch.{several}=2", "algorithm.correction=truncate", f"placement.mode={mode}")
     assert made.needs_old_log_probs
     assert ("actor-fwd" in made.roles) == (mode == "async")
     assert ("old_log_probs" in made.trained_columns) == (mode == "async")
@@ -95,6 +106,7 @@ def test_the_actor_streams_if_no_setting_prevents_it(catalogue: Catalogue) -> No
     ("batch.stream=false", "grpo", "batch.stream is false"),
     ("deterministic=true", "grpo", "deterministic"),
     ("batch.updates_per_step=2", "grpo", "batch.updates_per_step is 2"),
+    ("batch.passes=2", "grpo", "batch.passes is 2"),
     ("placement.mode=colocate", "grpo", "shares its devices"),
     ("seed=1", "over-batch", "statistics over the whole batch"),
     ("seed=1", "two-counts", "divided by rows and tokens"),

@@ -193,8 +193,11 @@ def test_log_probs_of_a_few_rows_are_compared_where_no_row_has_a_gradient() -> N
 def test_formats_and_the_runs_own_settings_decide_what_is_checked() -> None:
     far = {"train/rollout_log_prob_diff_lag0": 0.05, "policy/ratio_max": 1.09}
     assert faults(checks(far, model={"dtype": "bfloat16"})) == {}
-    several = checks({"policy/ratio_max": 1.4}, batch={"updates_per_step": 4})
-    assert several["the ratio is 1"].state == "not applicable", "later updates of the step have moved the policy"
+    for updates in ({"updates_per_step": 4}, {"passes": 2}):
+        several = checks({"policy/ratio_max": 1.4}, batch=updates)
+        assert several["the ratio is 1"].state == "not applicable", "later updates of the step have moved the policy"
+    other = checks({"policy/ref_kl": 3.0}, reference={"path": "sft"})
+    assert other["policy and reference agree"].state == "not applicable"
     warming = checks({"train/grad_norm": 0.0, "train/lr": 0.0}, {"updates": False})
     assert faults(warming) == {}, "only the critic learns in the first steps"
     stopped = checks(facts=rows(ends=[(9, 16, 16)]), rollout={"stop": ["\n"]})

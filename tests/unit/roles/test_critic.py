@@ -61,9 +61,10 @@ def test_ranks_of_the_critic_work_only_in_turns_with_neighbours(trained):
     assert own and meets == (mode == "async")
 
 
-def test_several_updates_a_step_are_the_critics_too(tmp_path):
-    outcome = SimulatedRun(tmp_path, algorithm="ppo", steps=3, batch={"updates_per_step": 2}).run()
-    assert learnt(outcome) == [(1, 8.0), (2, 8.0), (3, 8.0)]
+@pytest.mark.parametrize(("batch", "rows"), [({"updates_per_step": 2}, 8.0), ({"passes": 2}, 16.0)])
+def test_several_updates_a_step_are_the_critics_too(tmp_path, batch, rows):
+    outcome = SimulatedRun(tmp_path, algorithm="ppo", steps=3, batch=batch).run()
+    assert learnt(outcome) == [(1, rows), (2, rows), (3, rows)]
     assert len(outcome.of("critic-rank", "finish_update")) == 6
 
 

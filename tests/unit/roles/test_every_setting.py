@@ -118,6 +118,7 @@ SEEN = {
     "critic.lr": Seen(0.02, lambda run: (run.critic.optimizer.lr, run.actor.optimizer.lr), (0.02, 0.1), PPO),
     "critic.warmup_steps": Seen(3, lambda run: (run.updates("actor"), run.updates("critic")), (STEPS - 3, STEPS), PPO),
     "batch.updates_per_step": Seen(2, lambda run: run.updates("actor"), 2 * STEPS),
+    "batch.passes": Seen(3, lambda run: run.updates("actor"), 3 * STEPS),
     "eval.every": Seen(1, lambda run: run.evaluated("step"), list(range(STEPS + 1)), EVALUATES),
     "eval.at_start": Seen(False, lambda run: run.evaluated("step"), [2, 4], EVALUATES),
     "eval.samples": Seen(3, lambda run: set(run.evaluated("count")), {12}, EVALUATES),

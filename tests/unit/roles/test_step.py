@@ -61,6 +61,14 @@ def test_every_row_with_gradient_is_in_exactly_one_update_with_its_whole_group(g
     assert not step.left
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_every_pass_repeats_the_updates_of_the_first(updates: int) -> None:
+    rows = batch([1, 1, 2, 2], [1.0, 0.0, 1.0, 1.0])
+    one, three = (TrainingStep(NOW, 2, updates, passes=passes).add(ClaimedRows(claim(rows), rows)) for passes in (1, 3))
+    told = [(part.rows.ids, part.skipped, part.denominators, part.opens, part.ends) for part in three]
+    assert told == [(part.rows.ids, part.skipped, part.denominators, True, True) for part in one] * 3
+
+
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 2), st.randoms())
 def test_a_streamed_step_is_one_update_with_the_counts_of_all_its_rows(sizes, missing, random) -> None:
     """`sizes`: groups of each chunk; `missing`: groups that the step is closed without."""

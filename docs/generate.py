@@ -265,10 +265,15 @@ sampling in the decoupled objective; without lag, w is 1 apart from rounding |
 | `"none"` | no correction |
 
 Algorithms without a ratio truncate by default, and so does `gspo`, whose bounds are narrower than the difference of a bf16
-engine. In the formulas below, r is the ratio to the policy that `correction` names. With `top_p` below 1, an engine's
-log-probs belong to the truncated distribution, so that w corrects for this too, for tokens that could be drawn. The metrics
-`policy/importance_weight`, `policy/importance_weight_max` and `policy/importance_clipped` show the effect; the
-[benchmarks](benchmarks.md) measure what it is worth. Algorithms without a ratio allow one update per step.
+engine. In the formulas below, r is the ratio to the policy that `correction` names. With `top_p` below 1
+or `top_k`, an engine's log-probs belong to the truncated distribution, so that w corrects for this too, for tokens that
+could be drawn. The metrics `policy/importance_weight`, `policy/importance_weight_max` and `policy/importance_clipped` show
+the effect; the [benchmarks](benchmarks.md) measure what it is worth.
+
+**Several updates.** `batch.updates_per_step` divides the rows of a step into several updates. `batch.passes` repeats these
+updates on the same rows, as PPO's epochs and GRPO's iterations do. The policies that a ratio compares with, at the step's
+start and while sampling, stay the same for all updates of a step, so the bounds limit how far these updates move the
+policy. Algorithms without a ratio allow one update per step.
 
 **Statistics over the batch.** `Statistics over: batch` means the first `rollout.groups_per_step` groups that are complete,
 in the order of their issue. With staleness above 0, or in a step that closes at its deadline, the step may train a

@@ -320,6 +320,11 @@ def _path_errors(config: RunConfig) -> Errors:
 
 
 def _context_errors(config: RunConfig) -> Errors:
+    """Refuse samples longer than the model's context, and a `top_k` beyond its vocabulary."""
+    if (config.model.path / "config.json").is_file():
+        size = vocabulary_size(config.model.path)
+        if size and config.rollout.top_k > size:
+            yield ConfigError("rollout.top_k", config.rollout.top_k, f"the model has {size} tokens: set less, or 0")
     context = model_context(config.model.path)
     if context is None:
         return

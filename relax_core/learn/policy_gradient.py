@@ -104,8 +104,8 @@ class PolicyGradientOptions(Options):
     """
     reward_kl_coef: float = Field(0.0, ge=0.0)
     """Weight of the divergence from the reference model (k1) in the reward instead of the loss; excludes `kl_coef`. The
-    divergence is that of the policy that sampled. With `rollout.top_p` below 1, its log-probs are of the truncated
-    distribution, and each token adds -log(mass) to the divergence: use `kl_coef` there.
+    divergence is that of the policy that sampled. With `rollout.top_p` below 1 or `rollout.top_k`, its log-probs are of
+    the truncated distribution, and each token adds -log(mass) to the divergence: use `kl_coef` there.
     """
     entropy_coef: float = Field(0.0, ge=0.0)
     """Weight of an entropy bonus in the loss; 0: no bonus."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a run by its first step: pure functions from the step's metrics and facts to a list of checks.
 
-Before any update, engine, trainer and, without `reference.path`, the reference have the same weights, so a difference between them is a mistake of the
-configuration. The remaining checks find a template, a tokenizer, a mask, a reward or an optimizer that can't be right.
+Before any update, engine, trainer and, without `reference.path`, the reference have the same weights, so a difference
+between them is a mistake of the configuration. The remaining checks find a template, a tokenizer, a mask, a reward or
+an optimizer that can't be right.
 
 The facts are plain data, from three places: the rollout describes the first tasks and their samples ("stops", "tasks"),
 the actor describes the rows ("rows") and compares log-probs of a few rows ("log_probs"). `sampling.first_samples` and
@@ -201,7 +202,7 @@ def _engine(metrics: Mapping[str, Any], facts: Facts, limit: float) -> FirstStep
     if apart is None:
         return _inapplicable(name, "no engine sampled the rows")
     kl, reference = metrics.get("policy/ref_kl"), seen.get("trainer_reference")
-    advice = "check that both use the same weights, tokens, temperature and top_p"
+    advice = "check that both use the same weights, tokens, temperature, top_p and top_k"
     if reference is not None and seen["engine_reference"] <= limit < reference:
         advice = "engine and reference agree, so the trainer has other weights; check what it loads"
     elif (reference is not None and reference <= limit) or (reference is None and kl is not None and kl <= limit):

@@ -207,8 +207,9 @@ def open_tasks(
 def eval_sampling(run: Any, own: float | None) -> SamplingParams:
     """Return the sampling parameters of an evaluation set. `own`: the set's temperature, or None.
 
-    The temperature is `own`, else the temperature of `[eval]`, else the rollout's. At temperature 0, top_p is 1.
+    The temperature is `own`, else the temperature of `[eval]`, else the rollout's. At temperature 0, neither
+    top_p nor top_k truncates.
     """
     chosen = own if own is not None else run.eval.temperature
     temperature = run.rollout.temperature if chosen is None else chosen
-    return SamplingParams(temperature, run.rollout.top_p if temperature else 1.0)
+    return SamplingParams(temperature, run.rollout.top_p, run.rollout.top_k) if temperature else SamplingParams(0.0)

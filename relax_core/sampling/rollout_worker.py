@@ -102,7 +102,8 @@ class RolloutWorker:
         self.selection = Selection(sampler, filters, self._tasks, self._train, run.seed, refill_limit)
         self.routing = routing(run.model.path) if run.model.routing_replay == "rollout" else None
         """The model's expert routing if the trainer replays the experts that the rollout visited; else None."""
-        self._sampling = SamplingParams(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
+        rollout = run.rollout
+        self._sampling = SamplingParams(rollout.temperature, rollout.top_p, rollout.top_k, self.routing)
         self._greedy = SamplingParams(0.0, 1.0)
         self._limits = Limits(0)  # replaced by `open`, once the engine has reported its context length
         self.inflight: dict[Issue, InflightGroup] = {}

@@ -360,8 +360,8 @@ def mismatch_warning(run: RunView) -> str:
     if found <= limit:
         return ""
     cause = "check that both have the same weights, tokens and temperature"
-    if float(rollout.get("top_p") or 1.0) < 1.0:
-        cause = "rollout.top_p is below 1, which the trainer does not take into account"
+    if float(rollout.get("top_p") or 1.0) < 1.0 or rollout.get("top_k"):
+        cause = "rollout.top_p or rollout.top_k truncates the engine's distribution, but not the trainer's"
     return (
         f"engine and trainer differ by {found:.2g} (mean |log-prob difference| without lag): more than the {limit:g} "
         f"that the formats {engine} and {own} explain; {cause}"

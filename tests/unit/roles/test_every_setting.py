@@ -97,6 +97,7 @@ SEEN = {
     "rollout.max_new_tokens": Seen(5, lambda run: run.of_requests("max_new_tokens"), {5}),
     "rollout.temperature": Seen(0.7, lambda run: (run.of_requests("temperature"), run.actor.temperature), ({0.7}, 0.7)),
     "rollout.top_p": Seen(0.9, lambda run: run.of_requests("top_p"), {0.9}),
+    "rollout.top_k": Seen(5, lambda run: run.of_requests("top_k"), {5}),
     "rollout.dtype": Seen(
         "bfloat16",
         lambda run: (run.engine.model["dtype"], run.actor.publish_dtype, run.actor.model["dtype"]),
@@ -143,11 +144,12 @@ SEEN |= {  # the trainer is told; what it makes of them, its own tests show
     f"model.lora.{name}": Seen(value, lambda run, name=name: (run.actor.model.get("lora") or {}).get(name), value)
     for name, value in LORA.items()
 }
+SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 TOGETHER = (
     {name for name in SEEN if name.startswith("model.lora.")},
     {name for name in SEEN if name.startswith("optimizer.")},
     {name for name in SEEN if name.startswith("critic.")},
-    {"seed", "deterministic", "rollout.max_new_tokens", "rollout.temperature", "rollout.top_p", "rollout.dtype"},
+    {"seed", "deterministic", "rollout.dtype"} | {f"rollout.{name}" for name in SAMPLING},
 )
 """Settings that are set in one run, since none changes what shows another."""
 DATA, CHAT, TASKS = "tests/unit/data/test_dataset.py", "tests/unit/data/test_chat.py", "tests/unit/data/test_tasks.py"

@@ -310,6 +310,8 @@ def _path_errors(config: RunConfig) -> Errors:
         yield ConfigError(field, f"{home} without tokenizer.json", fix)
     if config.critic.path:  # the critic reads the policy's token ids
         yield from _other_vocabulary(config, config.critic.path, "critic.path", "name a model with that vocabulary")
+    if config.reference.path:
+        yield from _other_tokens(config, config.reference.path, "reference.path", "reference")
     sets = [(f"eval.sets.{index}.path", known.path) for index, known in enumerate(config.eval.sets)]
     for key, path in [("data.train", config.data.train), *sets]:
         if not path.exists():
@@ -366,28 +368,32 @@ def _teacher_errors(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Refuse teachers whose vocabulary or tokenizer differs from the policy's, if the algorithm uses teachers."""
     if not learns_from_teachers(config, catalogue):
         return
-    home = config.model.tokenizer or config.model.path
     for at, teacher in enumerate(config.teachers):
         key = f"teachers.{at}.{'engine' if teacher.engine else 'path'}"
         pool = config.pool(teacher.engine) if teacher.engine else None
         folder = pool.path if pool else teacher.path
-        if folder is None:
-            continue
-        wrong = list(_other_vocabulary(config, folder, key, "name a teacher with that vocabulary"))
-        yield from wrong
-        if wrong or not (config.model.path / "config.json").is_file():
-            continue
-        if not (folder / "tokenizer.json").is_file():
-            fix = f"save the teacher's own tokenizer there, so that it can be compared with the tokenizer of {home}"
-            yield ConfigError(key, f"{folder} without tokenizer.json", fix)
-        elif (home / "tokenizer.json").is_file():
-            mine, theirs = _tokens(home), _tokens(folder)
-            for token in sorted(mine.keys() | theirs.keys()):
-                if mine.get(token) != theirs.get(token):
-                    got = f"maps {token!r} to {theirs.get(token)} instead of {mine.get(token)}"
-                    fix = f"token ids must mean the same in both: name a teacher with the tokenizer of {home}"
-                    yield ConfigError(key, f"{folder}, whose tokenizer {got}", fix)
-                    break
+        if folder is not None:
+            yield from _other_tokens(config, folder, key, "teacher")
+
+
+def _other_tokens(config: RunConfig, folder: Path, key: str, role: str) -> Errors:
+    """Yield an error if the model folder of a role has another vocabulary or tokenizer than the policy."""
+    home = config.model.tokenizer or config.model.path
+    wrong = list(_other_vocabulary(config, folder, key, f"name a {role} with that vocabulary"))
+    yield from wrong
+    if wrong or not (config.model.path / "config.json").is_file():
+        return
+    if not (folder / "tokenizer.json").is_file():
+        fix = f"save the {role}'s own tokenizer there, so that it can be compared with the tokenizer of {home}"
+        yield ConfigError(key, f"{folder} without tokenizer.json", fix)
+    elif (home / "tokenizer.json").is_file():
+        mine, theirs = _tokens(home), _tokens(folder)
+        for token in sorted(mine.keys() | theirs.keys()):
+            if mine.get(token) != theirs.get(token):
+                got = f"maps {token!r} to {theirs.get(token)} instead of {mine.get(token)}"
+                fix = f"token ids must mean the same in both: name a {role} with the tokenizer of {home}"
+                yield ConfigError(key, f"{folder}, whose tokenizer {got}", fix)
+                return
 
 
 def _other_vocabulary(config: RunConfig, folder: Path, key: str, fix: str) -> Errors:

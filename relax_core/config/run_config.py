@@ -29,6 +29,7 @@ from relax_core.config.tables import (
     OptimizerTable,
     PlacementTable,
     RecoveryTable,
+    ReferenceTable,
     RolloutTable,
     RunTable,
     TeacherTable,
@@ -259,6 +260,8 @@ class Core(Options):
     """The optimizer."""
     critic: CriticTable = CriticTable()
     """The critic, if the algorithm trains one."""
+    reference: ReferenceTable = ReferenceTable()
+    """The reference model, if the algorithm compares with one."""
     batch: BatchTable = BatchTable()
     """Optimizer updates of a step."""
     eval: EvalTable = EvalTable()

@@ -293,6 +293,14 @@ class CriticTable(Options):
     learning rate starts its warm-up and its schedule after these steps."""
 
 
+class ReferenceTable(Options):
+    """The reference model, from which an algorithm measures the policy's divergence."""
+
+    path: Path | None = None
+    """Folder of a Hugging Face model with the policy's tokenizer; absent: `model.path`, the policy at the run's start.
+    Its weights never change. Refused if the algorithm compares with no reference, as with `algorithm.kl_coef = 0`."""
+
+
 class BatchTable(Options):
     """Division of a step's samples into optimizer updates."""
 

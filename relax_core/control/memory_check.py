@@ -151,7 +151,8 @@ def _bound(config: RunConfig, plan: Plan) -> float:
     teachers = config.teachers if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
     pools = {pool.path for pool in config.engines if AUXILIARY_GROUP + pool.name in plan.groups}
     largest = 0.0
-    for folder in {config.model.path, *(teacher.path for teacher in teachers if teacher.path), *pools}:
+    others = {path for path in (config.critic.path, config.reference.path) if path}
+    for folder in {config.model.path, *others, *(teacher.path for teacher in teachers if teacher.path), *pools}:
         model = json.loads((folder / "config.json").read_text())
         text = model["text_config"] if isinstance(model.get("text_config"), dict) else model
         stored = sum(file.stat().st_size for kind in WEIGHTS for file in folder.glob(kind))

@@ -94,6 +94,9 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
             offered += role.operations()
     operations = teacher_operations(select(offered, goals), config)
     roles = tuple(dict.fromkeys(operation.role for operation in operations))
+    if config.reference.path and "reference" not in roles:
+        fix = f"{config.algorithm.name}, as configured, compares with no reference: remove it, or set algorithm.kl_coef"
+        raise ConfigError("reference.path", config.reference.path, fix)
     groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus, users)
 
     whole_steps = _why_whole_steps(config, catalogue, algorithm, groups)

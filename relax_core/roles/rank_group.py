@@ -105,8 +105,8 @@ class RankGroup:
         if placed is not None:
             # Trainers know only the core's roles. A plugin's role reads a fixed model, as the reference does.
             role = role or "reference"
-            if model is None and placed.path is not None:
-                model = {**_model(context, role), "path": str(placed.path)}
+            if model is None:
+                model = {**_model(context, role), "path": str(placed.path or context.config.model.path)}
         ranks, devices = range(group.size), [group.process_devices(rank) for rank in range(group.size)]
         trainer = context.build(chosen, Trainer)
         specs = [
@@ -405,9 +405,11 @@ def _model(context: RunContext, role: str) -> dict[str, Any]:
 
     A critic freezes the same parts as the policy, even with a model folder of its own.
     """
-    table = context.config.model.model_dump(mode="json")
-    if role == "critic" and context.config.critic.path is not None:
-        table["path"] = str(context.config.critic.path)
+    config = context.config
+    table = config.model.model_dump(mode="json")
+    own = {"critic": config.critic.path, "reference": config.reference.path}.get(role)
+    if own is not None:
+        table["path"] = str(own)
     if table["freeze"]:
         parts = context.build(context.config.family.chosen, ModelFamily).parts(table)
         table["freeze"] = [pattern for name in table["freeze"] for pattern in parts.get(name, (name,))]

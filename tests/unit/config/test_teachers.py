@@ -69,6 +69,21 @@ def test_a_broken_teacher_is_refused_only_if_it_is_used(
     assert composed(unasked, installed, str(tmp_path / "nowhere")).teachers
 
 
+def test_a_reference_from_elsewhere_reads_the_policys_tokens(
+    layer: dict[str, Any], installed: Catalogue, tmp_path: Path
+) -> None:
+    grpo = {**layer, "algorithm": {"name": "grpo", "kl_coef": 0.1}, "rewards": ["exact"]}
+    same, other = (
+        model_folder(tmp_path / "same", **POLICY),
+        model_folder(tmp_path / "other", **POLICY | {"vocab_size": 5}),
+    )
+    assert compose([grpo], [f"reference.path={same}"], installed).config.reference.path == same
+    with pytest.raises(
+        ConfigError, match=r"reference\.path.*with a vocabulary of 5; the policy has 4.*name a reference"
+    ):
+        compose([grpo], [f"reference.path={other}"], installed)
+
+
 def test_a_critic_from_elsewhere_reads_the_policys_tokens(
     layer: dict[str, Any], installed: Catalogue, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from relax_core.config.tables import CriticTable, Lora, ModelTable
+from relax_core.config.tables import CriticTable, Lora, ModelTable, ReferenceTable
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.rank_group import _model
 from tests.unit.control.conftest import planned
@@ -52,13 +52,16 @@ def test_the_plan_says_how_adapters_travel(
 def test_parts_are_frozen_by_the_names_that_the_family_gives_them() -> None:
     model = ModelTable(path=Path("model"), lora=Lora(), freeze=("vision", "lm_head"))
     family = SimpleNamespace(parts=lambda table: {"vision": ("visual.*", "merger")})
-    run = SimpleNamespace(model=model, family=SimpleNamespace(chosen="the family"))
+    run = SimpleNamespace(
+        model=model, critic=CriticTable(), reference=ReferenceTable(), family=SimpleNamespace(chosen="the family")
+    )
     context: Any = SimpleNamespace(config=run, build=lambda chosen, contract: {"the family": family}[chosen])
     assert _model(context, "actor")["freeze"] == ["visual.*", "merger", "lm_head"]
 
 
 def test_a_critic_trains_as_much_of_its_body_as_the_policy() -> None:
     lora = Lora(rank=4)
-    run = SimpleNamespace(model=ModelTable(path=Path("model"), lora=lora), critic=CriticTable(path=Path("judge")))
+    model = ModelTable(path=Path("model"), lora=lora)
+    run = SimpleNamespace(model=model, critic=CriticTable(path=Path("judge")), reference=ReferenceTable())
     found = _model(cast(Any, SimpleNamespace(config=run)), "critic")
     assert found["path"] == "judge" and found["lora"]["rank"] == 4

@@ -118,6 +118,12 @@ SEEN = {
     "critic.path": Seen("critic", lambda run: Path(run.critic.model["path"]).name, "critic", PPO),
     "critic.lr": Seen(0.02, lambda run: (run.critic.optimizer.lr, run.actor.optimizer.lr), (0.02, 0.1), PPO),
     "critic.warmup_steps": Seen(3, lambda run: (run.updates("actor"), run.updates("critic")), (STEPS - 3, STEPS), PPO),
+    "reference.path": Seen(
+        "reference",
+        lambda run: [role for role, spec in run.asked.trainers.items() if spec.model["path"].endswith("/reference")],
+        ["reference"],
+        {"algorithm": {"name": "grpo", "kl_coef": 0.1}},
+    ),
     "batch.updates_per_step": Seen(2, lambda run: run.updates("actor"), 2 * STEPS),
     "batch.passes": Seen(3, lambda run: run.updates("actor"), 3 * STEPS),
     "eval.every": Seen(1, lambda run: run.evaluated("step"), list(range(STEPS + 1)), EVALUATES),

@@ -155,6 +155,16 @@ def test_the_correction_weighs_by_start_over_behaviour():
     assert learnt(build("grpo"), sample)[0] == exactly(-1.2 * A)
 
 
+def test_the_unbiased_divergence_is_weighed_by_the_policy_in_the_ratio():
+    sample = rows((0.0, [1.0]))
+    sample[0]["rollout"][1] = HALF - math.log(3)  # sampled at 1/6, the step starts at 1/2
+    sample[0]["ref"][1] = HALF - math.log(1.5)
+    k3 = 2 / 3 + math.log(1.5) - 1
+    unbiased = {"kl_coef": 0.1, "kl_estimator": "unbiased"}
+    assert learnt(build("grpo", unbiased), sample)[0] == exactly(0.1 * 3 * k3)
+    assert learnt(build("grpo", {**unbiased, "correction": "none"}), sample)[0] == exactly(0.1 * k3)
+
+
 def test_reinforce_plus_plus_pays_for_the_divergence_from_each_token_on():
     # log(p / p_ref) = 1 at both tokens, beta 0.1: the first has 1 - 0.2 to go, the second 1 - 0.1; the other sample 0
     algorithm = build("reinforce-plus-plus", {"reward_kl_coef": 0.1})

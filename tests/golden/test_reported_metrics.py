@@ -51,6 +51,12 @@ def test_ratio_metrics_cover_only_trained_tokens(rows: list[Row]) -> None:
     assert told["clip_fraction"] == pytest.approx(statistics.fmean(clipped)) and any(clipped)
 
 
+def test_the_ratio_is_to_the_policy_that_the_correction_names(rows: list[Row]) -> None:
+    for correction, name in (("behaviour", "rollout"), ("truncate", "old"), ("none", "old")):
+        most = max(token["log_probs"] - token[name] for token in _tokens(rows))
+        assert _told(rows, correction=correction)["ratio_max"] == pytest.approx(math.exp(most)), correction
+
+
 def test_the_largest_ratio_is_of_trained_tokens_even_if_all_are_masked(rows: list[Row]) -> None:
     row = {**rows[0], "mask": [0, 1, 0, 1], "log_probs": [-0.01, -2.0, -0.01, -2.0], "old": [-0.01, -1.0, -0.01, -1.5]}
     row |= dict.fromkeys(("rollout", "ref", "entropy", "values"), row["old"]) | {"advantage": [1.0] * 4}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -79,3 +80,16 @@ def test_a_token_earns_its_row_s_reward_at_the_end_and_pays_for_its_divergence()
     groups = two_rows_of_one_sample_and_one_of_another(rollout_log_probs=sampled, ref_log_probs=reference)
     assert learn.token_rewards(groups).tolist() == [0, 1, 0, 1, 0, 0, 2]
     assert learn.token_rewards(groups, 0.5).tolist() == [-0.5, 0.5, -0.5, 0.5, -0.5, -0.5, 1.5]
+
+
+def test_a_truncated_distribution_adds_its_missing_mass_to_the_divergence_in_the_reward() -> None:
+    """Policy and reference are equal; the engine sampled from tokens of mass 0.97, so its log-probs are higher."""
+    mask, reference = torch.ones(1000, dtype=torch.int64), torch.full((1000,), math.log(0.1), dtype=torch.float64)
+    groups = Groups(
+        torch.ones(1, 1, dtype=torch.float64), torch.tensor([[True]]), torch.tensor([[1000]]),
+        token_columns={
+            "loss_mask": mask, "rollout_log_probs": reference - math.log(0.97), "ref_log_probs": reference
+        },
+        row_lengths=torch.tensor([1000]), row_sample=torch.tensor([0]),
+    )  # fmt: skip
+    assert learn.less_divergence(groups, 0.05).item() == pytest.approx(1 + 0.05 * 1000 * math.log(0.97), rel=1e-5)

@@ -27,6 +27,24 @@ def test_algorithms_get_the_signed_weights_of_the_runs_rewards(tmp_path: Path, m
     assert seen and all(weights == {"scripted-reward": -0.5, "other": 1.0} for weights in seen)
 
 
+def test_statistics_over_the_batch_are_of_the_first_groups_that_are_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Asked
+) -> None:
+    """With staleness these need not be the groups of one step, as the page of algorithms says."""
+    seen: list[list[int]] = []
+    credited = groups.credited
+
+    def listening(algorithm: Any, rows: Any, *args: Any) -> Any:
+        seen.append(list(dict.fromkeys(row.group for row in rows.ids)))
+        return credited(algorithm, rows, *args)
+
+    monkeypatch.setattr(groups, "credited", listening)
+    outcome = SimulatedRun(tmp_path, algorithm="gpg", placement="async", max_staleness=2, steps=6).run()
+    outcome.assert_whole(6, 2)
+    assert len(seen) >= 6 and all(len(own) == 4 and own == sorted(own) for own in seen)
+    assert not any(set(one) & set(other) for at, one in enumerate(seen) for other in seen[:at])
+
+
 def test_the_greedy_sample_is_drawn_at_temperature_0_judged_and_not_trained(tmp_path: Path, asked: Asked) -> None:
     outcome = SimulatedRun(tmp_path, algorithm="remax", steps=4).run()
     assert outcome.account.balanced

@@ -110,6 +110,15 @@ def test_a_group_claimed_twice_shows_that_its_first_lease_was_lost() -> None:
         step.add(ClaimedRows(claim(batch([2, 3])), batch([2, 3])))
 
 
+def test_a_row_that_is_masked_whole_counts_as_a_row_but_its_tokens_do_not() -> None:
+    """As `rollout.late` says: a mean over rows keeps its divisor, as with off-policy corrections."""
+    rows = batch([1, 1, 2, 2], versions=[3, 5, 5, 5])
+    chunk = ClaimedRows(replace(claim(rows), mask_before=4), rows)
+    (part,) = TrainingStep(NOW, 2).add(chunk)
+    assert part.denominators == {"tokens": 6.0, "rows": 4.0, "samples": 4.0, "groups": 2.0, "pairs": 2.0}
+    assert (len(part.rows), part.skipped) == (3, 1)
+
+
 def test_rows_without_gradient_count_in_the_denominators_but_are_not_sent() -> None:
     rows = batch([1, 1, 1, 1], [1.0, 0.0, -1.0, 0.0])
     (part,) = TrainingStep(NOW, 1).add(ClaimedRows(claim(rows), rows))

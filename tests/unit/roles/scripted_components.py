@@ -233,6 +233,8 @@ class TrainerOptions(Options):
 class ScriptedTrainer(Trainer[TrainerOptions]):
     """Refuses rows that a real one must refuse."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
+
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
         return ChunkPlan(tuple((tuple(range(rank, len(lengths), world_size)),) for rank in range(world_size)))
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, field
@@ -42,6 +42,7 @@ from relax_core.runners.run_status import RunStatusService
 from relax_core.tensor_files.mapped_files import sweep
 from relax_core.weights.registry import WeightRegistry
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
+from tests.unit.sampling.toy_policy import Letters
 
 if TYPE_CHECKING:
     import pytest
@@ -223,10 +224,12 @@ class Asked:
     """By role."""
     rows: list[RowBatch] = field(default_factory=list)
     """Rows of each `accumulate`."""
+    families: list[Mapping[str, Any]] = field(default_factory=list)
+    """The `[model]` table that each model family was opened with."""
 
 
 def record_calls(patch: pytest.MonkeyPatch) -> Asked:
-    """Record what simulated workers are given until the patch is undone."""
+    """Record what simulated workers and model families are given until the patch is undone."""
     asked = Asked()
     call, stream = SimulatedWorker.call, SimulatedWorker.stream
 
@@ -245,6 +248,10 @@ def record_calls(patch: pytest.MonkeyPatch) -> Asked:
             asked.requests.extend(args[0])
         return stream(self, method, *args, timeout_s=timeout_s)
 
+    def opening(self: Letters, model: Mapping[str, Any]) -> None:
+        asked.families.append(model)
+
+    patch.setattr(Letters, "open", opening)
     patch.setattr(SimulatedWorker, "call", calling)
     patch.setattr(SimulatedWorker, "stream", streaming)
     return asked

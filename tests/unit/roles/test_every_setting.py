@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from relax_core.api.engine import EngineSpec
 from relax_core.api.events import EvalFinished
 from relax_core.api.trainer import TrainerSpec
-from relax_core.config.run_config import Core
+from relax_core.config.run_config import COMPONENT_TABLES, Core
 from tests.unit.roles.simulated_run import Asked, RunOutcome, SimulatedRun, record_calls
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,6 +46,22 @@ class Observed:
     @property
     def engine(self) -> EngineSpec:
         return self.asked.engines["engine-0"]
+
+    @property
+    def family(self) -> Mapping[str, Any]:
+        """The table that the model family was opened with."""
+        return self.asked.families[0]
+
+    @property
+    def prompts(self) -> set[str]:
+        """Texts of the requests, without what was sampled before."""
+        return {"".join(map(chr, one.tokens)).rstrip("x") for one in self.asked.requests}
+
+    @property
+    def trained(self) -> list[list[int]]:
+        """Of each trained row, the lengths of its trained stretches: turns that the policy sampled, or a completion."""
+        masks = [mask for rows in self.asked.rows for mask in rows.columns["loss_mask"].rows()]
+        return [[len(one) for one in "".join(map(str, mask)).split("0") if one] for mask in masks]
 
     def of_requests(self, name: str) -> set[Any]:
         return {getattr(request, name) for request in self.asked.requests}
@@ -77,8 +93,32 @@ def _optimizer(name: str, value: Any, want: Any = None) -> Seen:
 PPO, EVALUATES = {"algorithm": "ppo"}, {"eval": {"every": 2, "size": 4, "temperature": 0.5}}
 
 
+GIVEN = {"algorithm": "sft", "rewards": [], "data": {"train": "given.jsonl"}}
+"""A run that trains on rows of a dataset."""
+GUESSES = {
+    "environment": {"name": "guess-number", "size": 26}, "rewards": [], "data": {"train": "both.jsonl"},
+    "rollout": {"groups_per_step": 4, "group_size": 4, "max_new_tokens": 3, "max_turns": 2},
+}  # fmt: skip
+"""A run of two turns at most, of up to three tokens, in which a turn of the one token `x` wins."""
+
+
 def _questions(run: Observed) -> set[str]:
-    return {"".join(map(chr, one.tokens))[:1] for one in run.asked.requests}
+    return {prompt[:1] for prompt in run.prompts}
+
+
+def _of_model(name: str, value: Any, see: Callable[[Any], Any] = lambda value: value) -> Seen:
+    """A key of `[model]` that the model family reads."""
+    return Seen(value, lambda run: see(run.family[name]), value)
+
+
+def _name_of(path: Any) -> str:
+    return Path(str(path)).name
+
+
+def _weight(run: Observed) -> set[float]:
+    """The mean reward over the mean of the one reward of the run, step by step."""
+    steps = zip(run.outcome.metric("reward/mean"), run.outcome.metric("reward/scripted-reward"), strict=True)
+    return {round(mean / own, 6) for mean, own in steps if own}
 
 
 SEEN = {
@@ -86,7 +126,35 @@ SEEN = {
     "seed": Seen(7, lambda run: (run.actor.seed, run.engine.seed), (7, 7)),
     "max_staleness": Seen(2, lambda run: run.actor.max_staleness, 2, {"placement": "async"}),
     "deterministic": Seen(True, lambda run: (run.actor.deterministic, run.engine.deterministic), (True, True)),
-    "data.columns": Seen({"prompt": "question"}, _questions, {"q"}),
+    "model.path": Seen(
+        "other-model",
+        lambda run: {_name_of(one["path"]) for one in (run.actor.model, run.engine.model, run.family)},
+        {"other-model"},
+    ),
+    "model.dtype": Seen(
+        "bfloat16", lambda run: {one["dtype"] for one in (run.actor.model, run.engine.model)}, {"bfloat16"}
+    ),
+    "model.tokenizer": _of_model("tokenizer", "own-tokenizer", _name_of),
+    "model.chat_template": _of_model("chat_template", "{{ messages }}"),
+    "model.chat_template_kwargs": _of_model("chat_template_kwargs", {"enable_thinking": False}),
+    "model.tool_calls": _of_model("tool_calls", "hermes"),
+    "model.freeze": Seen(["vision"], lambda run: run.actor.model["freeze"], ["vision"]),
+    "data.train": Seen("other.jsonl", _questions, {"o"}),
+    "data.columns": Seen({"prompt": "question"}, _questions, {"q"}, {"data": {"train": "both.jsonl"}}),
+    "data.system_prompt": Seen(
+        "be good",
+        lambda run: {prompt.partition("]")[0] for prompt in run.prompts},
+        {"[system:be good"},
+        {"data": {"train": "chats.jsonl"}},
+    ),
+    "data.max_prompt_tokens": Seen(2, lambda run: run.prompts, {f"p{at}" for at in range(10)}),
+    "data.too_long": Seen(
+        "truncate", lambda run: run.prompts, {f"p{at}"[-2:] for at in range(16)}, {"data": {"max_prompt_tokens": 2}}
+    ),
+    "data.max_row_tokens": Seen(
+        6, lambda run: {len(row) for rows in run.asked.rows for row in rows.columns["tokens"].rows()}, {6}, GIVEN
+    ),
+    "data.train_on": Seen("all", lambda run: {length for (length,) in run.trained}, {5, 6}, GIVEN),
     "data.shuffle": Seen(
         False,
         lambda run: [one.tokens for one in run.asked.requests[:16:4]],
@@ -98,6 +166,10 @@ SEEN = {
     "rollout.temperature": Seen(0.7, lambda run: (run.of_requests("temperature"), run.actor.temperature), ({0.7}, 0.7)),
     "rollout.top_p": Seen(0.9, lambda run: run.of_requests("top_p"), {0.9}),
     "rollout.top_k": Seen(5, lambda run: run.of_requests("top_k"), {5}),
+    "rollout.stop": Seen(["xx"], lambda run: {length for (length,) in run.trained}, {1, 2}),
+    "rollout.max_turns": Seen(3, lambda run: max(map(len, run.trained)), 3, GUESSES),
+    "rollout.token_budget": Seen(9, lambda run: run.of_requests("max_new_tokens"), {7, 6}),
+    "rollout.truncated": Seen("mask", lambda run: {turns[-1] for turns in run.trained}, {2}, GUESSES),
     "rollout.dtype": Seen(
         "bfloat16",
         lambda run: (run.engine.model["dtype"], run.actor.publish_dtype, run.actor.model["dtype"]),
@@ -141,6 +213,8 @@ SEEN = {
     "eval.sets.name": Seen("own", lambda run: set(run.evaluated("set_name")), {"own"}, {"eval": {"every": 2}}),
     "eval.sets.columns": Seen({"prompt": "question"}, _questions, {"p", "q"}, {"eval": {"every": 2}}),
     "eval.sets.path": Seen("other.jsonl", _questions, {"p", "o"}, {"eval": {"every": 2}}),
+    "rewards.weight": Seen(3.0, _weight, {3.0}),
+    "rewards.label": Seen("own", lambda run: any(run.outcome.metric("reward/own")), True),
 }
 LORA: dict[str, Any] = {
     "rank": 4, "alpha": 8.0, "targets": ["q_proj"], "dropout": 0.1, "rslora": True, "dora": True,
@@ -152,46 +226,32 @@ SEEN |= {  # the trainer is told; what it makes of them, its own tests show
 }
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 TOGETHER = (
+    {"model.tokenizer", "model.chat_template", "model.chat_template_kwargs", "model.tool_calls", "model.freeze"},
     {name for name in SEEN if name.startswith("model.lora.")},
     {name for name in SEEN if name.startswith("optimizer.")},
     {name for name in SEEN if name.startswith("critic.")},
     {"seed", "deterministic", "rollout.dtype"} | {f"rollout.{name}" for name in SAMPLING},
 )
 """Settings that are set in one run, since none changes what shows another."""
-DATA, CHAT, TASKS = "tests/unit/data/test_dataset.py", "tests/unit/data/test_chat.py", "tests/unit/data/test_tasks.py"
-ADAPTERS, TEACHER = "plugins/relax-plugin-torch/tests/test_adapters.py", "tests/unit/roles/test_teacher.py"
-GUARD, TRAINER = "tests/unit/roles/test_guard.py", "plugins/relax-plugin-torch/tests/test_trainer.py"
+TEACHER, ENVIRONMENTS = "tests/unit/roles/test_teacher.py", "tests/unit/roles/test_environments.py"
 ELSEWHERE = {
-    "model.path": f"{TRAINER}::test_scores_and_gradients_equal_those_of_single_rows",
-    "model.dtype": f"{TRAINER}::test_bf16_trains_float32_weights_and_publishes_their_bits",
+    "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_with_the_experts_of_its_rollout",
     "model.head_dtype": "plugins/relax-plugin-torch/tests/test_precision.py"
     "::test_a_float32_head_keeps_what_bfloat16_rounds_away_and_publishes_the_same_bits",
-    "model.tokenizer": f"{CHAT}::test_a_missing_folder_or_tokenizer_is_named",
-    "model.chat_template": f"{CHAT}::test_a_template_is_taken_from_the_configuration_before_the_folder",
-    "model.chat_template_kwargs": f"{CHAT}::test_tools_reach_the_template_as_schema_and_kwargs_as_variables",
-    "model.tool_calls": "tests/unit/data/test_tool_calls.py::test_the_format_of_calls_is_read_from_the_template",
-    "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_with_the_experts_of_its_rollout",
-    "data.train": f"{TASKS}::test_a_prompt_is_tokenized_once_on_first_use",
-    "data.system_prompt": f"{TASKS}::test_the_system_prompt_goes_before_chats_without_one",
-    "data.max_prompt_tokens": f"{TASKS}::test_long_prompts_are_skipped_and_counted",
-    "data.too_long": f"{TASKS}::test_long_prompts_are_cut_where_the_policy_does_not_speak",
-    "data.max_row_tokens": f"{DATA}::test_long_rows_are_skipped_cut_at_their_end_or_refused",
-    "data.train_on": f"{DATA}::test_all_tokens_but_the_first_are_trained_on_demand",
     "teachers.path": f"{TEACHER}::test_every_row_has_the_columns_of_its_own_teacher",
-    "teachers.only": "tests/unit/data/test_teacher_assignment.py::test_a_task_is_taught_by_those_whose_filter_it_meets",
+    "teachers.only": f"{TEACHER}::test_every_row_has_the_columns_of_its_own_teacher",
+    "teachers.dtype": f"{TEACHER}::test_one_teacher_scores_all_rows_without_rewards",
     "teachers.engine": "tests/graph/test_engine_pools.py::test_a_judge_and_a_teacher_take_turns_with_colocated_engines",
-    "rollout.stop": "tests/unit/engines/test_requests.py::test_a_cut_completion_keeps_what_its_first_tokens_had",
-    "rollout.max_turns": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
-    "rollout.token_budget": "tests/unit/sampling/test_episode.py::test_running_out_is_truncation",
-    "rollout.truncated": "tests/unit/roles/test_rows.py::test_a_truncated_sample_may_keep_its_reward_without_being_trained",
     "rollout.late": "tests/unit/roles/test_schedule.py::test_every_late_rule_keeps_the_bound_and_the_account",
-    "optimizer.not_finite": f"{GUARD}::test_a_bad_update_stops_the_run_if_configured",
+    "optimizer.not_finite": "tests/unit/roles/test_guard.py::test_a_bad_update_stops_the_run_if_configured",
+    "rewards.only": "tests/unit/rewards/test_scorer.py::test_a_reward_judges_only_the_tasks_it_applies_to",
+    "environments.label": f"{ENVIRONMENTS}::test_environments_of_one_component_are_told_apart_by_their_labels",
+    "environments.algorithm": f"{ENVIRONMENTS}::test_rows_have_the_algorithm_of_their_task_s_environment",
 }
 NOT_LEARNT = {
     "plugins": "names files of components",
     "engines": "how other models are asked; what they answer is a reward's or a teacher's",
     "data.media": "where media may come from",
-    "teachers.dtype": "the format in which another model computes",
     "rollout.spare_groups": "which groups a step has; tests/unit/bus/test_rule.py",
     "rollout.refill_limit": "when a run gives up",
     "rollout.failure_limit": "when a run gives up",
@@ -208,8 +268,21 @@ NOT_LEARNT = {
     "guards": "what follows a divergence; tests/unit/roles/test_divergence.py",
     "run": "its name and surroundings",
     "notify": "who is told",
+    "rewards.timeout_s": "when a reward is given up",
+    "rewards.memory_mb": "when a reward is given up",
+    "rewards.inherit_env": "what the process of a reward may read",
+    **{
+        f"{table}.{key}": "how an environment is hosted, and when a sample is given up"
+        for table, skipped in (("environment", ()), ("environments", ("label", "algorithm")))
+        for key in COMPONENT_TABLES[table][0].model_fields
+        if key not in skipped
+    },
+    "media": "when a medium is given up, and what is kept of it",
+    "weights": "how weights travel; what arrives is proved to be what was sent",
+    "sandbox": "how many programs run at once",
+    "engine.python": "where it runs",
+    "trainer.python": "where it runs",
 }
-ELSEWHERE["model.freeze"] = f"{ADAPTERS}::test_frozen_parts_stay_and_a_delta_sends_nothing_of_them"
 
 
 def _tables(annotation: Any) -> list[type[BaseModel]]:
@@ -231,6 +304,7 @@ def _settings(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def test_every_setting_is_seen_or_is_known_not_to_change_what_is_learnt() -> None:
     settings = set(_settings(Core))
+    settings |= {f"{table}.{key}" for table, (keys, _) in COMPONENT_TABLES.items() for key in keys.model_fields}
     known = {name for name in settings for part in NOT_LEARNT if name == part or name.startswith(f"{part}.")}
     assert not settings - known - SEEN.keys() - ELSEWHERE.keys(), "show what they govern, or that it is nothing learnt"
     assert not (SEEN.keys() | ELSEWHERE.keys()) - settings, "these are no settings any more"
@@ -261,12 +335,16 @@ def observe(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Observed]
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `both.jsonl`, whose columns are prompt and question, and `other.jsonl`, whose prompts differ."""
+    """A folder with task files, and one with rows of a dataset: `given.jsonl`."""
     folder = tmp_path_factory.mktemp("tasks")
-    rows = [{"prompt": f"p{at}", "question": f"q{at}"} for at in range(16)]
-    others = [{**row, "prompt": f"o{at}"} for at, row in enumerate(rows)]
-    for name, written in (("both.jsonl", rows), ("other.jsonl", others)):
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in written))
+    written = {
+        "both": [{"prompt": f"p{at}", "question": f"q{at}", "answer": "x"} for at in range(16)],
+        "other": [{"prompt": f"o{at}"} for at in range(16)],
+        "chats": [{"prompt": [{"role": "user", "content": f"p{at}"}]} for at in range(16)],
+        "given": [{"prompt": f"p{at}", "completion": "yes"} for at in range(16)],
+    }
+    for name, rows in written.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -285,16 +363,19 @@ def _merged(values: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, A
 @pytest.mark.parametrize("setting", SEEN)
 def test_a_setting_is_seen_in_what_it_governs(setting: str, observe: Callable[..., Observed], tasks: Path) -> None:
     seen, value = SEEN[setting], SEEN[setting].value
-    if setting.endswith(".path"):
+    if setting.endswith((".path", ".train")):
         value = str(tasks / value)
-    beside = dict(seen.beside)
-    if setting == "data.columns":
-        beside["data"] = {"train": str(tasks / "both.jsonl")}
-    if setting.startswith("eval.sets."):
+    beside = json.loads(json.dumps(seen.beside))
+    if "train" in beside.get("data", {}):
+        beside["data"]["train"] = str(tasks / beside["data"]["train"])
+    table, _, key = setting.rpartition(".")
+    if table == "eval.sets":
         held = {"name": "held", "path": str(tasks / "both.jsonl")}
         plain = {**beside, "eval": {**beside["eval"], "sets": [held]}}
-        changed = {**beside, "eval": {**beside["eval"], "sets": [{**held, setting.rpartition(".")[2]: value}]}}
+        changed = {**beside, "eval": {**beside["eval"], "sets": [{**held, key: value}]}}
         before, after = observe(steps=STEPS, **plain), observe(steps=STEPS, **changed)
+    elif table == "rewards":
+        before, after = observe(steps=STEPS), observe(steps=STEPS, rewards=[{"name": "scripted-reward", key: value}])
     else:
         group = next((names for names in TOGETHER if setting in names), ())
         values = {name: SEEN[name].value for name in SEEN if name in group} or {setting: value}

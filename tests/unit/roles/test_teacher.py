@@ -13,7 +13,7 @@ import pytest
 
 from relax_core.api import Ragged, RowBatch, RowId, WorkerDied
 from relax_core.roles.teacher import PoolTeacher
-from tests.unit.roles.simulated_run import SimulatedRun
+from tests.unit.roles.simulated_run import Asked, SimulatedRun
 
 TRAINER = '''
 """A trainer whose forward says who it is, and an actor that checks what it is given."""
@@ -102,8 +102,12 @@ def test_every_row_has_the_columns_of_its_own_teacher(
     assert bool(outcome.of("actor-fwd", "forward")) == (algorithm is STUDENT)
 
 
-def test_one_teacher_scores_all_rows_without_rewards(tmp_path: Path) -> None:
-    outcome = simulation(tmp_path, STUDENT, "/teachers/1", tasks=5, rewards=[], placement="async").run()
+def test_one_teacher_scores_all_rows_without_rewards(tmp_path: Path, asked: Asked) -> None:
+    teachers = [{"path": "/teachers/1", "dtype": "bfloat16"}]
+    outcome = simulation(tmp_path, STUDENT, teachers, tasks=5, rewards=[], placement="async").run()
+    assert {role: spec.model["dtype"] for role, spec in asked.trainers.items()} == {
+        "actor": "float32", "actor_fwd": "float32", "teacher": "bfloat16",
+    }  # fmt: skip
     outcome.assert_whole(STEPS, 1)
     assert {span.worker for span in outcome.of("teacher", "forward")} == {"teacher-rank-0"}
     assert set(outcome.metric("reward/mean")) == {0.0}

@@ -71,6 +71,7 @@ def learnt(algorithm, rows, parts=None):
     outputs = {"log_probs": tensors(rows, "log_probs")}
     at = [output.key for output in algorithm.outputs() if output.ids]
     outputs |= {key: tensors(rows, "student_at") for key in at}
+    outputs |= {"entropy": tensors(rows, "entropy", leaves=False)} if algorithm.options.entropy_coef else {}
     batch_of = partial(columns_of, options=algorithm.options)
     loss, slopes, metrics = summed(algorithm.loss, rows, outputs, parts, batch_of)
     none = [[[0.0] * len(position) for position in row["student_at"]] for row in rows]

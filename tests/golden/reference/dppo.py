@@ -4,7 +4,7 @@
 import math
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import constant, exp, ratio
+from tests.golden.reference.plain import capped, constant, exp, ratio
 
 
 def advantages(groups, options):
@@ -14,7 +14,7 @@ def advantages(groups, options):
 def surrogate(row, t, options):
     r, a = ratio(row, t, options), row["advantage"][t]
     away = (a > 0 and constant(r) > 1) or (a < 0 and constant(r) < 1)
-    return 0.0 if away and moved(row, t, options) > options["delta"] else -r * a
+    return 0.0 if away and moved(row, t, options) > options["delta"] else -capped(r, options["ratio_cap"]) * a
 
 
 def moved(row, t, options):

@@ -2,7 +2,7 @@
 """M2PO, arXiv 2510.01161: the tokens that move away furthest are left out until the second moment of the others fits."""
 
 from tests.golden.reference import plain
-from tests.golden.reference.plain import mean, ratio, trained
+from tests.golden.reference.plain import capped, mean, ratio, trained
 
 
 def advantages(groups, options):
@@ -31,6 +31,7 @@ def loss(rows, options):
     number = {id(row): i for i, row in enumerate(rows)}
 
     def surrogate(row, t, options):
-        return -ratio(row, t, options) * row["advantage"][t] if (number[id(row)], t) in kept else 0.0
+        r = capped(ratio(row, t, options), options["ratio_cap"])
+        return -r * row["advantage"][t] if (number[id(row)], t) in kept else 0.0
 
     return plain.loss(rows, options, surrogate)

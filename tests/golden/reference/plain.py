@@ -69,6 +69,11 @@ def ratio(row, t, options):
     return exp(row["log_probs"][t] - anchor[t])
 
 
+def capped(r, cap):
+    """A ratio as a weight of at most `cap`, with the slope of `cap log p` beyond."""
+    return r * min(1.0, cap / constant(r))
+
+
 def dual_clipped(value, advantage, options):
     """The loss of a token whose ratio is clipped, bounded where its advantage is negative."""
     bound = options["dual_clip"]

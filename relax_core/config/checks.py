@@ -22,7 +22,7 @@ from relax_core.api.modality import ModalityProcessor
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import folder_errors, model_context, vocabulary_size
-from relax_core.config.run_config import EnvironmentKeys, RunConfig
+from relax_core.config.run_config import DEFAULT_NAMES, EnvironmentKeys, RunConfig
 from relax_core.config.tables import CriticTable, EngineTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue
 
@@ -50,6 +50,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_guard_errors(config, generated),
         *_reward_errors(config, catalogue, found, generated),
         *_placement_errors(config, own),
+        *_ignored_errors(config),
     ]
 
 
@@ -288,6 +289,16 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
             yield ConfigError("critic", ", ".join(sorted(config.critic.model_fields_set)), fix)
         if placement.critic != RankPlacement():
             yield ConfigError("placement.critic", "ranks of its own", fix)
+
+
+def _ignored_errors(config: RunConfig) -> Errors:
+    """Refuse a scaling policy, and a sampler beside the order of the file."""
+    if config.scaling is not None:
+        fix = "the core does not apply scaling policies yet: remove this table, and set placement.rollout.engines"
+        yield ConfigError("scaling.name", config.scaling.name, fix)
+    if not config.data.shuffle and config.sampler.name != DEFAULT_NAMES["sampler"]:
+        fix = f"the order of the file replaces the sampler {config.sampler.name}: remove this key, or [sampler]"
+        yield ConfigError("data.shuffle", False, fix)
 
 
 def file_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:

@@ -310,7 +310,7 @@ class RunConfig(Core):
     weights: WeightChoice
     """Transport of published weights."""
     scaling: Choice | None = None
-    """Scaling policy, a rule for the number of engines."""
+    """Scaling policy, a rule for the number of engines. Refused: the core does not apply scaling policies yet."""
     sandbox: SandboxChoice | None = None
     """Sandbox in which rewards and environments run untrusted programs."""
     environments: tuple[FurtherEnvironmentChoice, ...] = ()

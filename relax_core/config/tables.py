@@ -140,7 +140,8 @@ class DataTable(Options):
     start by the rewards that read gold answers, on at most 1,000 tasks of each file; above the limit, the run is
     refused. Tasks whose gold answer can't be read are never trained."""
     shuffle: bool = True
-    """Use tasks in a seeded random order, different in each epoch; false: in the order of the file."""
+    """Use tasks in a seeded random order, different in each epoch; false: in the order of the file, without another
+    sampler than `shuffle`."""
     media: MediaSourcesTable = MediaSourcesTable()
     """Hosts and folders that media may come from."""
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from relax_core.api.engine import Load, ScalingPolicy
 from relax_core.api.errors import ConfigError
+from relax_core.api.source import Sampler
 from relax_core.config.compose import compose
 from relax_core.config.problems import ConfigProblems
 from relax_core.registry.catalogue import Catalogue
@@ -63,6 +65,42 @@ def test_an_impossible_combination_is_refused(
     with pytest.raises(ConfigError) as caught:
         compose(["my.toml"], overrides, catalogue, on_disk=False)
     assert message in str(caught.value)
+
+
+class Orders(Sampler):
+    """The easiest task, always."""
+
+    def pick(self, group: int, num_tasks: int, seed: int) -> int:
+        return 0
+
+
+class TwoEngines(ScalingPolicy):
+    """Two engines, always."""
+
+    def engines(self, history: tuple[Load, ...]) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["scaling=two"], "scaling.name (command line): got two; the core does not apply scaling policies yet"),
+        (
+            ["sampler=orders", "data.shuffle=false"],
+            "data.shuffle (command line): got False; the order of the file replaces the sampler orders",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    folder: Path, with_faults: Catalogue, overrides: list[str], message: str
+) -> None:
+    with_faults.add("scaling-policy", "two", TwoEngines)
+    with_faults.add("sampler", "orders", Orders)
+    with pytest.raises(ConfigError) as caught:
+        compose(["my.toml"], overrides, with_faults, on_disk=False)
+    assert message in str(caught.value)
+    compose(["my.toml"], overrides[:-1], with_faults, on_disk=False)
+
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,6 @@ def test_what_would_be_ignored_is_refused(
     compose(["my.toml"], overrides[:-1], with_faults, on_disk=False)
 
 
-
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -40,6 +40,14 @@ def test_members_without_a_verdict_are_not_valid(rows, samples):
     assert groups.rewards.tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
+def test_a_greedy_sample_without_a_verdict_is_no_baseline(rows, samples):
+    greedy = {AttemptId(4, 2, 0): (Outcome.FINISHED, 0.5), AttemptId(9, 3, 0): (Outcome.REWARD_TIMEOUT, 0.0)}
+    samples |= {key: Sealed(key, 0, outcome, reward, baseline=True) for key, (outcome, reward) in greedy.items()}
+    groups = learn.Grouping(rows, samples).groups
+    assert groups.baseline.nan_to_num(-1.0).tolist() == [0.5, -1.0]
+    assert groups.rewards.tolist() == [[1, 0, 0], [1, 0, 0.5]], "it is no member of its group"
+
+
 def test_a_metric_of_a_judgement_is_not_a_reward(rows, samples):
     told = {key: replace(one, parts={**one.parts, "judge/verdicts/agreement": 1.0}) for key, one in samples.items()}
     assert set(learn.Grouping(rows, told).groups.parts) == {"exact"}

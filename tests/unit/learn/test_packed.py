@@ -7,6 +7,7 @@ import torch
 
 from relax_core import learn
 from relax_core.api import Loss, Ragged, RowBatch, RowId, Term
+from relax_core.learn.packed import columns_of
 
 
 def test_sums_and_means_are_over_the_trained_tokens_of_each_row(rows):
@@ -52,6 +53,18 @@ def test_a_column_of_other_lengths_is_refused(rows):
 def test_a_missing_column_is_named(rows):
     with pytest.raises(KeyError, match="ref_log_probs"):
         learn.PackedBatch(rows).column("ref_log_probs")
+
+
+def test_what_a_trainer_computes_becomes_columns_of_tokens_and_of_rows(rows):
+    made = {
+        "values": torch.arange(14.0, dtype=torch.bfloat16),
+        "ids": torch.arange(28).view(14, 2),
+        "score": torch.arange(5),
+    }
+    columns = columns_of(learn.PackedBatch(rows), made)
+    assert [columns[name].lengths.tolist() for name in made] == [[3, 2, 2, 4, 3], [3, 2, 2, 4, 3], [1] * 5]
+    assert [str(columns[name].values.dtype) for name in made] == ["float32", "int32", "int32"]
+    assert columns["ids"].values[3].tolist() == [6, 7] and columns["score"].values.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_arrays_that_crossed_a_process_are_read(rows):

@@ -38,15 +38,28 @@ from relax_core.api import (
     Task,
     TrainerSpec,
     Unreadable,
+    component,
 )
 from relax_core.api.engine import Generated
 from relax_core.testing.samples import trajectory
 from relax_core.testing.trainer import Reinforce, tiny_model
 from tests.trainers import ALGORITHM, train
-from tests.wiring.options import built, options
+from tests.wiring.options import CATALOGUE, built, options
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("reward", "filter", "sampler", "task-source", "trainer", "engine")
+PLAYED = ("environment", "modality-processor")
+"""Kinds whose components need a world of their own: a test of their distribution sets each option."""
+OTHER_KINDS = {
+    "algorithm": "test_algorithm_options.py",
+    "model-family": "has no options in the box; [model] is seen in tests/unit/roles/test_every_setting.py",
+    "sink": "who is told",
+    "bus": "where rows are kept",
+    "weight-transport": "how weights travel; what arrives is proved to be what was sent",
+    "scaling-policy": "refused",
+    "sandbox": "where programs run",
+    "role": "has no table",
+}
 See = Callable[[Any], Any]
 
 
@@ -390,6 +403,13 @@ NOT_LEARNT = {
     },
     "arguments of the library, which only the library knows": {"vllm": {"engine_args"}, "sglang": {"server_args"}},
 }  # fmt: skip
+NOT_PLAYED = {
+    "agent.judge_s": "when a judge is given up",
+    "agent.directory": "where a program runs",
+    "verifiers.start_s": "when an environment is given up",
+    "openenv.max_message_mb": "when a sample is given up",
+    "mcp.images": "plugins/relax-plugin-mcp/tests shows the function that reads it",
+}
 SET = [(kind, name, option) for kind in KINDS for name, option in options(kind) if option in SEEN.get(name, ())]
 
 
@@ -397,6 +417,7 @@ def test_every_option_is_seen_or_is_known_not_to_change_what_is_learnt() -> None
     there = {f"{name}.{option}" for kind in KINDS for name, option in options(kind)}
     seen = {f"{name}.{option}" for name, own in SEEN.items() for option in own}
     known = {f"{name}.{option}" for group in NOT_LEARNT.values() for name, own in group.items() for option in own}
+    assert {*KINDS, *PLAYED, *OTHER_KINDS} == set(component.KINDS), "say where the options of the new kind are seen"
     assert not there - seen - known - ELSEWHERE.keys(), "show what they govern, or that it is nothing learnt"
     assert not (seen | known | ELSEWHERE.keys()) - there, "these are no options any more"
     assert not known & (seen | ELSEWHERE.keys()) and not seen & ELSEWHERE.keys(), "said twice"
@@ -413,3 +434,27 @@ def test_an_option_is_seen_in_what_it_governs(kind: str, name: str, option: str)
     seen = SEEN[name][option]
     assert seen.see(built(kind, name, {**seen.beside, option: seen.value})) == seen.want
     assert seen.see(built(kind, name, seen.beside)) != seen.want, "it is so without the option, and shows nothing"
+
+
+@cache
+def _tests_of(distribution: str) -> str:
+    """The text of the tests of a package."""
+    folder = ROOT / "plugins" / distribution.replace("_", "-") / "tests"
+    files = (
+        folder.rglob("*.py")
+        if folder.is_dir()
+        else (ROOT / "tests" / "unit" / "sampling").glob("test_environment_*.py")
+    )
+    return "".join(file.read_text() for file in files)
+
+
+def test_options_of_environments_and_media_are_set_in_tests_of_their_distribution() -> None:
+    unset = {
+        f"{name}.{option}"
+        for kind in PLAYED
+        for name, option in options(kind)
+        if not re.search(
+            rf"\b{option}\b\W{{0,2}}[=:]", _tests_of(CATALOGUE.target(kind, name).__module__.partition(".")[0])
+        )
+    }
+    assert unset == NOT_PLAYED.keys(), "set it in a test, or say here why it does not change what is learnt"

@@ -99,6 +99,12 @@ def test_frozen_lake_is_rewarded_at_the_goal() -> None:
     assert steps[0].observation.state == "4", "the cell, however it was come to"
 
 
+def test_numbers_are_shown_to_as_many_digits_as_asked_for() -> None:
+    shown = [played([], id="CartPole-v1", digits=digits)[0].content for digits in (1, 6)]
+    few, many = (json.loads(str(text).partition("\n")[0]) for text in shown)
+    assert few == [round(number, 1) + 0.0 for number in many] != many
+
+
 @pytest.mark.parametrize(
     ("text", "action"),
     [

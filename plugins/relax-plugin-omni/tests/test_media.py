@@ -180,6 +180,13 @@ def test_frames_are_taken_at_even_distances_within_the_bounds(model, options, fr
     np.testing.assert_allclose(np.diff(seconds), 2.0 / frames)
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"), [({}, 16), ({"max_tokens_per_frame": 4}, 4), ({"min_tokens_per_frame": 64}, 64)]
+)
+def test_frames_have_tokens_within_the_bounds(model, options, tokens):
+    assert process("video", video(), model, **options).num_placeholders == 2 * tokens
+
+
 def test_frames_show_what_was_there_at_their_time(model):
     """The square has moved to the right from frame to frame."""
     done = process("video", video(), model, fps=4)

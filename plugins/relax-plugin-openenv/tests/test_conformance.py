@@ -35,11 +35,11 @@ class TestText(EnvironmentSuite):
 
 class TestTool(EnvironmentSuite):
     component = "openenv"
-    options: dict[str, Any] = {"url": URL, "act": "tool"}
+    options: dict[str, Any] = {"url": URL, "act": "tool", "tool": "say"}
     tasks = (Task("one", "Say it."), Task("two", "Say it."))
     turns = (
-        Action("", (1,), (ToolCall("act", {"message": "a"}), ToolCall("act", {"message": "b"}))),
+        Action("", (1,), (ToolCall("say", {"message": "a"}), ToolCall("say", {"message": "b"}))),
         "no call",
-        Action("", (1,), (ToolCall("act", {"message": "a"}),)),
-        Action("", (1,), (ToolCall("act", {"message": "abc"}),)),
+        Action("", (1,), (ToolCall("say", {"message": "a"}),)),
+        Action("", (1,), (ToolCall("say", {"message": "abc"}),)),
     )

@@ -53,6 +53,11 @@ def test_every_call_of_a_turn_is_answered() -> None:
     assert found.info == {"searches": 2}
 
 
+def test_documents_stand_apart_as_the_option_says() -> None:
+    (found,) = play([{"query": "capital of Norway"}], top_k=2, template="{title}", separator=" / ")
+    assert said(found) == ["Oslo / "]
+
+
 @pytest.mark.parametrize("arguments", [{}, {"query": 3}, {"query": "a", "top_k": 9}])
 def test_unknown_arguments_are_reported_and_do_not_search(arguments: dict[str, Any]) -> None:
     (told,) = play([arguments])

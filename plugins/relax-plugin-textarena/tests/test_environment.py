@@ -172,6 +172,19 @@ def test_a_model_may_play_the_other_seat_and_forfeit() -> None:
     assert "[4]" in prompts[-1], "it keeps the conversation of its seat"
 
 
+def test_a_model_of_the_other_seat_is_asked_as_the_options_say() -> None:
+    asked: list[tuple[str, int, float]] = []
+
+    class Client(ScriptedClient):
+        async def generate(self, prompt: Any, max_new_tokens: int = 256, **settings: Any) -> Any:
+            asked.append((prompt[0].text, max_new_tokens, settings["temperature"]))
+            return await super().generate(prompt, max_new_tokens, **settings)
+
+    options = {"engine_prompt": "Play well.", "engine_max_new_tokens": 7, "engine_temperature": 0.5}
+    played(["[4]"], opponent="engine", engine=Client("opponent", lambda _: "[0]"), **options)
+    assert asked == [("Play well.", 7, 0.5)]
+
+
 def test_the_policys_own_messages_are_not_repeated() -> None:
     _, steps = played(["my own words [4]"])
     assert "my own words" not in steps[0].observation

@@ -88,6 +88,7 @@ async def test_a_secret_out_of_range_is_an_outcome_that_names_the_task(family: C
     game = await play(family, always(family, "a"), "z")
     assert game.outcome is Outcome.ENVIRONMENT_ERROR
     assert "secret-z" in game.info["error"]
+    assert (await play(family, always(family, "z"), "z", size=26)).step_rewards == (1.0,)
 
 
 async def test_without_rewards_the_hit_is_the_samples_value(family: ChatFamily) -> None:

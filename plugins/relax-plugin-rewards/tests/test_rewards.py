@@ -84,7 +84,15 @@ def test_the_reward_works_outside_the_main_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "response", "value"), [("0137", "0137", 1.0), (137, "137", 1.0), ("0137", "137", 0.0), ("a", "a ", 0.0)]
+    ("answer", "response", "value"),
+    [
+        ("0137", "0137", 1.0),
+        (137, "137", 1.0),
+        (137, "137.0", 1.0),
+        ("137", "137.0", 0.0),
+        ("0137", "137", 0.0),
+        ("a", "a ", 0.0),
+    ],
 )
 def test_exact_is_the_whole_response(answer: object, response: str, value: float) -> None:
     assert Exact().score(Task("t", "?", answer), said(response)) == value

@@ -2,10 +2,12 @@
 """Adapters and frozen parts: what is trained, what travels, what is folded and kept, and what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from relax_plugin_torch.adapters import Dropout
 from safetensors.torch import load_file
 
 from relax_core.api import Algorithm, ConfigError, Loss, OptimizerSpec, Term, TrainerSpec, Version, Workload
@@ -163,6 +165,27 @@ def test_dropout_is_on_while_training_only(folder, start):
     assert step(again, 0) == step(start(folder, model={"lora": {**LORA, "dropout": 0.5}}), 0)
 
 
+def test_dropout_draws_anew_for_each_chunk_and_rank_and_alike_in_each_run():
+    layer = torch.nn.Identity()
+    layer.lora_dropout = None
+    adapters = SimpleNamespace(table=SimpleNamespace(dropout=0.5))
+
+    def draws(rank):
+        torch.manual_seed(1)
+        dropout = Dropout(layer, rank, torch.device("cpu"), adapters)
+        found = []
+        for _ in range(2):  # updates of two chunks each
+            dropout.begin()
+            for _ in range(2):
+                with dropout.on():
+                    assert layer.training
+                    found.append(float(torch.rand(())))
+                assert not layer.training
+        return found
+
+    assert len({*draws(0), *draws(1)}) == 8 and draws(0) == draws(0)
+
+
 def test_a_module_without_adapters_is_trained_completely(untied, start, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -173,6 +196,9 @@ def test_a_module_without_adapters_is_trained_completely(untied, start, tmp_path
     assert "lm_head.weight" in changed and all(".lora_" in name or name == "lm_head.weight" for name in changed)
     trainer.export(str(tmp_path / "export"))
     assert_as_peft(untied, tmp_path / "export", AutoModelForCausalLM.from_pretrained(tmp_path / "export"))
+    assert json.loads((tmp_path / "export" / "adapter" / "adapter_config.json").read_text())["modules_to_save"] == [
+        "lm_head"
+    ]
 
 
 # -- freezing -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,11 @@ def test_counts_are_of_tokens_rows_samples_and_groups(rows):
 
 def test_a_row_has_gradient_where_a_trained_token_has_an_advantage(rows):
     assert learn.rows_with_gradient(rows) == (0, 2, 4)
+    broken = rows.columns["advantages"].values.copy()
+    broken[[3, 4, 8]] = np.nan  # a given token of row 1 and its trained one, and a trained one of row 3
+    broken[13] = 0.0
+    column = Ragged(broken, rows.columns["advantages"].lengths)
+    assert learn.rows_with_gradient(rows.with_columns({"advantages": column})) == (0, 1, 2, 3), "NaN is not 0"
 
 
 def test_a_lag_beyond_the_bound_names_row_and_versions(rows):

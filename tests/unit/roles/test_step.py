@@ -206,6 +206,17 @@ def test_the_metrics_of_a_step_do_not_depend_on_its_chunks(chunks: list[range]) 
     assert {name: got[name] for name in want} == want
 
 
+def test_a_greedy_sample_has_a_metric_of_its_own() -> None:
+    rows = batch([1, 1])
+    taken = claim(rows)
+    greedy = Sealed(AttemptId(1, 2, 0), 0, Outcome.FINISHED, 9.0, parts={"maths": 9.0}, baseline=True)
+    step = TrainingStep(NOW, 1)
+    step.add(ClaimedRows(replace(taken, samples={**taken.samples, greedy.attempt: greedy}), rows))
+    step.results.append(UpdateResult(UpdateOutcome.APPLIED))
+    got = learning_metrics(step)
+    assert (got["reward/mean"], got["reward/greedy"]) == (0.5, 9.0) and "reward/maths" not in got
+
+
 def test_a_step_without_a_single_row_has_metrics_too() -> None:
     empty = Claim(1, "actor", (), {AttemptId(1, 0, 0): Sealed(AttemptId(1, 0, 0), 0, Outcome.FINISHED, 0.5)}, (1,))
     step = TrainingStep(NOW, 1, 2)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 
+from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
-from relax_core.api.trainer import ChunkPlan, UpdateOutcome, UpdateResult
+from relax_core.api.trainer import Chunk, ChunkPlan, UpdateOutcome, UpdateResult
 from relax_core.roles.rank_group import MAX_OVERFLOWS, RankGroup, meeting_place
 from relax_core.testing.trainer import make_rows
 from tests.unit.roles.virtual_time import run_virtual
@@ -56,6 +58,47 @@ def called(*ranks: Rank) -> list[Any]:
             return await group.call("accumulate")
 
     return run_virtual(coroutine())  # type: ignore[no-any-return]
+
+
+class Dealing:
+    """A trainer that deals rows to its ranks in turns, a row a micro-batch, the last one first."""
+
+    def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
+        order = range(len(lengths))[::-1]
+        return ChunkPlan(tuple(tuple((unit,) for unit in order[rank::world_size]) for rank in range(world_size)))
+
+
+class Forward(Rank):
+    """Answers a chunk with the first token of each of its own rows."""
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        chunk: Chunk = args[0]
+        own = [index for batch in chunk.plan.micro_batches[self.pid] for index in batch]
+        first = [chunk.rows.columns["tokens"].values[chunk.rows.columns["tokens"].offsets()[index]] for index in own]
+        ids = tuple(chunk.rows.ids[index] for index in own)
+        return RowBatch(ids, {"log_probs": Ragged.of([np.array([token]) for token in first])})
+
+
+def _group(*ranks: Rank) -> RankGroup:
+    return RankGroup(Dealing(), ranks, [Quiet() for _ in ranks], {}, 0)  # type: ignore[arg-type]
+
+
+def test_columns_come_back_in_the_order_of_the_rows_whoever_computed_them() -> None:
+    rows, group = make_rows(), _group(Forward(0, 0), Forward(1, 0))
+    (column,) = run_virtual(group.forward(rows, ("log_probs",))).values()
+    tokens = rows.columns["tokens"]
+    assert [int(value) for value in column.values] == [int(tokens.values[start]) for start in tokens.offsets()[:-1]]
+
+
+def test_groups_stay_whole_where_the_loss_compares_their_rows() -> None:
+    rows, group = make_rows(), _group(Rank(0, 0), Rank(1, 0))
+    alone = [batch for rank in group.chunk(rows).plan.micro_batches for batch in rank]
+    group._whole_groups = True
+    whole = [batch for rank in group.chunk(rows).plan.micro_batches for batch in rank]
+    assert {len(batch) for batch in alone} == {1} != {len(batch) for batch in whole}
+    assert sorted(index for batch in whole for index in batch) == list(range(len(rows)))
+    groups = [{rows.ids[index].group for index in batch} for batch in whole]
+    assert sorted(group for (group,) in groups) == sorted({row.group for row in rows.ids})
 
 
 DIED, LOST = WorkerDied("worker rank-1 ended with status -9"), InfrastructureError("rank 0 of 2 lost another rank")

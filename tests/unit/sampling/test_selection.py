@@ -4,17 +4,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from relax_core.api.batch import AttemptId
 from relax_core.api.errors import RelaxError
 from relax_core.api.events import RolloutMeasured, SamplesScored
 from relax_core.api.role import SystemClock
+from relax_core.api.source import Filter, Sampler
+from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
+from relax_core.rewards.scorer import ScoredSample
 from relax_core.runners.launch import bus_settings
+from relax_core.sampling.groups import Selection
 from tests.unit.roles.simulated_run import SimulatedRun
 
 CHOOSY = '''
@@ -113,3 +122,52 @@ def test_a_samplers_state_is_restored_when_the_run_continues(tmp_path: Path, cho
 
     found = [asyncio.run(seen(step)) for step in (STEPS, STEPS - 2, 0)]
     assert found == [groups, groups - 2 * groups // STEPS, 0]
+
+
+class Heard(Sampler):
+    """Remembers the rewards that it is given."""
+
+    rewards: Sequence[float] = ()
+
+    def pick(self, group: int, num_tasks: int, seed: int) -> int:
+        return num_tasks - 1
+
+    def learned(self, group: int, task: int, rewards: Sequence[float]) -> None:
+        self.rewards = rewards
+
+
+class Asked(Filter):
+    """Remembers the rewards that it is asked about, and rejects the groups of even numbers."""
+
+    rewards: Sequence[float] = ()
+
+    def reject(self, task: Any, attempts: Any, trajectories: Any, rewards: Sequence[float]) -> str:
+        self.rewards = rewards
+        return "" if attempts[0].group % 2 else "even"
+
+
+def _scored(number: int) -> Any:
+    """A finished group of two samples, of which one has no verdict."""
+    scores = [ScoredSample(0.0), ScoredSample(0.5, outcome=Outcome.REWARD_TIMEOUT)]
+    issue = SimpleNamespace(group=number, attempts=[AttemptId(number, 0, 0)])
+    return SimpleNamespace(issue=issue, scores=scores, unfit="", task=None, trajectories=(), rejected_by="", reason="")
+
+
+def test_samples_without_a_verdict_teach_a_sampler_nothing_and_are_nan_to_a_filter() -> None:
+    sampler, rule = Heard(), Asked()
+    selection = Selection(sampler, {"asked": rule}, [], [3, 5], 0, 2)  # type: ignore[arg-type]
+    assert selection.task(1) == 5, "the pick is an index into the tasks to train on"
+    group = _scored(1)
+    selection.take([group])
+    assert list(sampler.rewards) == [0.0] and group.rejected_by == ""
+    assert rule.rewards[0] == 0.0 and math.isnan(rule.rewards[1])
+
+
+def test_a_group_that_is_kept_ends_a_series_of_rejections() -> None:
+    selection = Selection(Heard(), {"asked": Asked()}, [], [3, 5], 0, 2)  # type: ignore[arg-type]
+    for number in range(5):
+        selection.task(number)
+        selection.take([_scored(number)])
+    selection.task(6)
+    with pytest.raises(RelaxError, match=r"rejected the last 2 groups \(asked \(even\): 2\)"):
+        selection.take([_scored(6)])

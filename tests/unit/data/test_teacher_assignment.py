@@ -19,6 +19,7 @@ def test_a_task_is_taught_by_those_whose_filter_it_meets():
     assert teachers_of(task(domain="maths"), [MATHS, CODE]) == [0]
     assert teachers_of(task(kind={"language": "python"}), [MATHS, CODE]) == [1]
     assert teachers_of(task(), [TeacherTable(path="a")]) == [0]
+    assert teachers_of(task(domain="maths-2"), [MATHS, CODE]) == [], "the value is the whole one"
 
 
 def test_a_task_without_a_teacher_or_with_two_is_at_fault():

@@ -365,18 +365,21 @@ SEEN["torch"] = {
     "loss_scale_window": Seen(1, trained(_scales, 2, "float16"), [8.0, 16.0], {"loss_scale": 8.0}),
 }
 REMOTE, GYM = "plugins/relax-plugin-rewards/tests/test_remote.py", "plugins/relax-plugin-reasoning-gym/tests"
-TABLE = "tests/unit/data/test_table.py::test_a_folder_of_several_splits_asks_which"
+MEGATRON = "plugins/relax-plugin-megatron/tests/test_layouts.py"
+TABLE = "tests/unit/data/test_table.py::test_a_folder_with_several_splits_is_refused_with_their_names"
 QUESTION = f"{GYM}/test_source.py::test_a_task_is_a_question_with_the_instruction_and_the_recipe_of_its_entry"
 ELSEWHERE = {
+    "megatron.loss_scale": f"{MEGATRON}::test_losses_of_float16_are_scaled_as_configured",
+    "megatron.loss_scale_window": f"{MEGATRON}::test_losses_of_float16_are_scaled_as_configured",
     "remote.url": f"{REMOTE}::test_a_sample_goes_out_whole_and_its_score_comes_back",
-    "remote.headers": f"{REMOTE}::test_headers_may_be_secrets_and_no_credential_stands_in_the_options",
-    "remote.truncated": f"{REMOTE}::test_a_cut_response_is_sent_and_marked_unless_told",
+    "remote.headers": f"{REMOTE}::test_headers_can_be_secrets_and_options_show_no_credential",
+    "remote.truncated": f"{REMOTE}::test_a_cut_response_is_sent_and_marked_by_default",
     "reasoning-gym.answer": f"{GYM}/test_reward.py::test_only_a_full_score_counts_unless_parts_do",
     "reasoning-gym.partial": f"{GYM}/test_reward.py::test_only_a_full_score_counts_unless_parts_do",
-    "reasoning-gym.truncated": f"{GYM}/test_reward.py::test_a_response_cut_off_scores_zero_unless_told",
+    "reasoning-gym.truncated": f"{GYM}/test_reward.py::test_a_response_cut_off_scores_zero_by_default",
     "reasoning-gym.instruction": QUESTION,
     "reasoning-gym.chat": QUESTION,
-    "reasoning-gym.allow_barred": f"{GYM}/test_source.py::test_a_barred_set_can_be_allowed_and_columns_can_not_be_renamed",
+    "reasoning-gym.allow_barred": f"{GYM}/test_source.py::test_a_barred_set_can_be_allowed_and_columns_cannot_be_renamed",
     "files.split": TABLE,
     "table.split": TABLE,
 }
@@ -388,6 +391,10 @@ NOT_LEARNT = {
         "torch": {
             "device", "attention", "compile", "activation_checkpointing", "share_prefixes", "sharding",
             "tensor_parallel", "collective_timeout_s", "offload_optimizer", "logits_mb",
+        },
+        "megatron": {
+            "tensor_parallel", "sequence_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
+            "expert_tensor_parallel", "recompute", "logits_mb", "collective_timeout_s",
         },
         "transformers": {
             "device", "attention", "max_batch_rows", "max_batch_tokens", "max_prefill_tokens", "deltas_every",
@@ -425,7 +432,7 @@ def test_every_option_is_seen_or_is_known_not_to_change_what_is_learnt() -> None
 
 
 @pytest.mark.parametrize("option", ELSEWHERE)
-def test_what_is_seen_elsewhere_has_its_test_there(option: str) -> None:
+def test_every_test_named_for_a_setting_exists(option: str) -> None:
     path, _, name = ELSEWHERE[option].partition("::")
     assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
 

@@ -151,6 +151,12 @@ def test_further_families_and_layouts_learn_as_with_torch(family, dense, mixture
         assert_near(curve(trainer, tmp_path / "megatron"), expected)
 
 
+def test_losses_of_float16_are_scaled_as_configured(dense):
+    scaled = Layout({"loss_scale": 8.0, "loss_scale_window": 1})
+    with megatron(dense, scaled, model={"dtype": "float16"}) as trainer:
+        assert [train(trainer, step).metrics["train/loss_scale"][0] for step in range(2)] == [8.0, 16.0]
+
+
 def routed_rows(seed):
     """Make rows whose tokens visit random experts; those of a few tokens are not known."""
     rows, random = make_rows(seed, version=seed), np.random.default_rng(seed)

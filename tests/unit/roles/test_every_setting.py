@@ -245,7 +245,7 @@ ELSEWHERE = {
     "rollout.late": "tests/unit/roles/test_schedule.py::test_every_late_rule_keeps_the_bound_and_the_account",
     "optimizer.not_finite": "tests/unit/roles/test_guard.py::test_a_bad_update_stops_the_run_if_configured",
     "rewards.only": "tests/unit/rewards/test_scorer.py::test_a_reward_judges_only_the_tasks_it_applies_to",
-    "environments.label": f"{ENVIRONMENTS}::test_environments_of_one_component_are_told_apart_by_their_labels",
+    "environments.label": f"{ENVIRONMENTS}::test_environments_of_one_component_are_distinguished_by_their_labels",
     "environments.algorithm": f"{ENVIRONMENTS}::test_rows_have_the_algorithm_of_their_task_s_environment",
 }
 NOT_LEARNT = {

@@ -11,6 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -334,10 +335,11 @@ def _path_errors(config: RunConfig) -> Errors:
 
 def _context_errors(config: RunConfig) -> Errors:
     """Refuse samples longer than the model's context, and a `top_k` beyond its vocabulary."""
-    if (config.model.path / "config.json").is_file():
-        size = vocabulary_size(config.model.path)
-        if size and config.rollout.top_k > size:
-            yield ConfigError("rollout.top_k", config.rollout.top_k, f"the model has {size} tokens: set less, or 0")
+    with suppress(OSError):  # such as a path that is too long, which another check refuses
+        if config.rollout.top_k and (config.model.path / "config.json").is_file():
+            size = vocabulary_size(config.model.path)
+            if size and config.rollout.top_k > size:
+                yield ConfigError("rollout.top_k", config.rollout.top_k, f"the model has {size} tokens: set less, or 0")
     context = model_context(config.model.path)
     if context is None:
         return

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from relax_plugin_megatron.trainer import MegatronTrainer
 
 from relax_core.api import Chosen, Manifest, TrainerSpec
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.trainer_ranks import RankedTrainer, TrainerRanks
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 DISK = Chosen("weight-transport", "disk")
 """A transport through files; other names give a transport in memory."""
@@ -32,7 +32,7 @@ class MegatronOnCpu(MegatronTrainer):
 
 
 class PatchedRanks(RankedTrainer):
-    """Ranks in processes that no other trainer uses."""
+    """Ranks in processes that end with their trainer: gloo keeps the threads of Megatron's many groups until then."""
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         self.facts_of_ranks: list[Mapping[str, Any]] = []
@@ -47,4 +47,7 @@ class PatchedRanks(RankedTrainer):
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
         self._all("load_published", manifest, transport)
 
-    idle: ClassVar[dict[int, list[TrainerRanks]]] = {}
+    def stop(self) -> None:
+        if self._ranks.alive:
+            self._all("stop")
+        self._ranks.end()

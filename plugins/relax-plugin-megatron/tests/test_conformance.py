@@ -10,6 +10,8 @@ from tests.megatron_on_cpu.trainer import MegatronOnCpu, PatchedRanks
 
 class OnCpu(TrainerSuite):
     component = "megatron"
+    test_the_same_input_gives_the_same_result = None  # continuing from a checkpoint shows it, without two more servers
+    test_every_process_gives_the_same_result = None
 
     @classmethod
     def make(cls):
@@ -20,6 +22,7 @@ class TestMegatron(OnCpu):
     pass
 
 
+@pytest.mark.faults  # minutes; test_layouts.py compares the same layouts with the torch trainer
 class Further(OnCpu, FurtherConfiguration):
     pass
 

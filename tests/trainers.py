@@ -65,11 +65,11 @@ def train(trainer: Any, number: int = 0, rows: RowBatch | None = None, **how: An
 
 
 def weights(trainer: Any) -> dict[str, Tensor]:
-    """Copy a trainer's weights, buffers and tied ones included."""
-    return {name: tensor.clone() for name, tensor in trainer._rank._model.state_dict().items()}
+    """Copy a trainer's weights to the CPU, buffers and tied ones included."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in trainer._rank._model.state_dict().items()}
 
 
 def gradients(trainer: Any) -> dict[str, Tensor]:
-    """Copy the gradients that a trainer holds."""
+    """Copy the gradients that a trainer holds to the CPU."""
     own = trainer._rank._model.named_parameters()
-    return {name: parameter.grad.clone() for name, parameter in own if parameter.grad is not None}
+    return {name: parameter.grad.to("cpu", copy=True) for name, parameter in own if parameter.grad is not None}

@@ -74,7 +74,7 @@ def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[Ru
         for stage in planned.stages:
             longest = longest_prompt(stage.config, planned.catalogue, stage.plan)
             needs = process_needs(stage.config, planned.catalogue, stage.plan, longest)
-            rate = measured_rate(max((need.group.threads for need in needs), default=1))
+            rate = measured_rate(max((need.group.threads for need in needs), default=1), dtype=stage.config.model.dtype)
             budgets = memory_budgets(needs, free_memory(), device_memory())
             durations = _durations(needs, rate, stage.config.batch.passes)
             check = stage.config.placement.check_memory
@@ -98,22 +98,27 @@ def _durations(needs: Sequence[ProcessNeed], rate: float, passes: int) -> tuple[
     return tuple(found)
 
 
-def measured_rate(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Measure the floating-point operations per second of float32 matrix products; 0 if torch is not installed."""
+def measured_rate(threads: int, clock: Callable[[], float] = time.perf_counter, dtype: str = "float32") -> float:
+    """Measure the floating-point operations per second of matrix products; 0 if torch is not installed.
+
+    A GPU multiplies in `dtype`, a CPU in float32.
+    """
     try:
         import torch
     except ImportError:
         return 0.0
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    one = torch.rand(SIDE, SIDE, device=device)
+    side, kind = SIDE, torch.float32
+    if on_gpu := torch.cuda.is_available():  # a GPU needs large products to be busy
+        side, kind = 8 * SIDE, getattr(torch, dtype)
+    one = torch.rand(side, side, device="cuda" if on_gpu else "cpu", dtype=kind)
     try:
         float((one @ one).sum())
         count, began = 0, clock()
         while clock() - began < RATE_S:
             float((one @ one)[0, 0])
             count += 1
-        return 2.0 * SIDE**3 * count / (clock() - began)
+        return 2.0 * side**3 * count / (clock() - began)
     finally:
         torch.set_num_threads(before)

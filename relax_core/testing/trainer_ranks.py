@@ -2,8 +2,9 @@
 """A trainer on several rank processes with the interface of one trainer, so that the same tests apply.
 
 Loading torch takes longer than any test. So rank processes are reused by later trainers, and are forked from a fork
-server that has loaded torch once. All of these processes end when this process ends and its connections close. Each rank
-builds the algorithm and transport of the trainer suite.
+server that has loaded torch once. A trainer with more ranks than the machine has GPUs computes on the CPU. All of
+these processes end when this process ends and its connections close. Each rank builds the algorithm and transport of
+the trainer suite.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class TrainerRanks:
     """The rank processes of one trainer; each executes the calls that it is sent."""
 
     def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
-        started = [_start_rank(preload) for _ in range(size)]
+        started = [_start_rank(preload, size) for _ in range(size)]
         self.processes = [process for process, _ in started]
         self._lines = [line for _, line in started]
         atexit.register(self.end)
@@ -194,10 +195,12 @@ def spread(chunk: Chunk, size: int, tensor_parallel: int = 1) -> Chunk:
     return replace(chunk, plan=ChunkPlan(tuple(dealt)))
 
 
-def _start_rank(preload: Sequence[str]) -> tuple[RankProcess, Connection]:
+def _start_rank(preload: Sequence[str], size: int) -> tuple[RankProcess, Connection]:
     ours, theirs = socket.socketpair()
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    if len(list(Path("/dev").glob("nvidia[0-9]*"))) < size:  # ranks cannot share a GPU
+        environ["CUDA_VISIBLE_DEVICES"] = ""
     with theirs:
         cuda = Path("/dev/nvidiactl").exists()  # CUDA does not survive a fork
         process = None if cuda else _fork(preload, environ, theirs.fileno())

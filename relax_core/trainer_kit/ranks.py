@@ -31,6 +31,11 @@ BUCKET = 2**24
 """Elements of one all-reduce: enough to use the network well, few compared with the gradients."""
 
 
+def backend(device: torch.device) -> str:
+    """Return torch's name of what carries collectives: gloo on the CPU, nccl as well where ranks compute on GPUs."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
 class Ranks:
     """The process group of a trainer, as one rank sees it; torch allows one per process."""
 
@@ -41,7 +46,7 @@ class Ranks:
         with self.meeting("start"):
             self._store = _store(spec, timedelta(seconds=timeout_s))
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", store=self._store, rank=self.rank,
+                backend(device), store=self._store, rank=self.rank,
                 world_size=self.size, timeout=timedelta(seconds=timeout_s),
             )  # fmt: skip
             self._check_devices()

@@ -194,7 +194,7 @@ def measure_time(size: Size, folder: str, repeats: int, ranks: int) -> dict[str,
     own, wall = (1, 1) if torch.cuda.is_available() else (0, 1)  # a processor only waits for a GPU
     found: dict[str, list[float]] = {name: [] for name in ("rate", "ours", "plain", "shared", "wall", "ranks")}
     for step in range(repeats + 1):
-        found["rate"].append(measured_rate(1, lambda: float(clocks()[own])))
+        found["rate"].append(measured_rate(1, lambda: float(clocks()[own]), size.dtype))
         ours = step_of(alone, size, step)
         found["ours"].append(ours[own])
         found["wall"].append(ours[wall])

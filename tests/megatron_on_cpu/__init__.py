@@ -74,11 +74,10 @@ def apply() -> None:
     }.items():  # fmt: skip
         setattr(cuda, name, value)
     from megatron.core.tensor_parallel import random
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.moe import token_dispatcher
 
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     token_dispatcher.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, record_stream=False: (
         tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
     )
-    moe_utils.te_general_gemm = None  # megatron-core 0.16.1 does not define the name without Transformer Engine

@@ -25,7 +25,7 @@ class Spread(Algorithm):
         return frozenset({LOG_PROBS, top_k(K), log_probs_at(IDS)})
 
     def loss(self, batch, policy):
-        weights = torch.arange(1.0, K + 1)
+        weights = torch.arange(1.0, K + 1, device=policy.log_probs.device)
         assert not policy.output("top_k_ids").is_floating_point()
         spread = (policy.output("top_k_log_probs").exp() * weights).sum(-1)
         at = (policy.output("log_probs_at:ids") * weights).sum(-1)

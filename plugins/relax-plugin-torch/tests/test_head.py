@@ -41,7 +41,7 @@ class Judged(Valued):
 
     def loss(self, batch, policy):
         rewards = policy.output("rewards")
-        signs = torch.tensor([1.0, -1.0]).repeat(len(rewards))[: len(rewards)]
+        signs = torch.tensor([1.0, -1.0], device=rewards.device).repeat(len(rewards))[: len(rewards)]
         return Loss({"margin": Term(-torch.nn.functional.logsigmoid(rewards * signs), 1.0, "rows", per="row")})
 
 

@@ -66,11 +66,11 @@ def test_the_rate_is_that_of_the_step(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_continuing_from_a_checkpoint_is_bit_exact(start, tmp_path, kind):
-    trainer = start(kind)
+    trainer = start(kind, deterministic=True)
     assert train(trainer, 0).outcome is UpdateOutcome.APPLIED
     trainer.save(str(tmp_path / "checkpoint"))
     train(trainer, 1)
-    other = start(kind)
+    other = start(kind, deterministic=True)
     other.load(str(tmp_path / "checkpoint"))
     train(other, 1)
     own = weights(other)

@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
 )
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from relax_plugin_megatron.architecture import Architecture
 from relax_plugin_megatron.layout import Grid
 from relax_plugin_megatron.options import MegatronOptions
 from relax_plugin_megatron.scoring import NEVER, Vocabulary
+
+if not hasattr(moe_utils, "te_general_gemm"):  # megatron-core 0.16.1 reads the name also without Transformer Engine
+    moe_utils.te_general_gemm = None
 
 
 class Norm(nn.RMSNorm):

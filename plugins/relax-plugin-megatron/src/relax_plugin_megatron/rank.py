@@ -54,7 +54,7 @@ from relax_core.trainer_kit.chunk_rows import (
     with_gradient,
 )
 from relax_core.trainer_kit.model_folder import FIELD, check_folder, check_rows, read_json
-from relax_core.trainer_kit.ranks import Ranks, collective_call
+from relax_core.trainer_kit.ranks import Ranks, backend, collective_call
 from relax_core.trainer_kit.setup import (
     HEAD_OUTPUTS,
     SCALAR_HEAD,
@@ -119,7 +119,8 @@ class Rank:
     def _join_groups(self) -> None:
         timeout = timedelta(seconds=self._options.collective_timeout_s)
         if self._spec.world_size == 1:  # Megatron needs a group even so
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+            store = dist.HashStore()
+            dist.init_process_group(backend(self._device), store=store, rank=0, world_size=1, timeout=timeout)
         parallel_state.initialize_model_parallel(
             self._grid.tensor, self._grid.pipeline, context_parallel_size=self._grid.context,
             expert_model_parallel_size=self._grid.expert,

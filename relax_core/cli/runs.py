@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax train | resume | attach | stop | checkpoint | continue` and `relax runs | status | why | compare | report`.
+"""The verbs `relax train | resume | attach`, those that change a live run, and those that show live and ended runs.
 
-The former start or control one run, the latter show live and ended runs. All decisions are made in `control`.
+All decisions are made in `control`. A verb that watches or changes a run also works elsewhere, through the control API.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,8 @@ from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN
 
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
-    from relax_core.views.run import Listed
+    from relax_core.control_api.client import ControlClient
+    from relax_core.control_api.operations import Action
 
 
 REQUEST_POLL_S = 0.2
@@ -198,11 +199,103 @@ def _stopped(summary: dict[str, Any], path: Path) -> str:
 Run = Annotated[
     str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; default: the latest run.")
 ]
+Address = Annotated[
+    str, typer.Option(help="Ask the control API at http://HOST:PORT or unix:PATH instead of a run here.")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the token of the control API; default: the variable RELAX_TOKEN.")
+]
+
+
+def _remote(address: str, token_file: Path | None, run: str | None = None) -> ControlClient:
+    from relax_core.api.errors import ConfigError
+    from relax_core.control_api.client import ControlClient
+    from relax_core.control_api.server import read_token
+
+    if run is not None:
+        raise ConfigError("run", f"{run}, and --address", "leave the run out: an address belongs to one run")
+    return ControlClient(address, read_token(token_file))
+
+
+def _answer(what: str, run: str | None, address: str, token_file: Path | None) -> dict[str, Any]:
+    """Return a document about a run, from its files here or from the control API at `address`."""
+    from relax_core.views.answers import ANSWERS
+    from relax_core.views.run import open_run
+
+    return _remote(address, token_file, run).get(f"/{what}") if address else ANSWERS[what](open_run(run), time.time())
+
+
+def _change_remotely(client: ControlClient, action: Action, wait_s: float, as_json: bool) -> None:
+    operation = client.change(action, wait_s)
+    if as_json:
+        print_json(operation)
+    else:
+        say(f"{action}: {operation['state']}" + (f"; {operation['detail']}" if operation["detail"] else ""))
+
+
+def serve(
+    run: Run = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT, unix:PATH, or unix for a socket in the run directory.")
+    ] = "127.0.0.1:8700",
+    token_file: TokenFile = None,
+) -> None:
+    """Serve the control API of a run until Ctrl-C: watch and change the run by HTTP.
+
+    Every request needs the token, as `Authorization: Bearer TOKEN`. The page /docs lists the routes. The server reads the
+    run directory, so it may run on any machine that has it, before and after the run too. It does not encrypt: to reach
+    it from elsewhere, use a tunnel or a proxy with TLS.
+    """
+    from relax_core.control_api.server import ControlServer, read_token
+    from relax_core.views.run import open_run
+
+    view, token = open_run(run), read_token(token_file)
+    server = ControlServer(view, listen, token)
+    say(f"relax: {view.name} is served at {server.address}", err=True)
+    server.run()
+
+
+def pause(
+    run: Run = None,
+    wait_s: Annotated[float, typer.Option(help="Most seconds to wait until the run is paused.", min=0.0)] = 3600.0,
+    address: Address = "",
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Pause a live run before its next step, until `relax continue`.
+
+    Rollout generates on as far as max_staleness allows. After guards.pause_timeout_s without
+    `relax continue` the run fails and can be resumed.
+    """
+    from relax_core.api.errors import ConfigError, InfrastructureError
+    from relax_core.views.run import health, open_run, pause_reason
+
+    if address:
+        _change_remotely(_remote(address, token_file, run), "pause", wait_s, json)
+        return
+    view, deadline, asked = open_run(run), time.monotonic() + wait_s, False
+    while not (reason := pause_reason(view.status())):
+        state = health(view, time.time())
+        if state.ended or state.state == "lost":
+            raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can be paused")
+        if not asked:
+            view.request("pause")
+            asked = True
+        if time.monotonic() > deadline:
+            later = f"it pauses before its next step; `relax why {view.name}` shows what the present step waits for"
+            raise InfrastructureError(f"{view.name}: the run is not paused within {wait_s:.0f} s; {later}")
+        time.sleep(REQUEST_POLL_S)
+    if json:
+        print_json({"schema": "relax.pause/1", "run": view.name, "paused_for": reason, "requested": asked})
+    else:
+        say(f"{view.name}: paused for {reason}; continue with `relax continue {view.name}`")
 
 
 def checkpoint(
     run: Run = None,
     wait_s: Annotated[float, typer.Option(help="Most seconds to wait for the checkpoint.", min=0.0)] = 3600.0,
+    address: Address = "",
+    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
     """Make a live run write a checkpoint after its current step.
@@ -214,6 +307,9 @@ def checkpoint(
     from relax_core.control.stages import resumable_step
     from relax_core.views.run import health, open_run
 
+    if address:
+        _change_remotely(_remote(address, token_file, run), "checkpoint", wait_s, json)
+        return
     view = open_run(run)
     wanted, deadline = max(int(view.status().get("step", 0)), 1), time.monotonic() + wait_s
     found, asked = resumable_step(view.path) or 0, False
@@ -241,16 +337,21 @@ def checkpoint(
 def continue_(
     run: Run = None,
     wait_s: Annotated[float, typer.Option(help="Most seconds to wait until the run continues.", min=0.0)] = 60.0,
+    address: Address = "",
+    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Continue a run that a guard has paused.
+    """Continue a run that a guard or `relax pause` has paused.
 
-    This accepts the step that caused the pause; `relax why` shows the cause. Any user with write access to the run
+    This accepts the step that caused a guard's pause; `relax why` shows the cause. Any user with write access to the run
     directory may do this.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.views.run import health, open_run, pause_reason
 
+    if address:
+        _change_remotely(_remote(address, token_file, run), "continue", wait_s, json)
+        return
     view, deadline = open_run(run), time.monotonic() + wait_s
     reason = paused = pause_reason(view.status())
     state = health(view, time.time())
@@ -273,6 +374,8 @@ def continue_(
 def stop(
     run: Run = None,
     wait_s: Annotated[float, typer.Option(help="Most seconds to wait for the run's end.", min=0.0)] = 3600.0,
+    address: Address = "",
+    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
     """Stop a live run with a checkpoint.
@@ -283,6 +386,9 @@ def stop(
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.views.run import health, open_run, process_of
 
+    if address:
+        _change_remotely(_remote(address, token_file, run), "stop", wait_s, json)
+        return
     view = open_run(run)
     deadline, asked = time.monotonic() + wait_s, 0
     while not (state := health(view, time.time())).ended or process_of(view):
@@ -369,66 +475,58 @@ def runs(json: AsJson = False) -> None:
     from relax_core.views.run import list_runs
 
     root = runs_root()
-    found = list_runs(time.time(), root)
+    found = [asdict(run) for run in list_runs(time.time(), root)]
     if json:
-        print_json({"schema": "relax.runs/1", "root": str(root), "runs": [asdict(run) for run in found]})
+        print_json({"schema": "relax.runs/1", "root": str(root), "runs": found})
     elif found:
-        rows = [(run.name, run.state, _steps(run), _reward(run) or "-",
-                 f"{run.eval_last:.3f}" if run.eval_last is not None else "-") for run in found]  # fmt: skip
+        rows = [(run["name"], run["state"], _steps(run), _reward(run) or "-",
+                 f"{run['eval_last']:.3f}" if run["eval_last"] is not None else "-") for run in found]  # fmt: skip
         print_table(("run", "state", "step", "reward", "held-out"), rows)
     else:
         say(f"no runs under {root}", err=True)
 
 
-def status(run: Run = None, json: AsJson = False) -> None:
+def status(run: Run = None, address: Address = "", token_file: TokenFile = None, json: AsJson = False) -> None:
     """Show a run's progress, its reward, and the activity of each role."""
-    from relax_core.observe.status import heartbeats
-    from relax_core.views.display import doing
-    from relax_core.views.run import health, listed, open_run, readable_documents
-    from relax_core.views.why import failures_say, first_step_faults
-
-    view, wall = open_run(run), time.time()
-    with readable_documents(view):
-        line, state, written = listed(view, wall), health(view, wall), view.status()
-        roles = written.get("roles", [])
-        beats = heartbeats(written) if written else ()
-        rows = [(str(beat.role), str(beat.state), str(doing(beat, wall))) for beat in beats]
-        reward = _reward(line)
-        failures = [said for role in roles for said in failures_say(role)]
-        first_steps, faults = view.first_steps(), first_step_faults(view)
+    body = _answer("status", run, address, token_file)
     if json:
-        body = asdict(line) | {"said_s_ago": state.said_s_ago, "detail": state.detail, "roles": roles}
-        body["first_steps"] = {step: [check.plain() for check in checks] for step, checks in first_steps.items()}
-        print_json({"schema": "relax.run-status/1", **body})
+        print_json(body)
         return
-    say(f"{line.name}: {state.state}, step {_steps(line)}{f'; {state.detail}' if state.detail else ''}")
-    if reward:
+    detail = f"; {body['detail']}" if body["detail"] else ""
+    say(f"{body['name']}: {body['state']}, step {_steps(body)}{detail}")
+    if reward := _reward(body):
         say(f"reward {reward} (means of 10 steps)")
-    if rows and not state.ended:
-        print_table(("role", "state", "doing"), rows)
-    for said in (*failures, *faults):
-        say(said)
-    if first_steps and not faults:
-        passed = sum(check.state == "ok" for checks in first_steps.values() for check in checks)
-        say(f"step 1: all {passed} checks passed")
+    if body["doing"]:
+        print_table(("role", "state", "doing"), [(one["role"], one["state"], one["doing"]) for one in body["doing"]])
+    for remark in body["remarks"]:
+        say(remark)
 
 
-def why(run: Run = None, json: AsJson = False) -> None:
+def why(run: Run = None, address: Address = "", token_file: TokenFile = None, json: AsJson = False) -> None:
     """Show what a run waits for, and which role must act."""
-    from relax_core.views.run import health, open_run, readable_documents
-    from relax_core.views.why import first_step_faults, mismatch_warning, why
-
-    view, wall = open_run(run), time.time()
-    with readable_documents(view):
-        answer = why(view.status(), health(view, wall), wall, view.events())
-        warning, faults = mismatch_warning(view), first_step_faults(view)
-        body = {"culprit": answer.culprit, **asdict(answer), "warning": warning, "first_step": faults}
-        lines = (*answer.lines(), *([warning] if warning else []), *faults)
+    body = _answer("why", run, address, token_file)
     if json:
-        print_json({"schema": "relax.why/1", "run": view.name, **body})
+        print_json(body)
         return
-    for line in lines:
+    for line in body["lines"]:
         say(line)
+
+
+def engines(run: Run = None, address: Address = "", token_file: TokenFile = None, json: AsJson = False) -> None:
+    """List the engines of a live run: pool, version, state and load."""
+    body = _answer("engines", run, address, token_file)
+    if json:
+        print_json(body)
+        return
+    if not body["engines"]:
+        say(f"{body['run']}: {body['state']}, no engines", err=True)
+        return
+    rows = [
+        (one["pool"], one["engine"], "serving" if one["serving"] else "loading" if one["loading"] else "not serving",
+         str(one["version"]), str(one["running"]), str(one["restarts"]))
+        for one in body["engines"]
+    ]  # fmt: skip
+    print_table(("pool", "engine", "state", "version", "requests", "restarts"), rows)
 
 
 def compare(
@@ -478,11 +576,11 @@ def report(run: Run = None) -> None:
     say(str(write_report(find_run(run))))
 
 
-def _steps(run: Listed) -> str:
-    return f"{run.step}/{run.steps}" if run.steps else str(run.step)
+def _steps(run: Mapping[str, Any]) -> str:
+    return f"{run['step']}/{run['steps']}" if run["steps"] else str(run["step"])
 
 
-def _reward(run: Listed) -> str:
-    if run.reward_first is None or run.reward_last is None:
+def _reward(run: Mapping[str, Any]) -> str:
+    if run["reward_first"] is None or run["reward_last"] is None:
         return ""
-    return f"{run.reward_first:.3f} -> {run.reward_last:.3f}"
+    return f"{run['reward_first']:.3f} -> {run['reward_last']:.3f}"

@@ -42,7 +42,7 @@ HISTOGRAMS = ("dropped_lengths", "trained_lengths")
 """Statistics of the bus that the summary contains; a resumed run starts to count from zero."""
 STATELESS_GRACE_S = 8.0
 """Seconds that stateless roles get to stop; roles with state get `[checkpoint] grace_s`."""
-ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "continue")
+ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "pause", "continue")
 """Requests that the controller passes to the roles with state."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
@@ -290,7 +290,7 @@ class RunController:
                 for request in ROLE_REQUESTS:
                     if self._prepared.directory.take_request(request) or self._asked == request:
                         self._asked = ""
-                        for role in stateful:
+                        for role in stateful if request != "pause" else stateful & {"actor"}:
                             await self._runner.run_status.command(role, request)
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()

@@ -91,7 +91,7 @@ class RoleContext:
         self._tracks: dict[str, SpanRecorder] = {}
         self._going = asyncio.Event()
         self._going.set()
-        self._stopping = self._checkpoint_requested = False
+        self._stopping = self._checkpoint_requested = self._pause_requested = False
         owner = owner_of(role, registration)
         self._leases = DeviceLeaseClient(
             devices or DeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
@@ -142,10 +142,12 @@ class RoleContext:
         self._facts.update(facts)
 
     async def pause_point(self) -> None:
-        await self._going.wait()
+        if self._pause_requested:
+            await self.pause("a user, who paused the run", self.config.guards.pause_timeout_s)
 
     async def pause(self, reason: str, deadline_s: float) -> bool:
         self._going.clear()
+        self._pause_requested = False
         try:
             with self.waiting(reason, PERSON, deadline_s) as wait:
                 while not (self._going.is_set() or self._stopping):
@@ -188,8 +190,9 @@ class RoleContext:
             self._stopping = True
             self._going.set()
         elif command == "pause":
-            self._going.clear()
+            self._pause_requested = True
         elif command == "continue":
+            self._pause_requested = False
             self._going.set()
         elif command == "checkpoint":
             self._checkpoint_requested = True

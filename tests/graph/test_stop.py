@@ -20,7 +20,9 @@ import psutil
 import pytest
 
 from relax_core.control.run import _obey_signals
+from relax_core.control_api.server import ControlServer
 from relax_core.observe.records import read_frames
+from relax_core.views.run import open_run
 from tests.graph.conftest import SMALL, Relax, environment
 from tests.graph.ray_run import Running, Start, until
 from tests.processes import stop
@@ -62,13 +64,14 @@ def ended(run: Running) -> tuple[int, dict[str, Any], str]:
 
 
 def test_a_run_saves_on_request_and_at_a_preemption_notice_and_names_hanging_workers(
-    start: Start, relax_here: Relax, tiny: Path, tmp_path: Path
+    start: Start, relax_here: Relax, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     run = train(start, tiny / "recipe.toml", *LONG, "checkpoint.keep=9", f"plugins=['{tmp_path / 'stuck.py'}']",
                 'rewards=[{name="stuck", timeout_s=3000}]', "placement.rollout.silence_s=3000")  # fmt: skip
     run.until_steps(1)
     _saves_when_asked(run, relax_here)
+    _is_operated_by_http(run, relax_here, monkeypatch)
     _is_explained(run, relax_here, tmp_path / "closed")
     _is_preempted(run, relax_here)
 
@@ -79,6 +82,32 @@ def _saves_when_asked(run: Running, relax_here: Relax) -> None:
     asked = relax_here("checkpoint", run.path, "--json")
     assert asked.code == 0, asked.err
     assert (run.path / f"checkpoints/step-{asked.json['step']:06d}/files.json").exists()
+
+
+def _is_operated_by_http(run: Running, relax_here: Relax, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watched, paused, continued and saved through the control API, by the verbs that a user would call."""
+    monkeypatch.setenv("RELAX_TOKEN", "0123456789abcdef")
+    server = ControlServer(open_run(run.path), "unix", "0123456789abcdef")
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    at = ("--address", server.address)
+    try:
+        paused = relax_here("pause", *at, "--json")
+        assert paused.code == 0 and "a user, who paused the run" in paused.json["detail"], paused.err
+        assert "blocked by a person" in relax_here("why", *at).out
+        before = run.steps()
+        assert relax_here("status", *at, "--json").json["state"] == "paused"
+        assert [one["pool"] for one in relax_here("engines", *at, "--json").json["engines"]] == ["rollout"]
+        assert run.steps() == before and relax_here("continue", *at).code == 0
+        saved = relax_here("checkpoint", *at, "--json")
+        assert saved.code == 0 and saved.json["state"] == "done", saved.err
+        monkeypatch.setenv("RELAX_TOKEN", "another-token-of-16")
+        refused = relax_here("stop", *at)
+        assert refused.code == 2 and "Authorization: Bearer TOKEN" in refused.err
+    finally:
+        server.stop()
+        serving.join(30)
+    run.until_more_steps()
 
 
 def _is_explained(run: Running, relax_here: Relax, gate: Path) -> None:

@@ -75,18 +75,23 @@ def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
         working = asyncio.create_task(work())
         await asyncio.sleep(0.5)
         context.take("pause")
-        assert context.heartbeat().state == "paused"
-        await asyncio.sleep(9.0)
+        assert context.heartbeat().state != "paused"  # it works until it comes to its pause point
+        await asyncio.sleep(9.1)
+        beat = context.heartbeat()
+        assert beat.state == "paused" and "a user, who paused the run" in beat.waits[0].reason
         context.take("continue")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.6)
         context.take("pause")
-        await asyncio.sleep(9.0)
+        context.take("continue")
+        await asyncio.sleep(0.3)
+        context.take("pause")
+        await asyncio.sleep(9.1)
         context.take("stop")
         await working
         assert context.stopping
         return passed
 
-    assert run_virtual(scene()) == [0.0, 9.5, 18.6]
+    assert run_virtual(scene()) == [0.0, 10.0, 20.0]
 
 
 def test_the_random_source_is_of_the_seed_the_role_and_its_registration(backstage: Backstage) -> None:

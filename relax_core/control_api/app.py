@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application of the control API: routes over the run directory of one run, for callers with the token.
+
+It reads the run's files and asks the run's process through the files that `relax stop` also uses, so it cannot hold up or
+harm the run. Answers are JSON; `/events` is a stream of server-sent events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import html
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.control.stages import resumable_step
+from relax_core.control_api.operations import ACTIONS, Action, Book, Facts, ControlOperation, Refused
+from relax_core.observe.event_log import EVENTS
+from relax_core.observe.files import encode, read_document, write_document
+from relax_core.views.answers import ANSWERS
+from relax_core.views.follower import LineFollower
+from relax_core.views.run import RunView, health, pause_reason
+
+BOOK = "operations"
+MAX_BODY = 1 << 16
+"""Bytes of a request's body; changes have none so far."""
+MAX_ROWS = 1000
+"""Steps in one answer of `/metrics`."""
+POLL_S, QUIET_S = 0.5, 15.0
+"""Seconds between two looks at the run's files, and between two comments of a silent event stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRoute:
+    """One route of the API, as served and as described in `/openapi.json`."""
+
+    method: str
+    path: str
+    summary: str
+    answer: Callable[[RunApi, Request], Response]
+    query: Mapping[str, str]
+    """Name of an integer parameter in the query -> its meaning."""
+
+
+class RunApi:
+    """The API of one run. Its methods read and write files, and run in threads of the server."""
+
+    def __init__(self, view: RunView, token: str) -> None:
+        self.view, self._token = view, token
+        self._file = view.path / f"{BOOK}.json"
+        self.book = Book.of(read_document(self._file) or {})
+        self._lock = threading.RLock()
+
+    def allows(self, request: Request) -> bool:
+        """Return True if the request has the token."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
+
+    def facts(self) -> Facts:
+        """Read what the run's files say now."""
+        state, status = health(self.view, time.time()), self.view.status()
+        return Facts(
+            state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
+            resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
+        )  # fmt: skip
+
+    def ask(self, action: Action, key: str) -> tuple[ControlOperation, bool]:
+        """Ask the run for a change; return the operation, and True if it is new. Raises Refused."""
+        with self._lock:
+            operation, new = self.book.ask(action, key, self.facts(), time.time())
+            if new:
+                self._keep()  # first, so that a caller who repeats the request after a crash gets this operation
+                self.view.request(operation.action)
+            return operation, new
+
+    def settle(self) -> None:
+        """Follow the open operations, and ask again for those that a new process of the run has not seen."""
+        with self._lock:
+            before = dict(self.book.operations)
+            if not any(one.state == "requested" for one in before.values()):
+                return
+            for operation in self.book.settle(self.facts(), time.time()):
+                self.view.request(operation.action)
+            if self.book.operations != before:
+                self._keep()
+
+    def operations(self) -> list[dict[str, Any]]:
+        """Return the operations as JSON data, newest first."""
+        with self._lock:
+            self.settle()
+            return [asdict(one) for one in reversed(self.book.operations.values())]
+
+    def _keep(self) -> None:
+        write_document(self._file, "relax.operations/1", self.book.plain())
+
+
+def _answer(what: str) -> Callable[[RunApi, Request], Response]:
+    return lambda api, _: _json(ANSWERS[what](api.view, time.time()))
+
+
+def _metrics(api: RunApi, request: Request) -> Response:
+    after = _number(request, "after", -1)
+    rows = [row for row in api.view.metrics() if row["step"] > after]
+    return _json(
+        {
+            "schema": "relax.metrics-page/1",
+            "run": api.view.name,
+            "metrics": rows[:MAX_ROWS],
+            "more": len(rows) > MAX_ROWS,
+        }
+    )
+
+
+def _events(api: RunApi, request: Request) -> Response:
+    after = _number(request, "after", 0)
+    last = request.headers.get("last-event-id", "")
+    return StreamingResponse(
+        _event_stream(api, int(last) if last.isdecimal() else after), media_type="text/event-stream",
+        headers={"cache-control": "no-cache"},
+    )  # fmt: skip
+
+
+async def _event_stream(api: RunApi, after: int) -> AsyncIterator[str]:
+    """Yield the records of `events.jsonl` after that number, until the run has ended and all are sent."""
+    file, number, silent = LineFollower(api.view.path / EVENTS), 0, 0.0
+    while True:
+        ended = await asyncio.to_thread(lambda: health(api.view, time.time()).ended)
+        for record in await asyncio.to_thread(file.added):
+            number += 1
+            if number > after:
+                silent = 0.0
+                yield f"id: {number}\nevent: {record['event']}\ndata: {encode(record)}\n\n"
+        if ended:
+            yield f"id: {number}\nevent: end\ndata: {{}}\n\n"
+            return
+        if silent >= QUIET_S:
+            silent = 0.0
+            yield ": nothing new\n\n"
+        await asyncio.sleep(POLL_S)
+        silent += POLL_S
+
+
+def _operations(api: RunApi, _: Request) -> Response:
+    return _json({"schema": "relax.operation-list/1", "run": api.view.name, "operations": api.operations()})
+
+
+def _operation(api: RunApi, request: Request) -> Response:
+    wanted = request.path_params["id"]
+    found = next((one for one in api.operations() if one["id"] == wanted), None)
+    if found is None:
+        return _error(404, "operation", repr(wanted), "GET /operations lists the operations that this run remembers")
+    return _json({"schema": "relax.operation/1", **found})
+
+
+def _change(action: Action) -> Callable[[RunApi, Request], Response]:
+    def ask(api: RunApi, request: Request) -> Response:
+        operation, new = api.ask(action, request.headers.get("idempotency-key", ""))
+        return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if new else 200)
+
+    return ask
+
+
+CHANGES: Mapping[Action, str] = {
+    "pause": "Hold the run before its next step, until it is continued.",
+    "continue": "Continue a run that a guard or a user has paused.",
+    "stop": "Save a checkpoint and end the run.",
+    "checkpoint": "Save a checkpoint after the current step.",
+}
+PATHS = (
+    ApiRoute("GET", "/status", "The run's progress, reward and roles, as `relax status --json`.", _answer("status"), {}),
+    ApiRoute("GET", "/why", "What the run waits for, and which role must act, as `relax why --json`.", _answer("why"), {}),
+    ApiRoute("GET", "/engines", "The engines of every pool, with their versions and loads.", _answer("engines"), {}),
+    ApiRoute("GET", "/metrics", "Metrics by step.", _metrics, {"after": f"only later steps; at most {MAX_ROWS} come at once"}),
+    ApiRoute(
+        "GET", "/events", "The run's events as server-sent events. The header Last-Event-ID continues a stream.", _events,
+        {"after": "number of the last event that the caller has"},
+    ),
+    ApiRoute("GET", "/operations", "The changes that were asked of this run, newest first.", _operations, {}),
+    ApiRoute("GET", "/operations/{id}", "One of these changes: requested, done or failed.", _operation, {}),
+    *(ApiRoute("POST", f"/{action}", CHANGES[action], _change(action), {}) for action in ACTIONS),
+)  # fmt: skip
+
+
+def make_app(api: RunApi) -> Starlette:
+    """Return the application; everything except `/docs` and `/openapi.json` requires the token."""
+
+    def route(path: ApiRoute) -> Route:
+        async def serve(request: Request) -> Response:
+            if not api.allows(request):
+                answer = _error(
+                    401, "authorization", "no or another token", "send the header Authorization: Bearer TOKEN"
+                )
+                answer.headers["www-authenticate"] = "Bearer"
+                return answer
+            if int(request.headers.get("content-length") or 0) > MAX_BODY or "transfer-encoding" in request.headers:
+                return _error(413, "body", "a body that is too long or has no length", f"send at most {MAX_BODY} bytes")
+            try:
+                return await asyncio.to_thread(path.answer, api, request)
+            except Refused as refused:
+                return _error(refused.status, refused.field, refused.got, refused.fix)
+            except ConfigError as error:
+                return _error(500, error.field, str(error.got), error.fix)
+            except RelaxError as error:
+                return _error(500, "run", str(error), "see `relax status`")
+
+        return Route(path.path, serve, methods=[path.method])
+
+    async def settle_for_ever() -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await asyncio.to_thread(api.settle)
+            except RelaxError:
+                continue  # a full disk or a file system that is away: the next look tries again
+
+    async def described(_: Request) -> Response:
+        return JSONResponse(openapi())
+
+    async def page(_: Request) -> Response:
+        return HTMLResponse(docs_page())
+
+    async def refused(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        allowed = sorted(path.method for path in PATHS if path.path == request.url.path)
+        fix = f"use {' or '.join(allowed)}; a GET changes nothing" if allowed else "GET /docs lists the routes"
+        return _error(status, "route", f"{request.method} {request.url.path}", fix)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        following = asyncio.create_task(settle_for_ever())
+        yield
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    return Starlette(
+        routes=[*map(route, PATHS), Route("/openapi.json", described), Route("/docs", page)],
+        exception_handlers={HTTPException: refused}, lifespan=lifespan,
+    )  # fmt: skip
+
+
+def openapi() -> dict[str, Any]:
+    """Describe the routes as an OpenAPI 3.1 document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for path in PATHS:
+        parameters: list[dict[str, Any]] = [
+            {"name": name, "in": "query", "description": means, "schema": {"type": "integer"}}
+            for name, means in path.query.items()
+        ]
+        if "{id}" in path.path:
+            parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
+        codes: tuple[str, ...] = ("200", "401")
+        if path.method == "POST":
+            parameters.append({
+                "name": "Idempotency-Key", "in": "header", "required": True, "schema": {"type": "string"},
+                "description": "new for each change; a repeated request with the same key is done once",
+            })  # fmt: skip
+            codes = ("202", "200", "400", "401", "409")
+        paths.setdefault(path.path, {})[path.method.lower()] = {
+            "summary": path.summary, "parameters": parameters,
+            "responses": {code: {"description": HTTPStatus(int(code)).phrase} for code in codes},
+        }  # fmt: skip
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Relax: control API of a run", "version": version("relax-core")},
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}],
+        "paths": paths,
+    }
+
+
+def docs_page() -> str:
+    """Return a page that lists the routes; it loads nothing from elsewhere."""
+    rows = "".join(
+        f"<tr><td><code>{path.method} {html.escape(path.path)}</code></td><td>{html.escape(path.summary)}"
+        + "".join(f"<br><code>?{name}=</code> {html.escape(means)}" for name, means in path.query.items())
+        + "</td></tr>"
+        for path in PATHS
+    )
+    return (
+        "<!doctype html><meta charset=utf-8><title>Relax: control API</title>"
+        "<style>body{font:16px sans-serif;max-width:60rem;margin:2rem auto}td{padding:.3rem 1rem;vertical-align:top}</style>"
+        "<h1>Control API of a run</h1><p>Send <code>Authorization: Bearer TOKEN</code>, and with every POST an "
+        "<code>Idempotency-Key</code>. <a href=openapi.json>openapi.json</a></p><table>"
+        f"{rows}</table>"
+    )
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    given = request.query_params.get(name, "")
+    if not given:
+        return default
+    if not given.isdecimal():
+        raise Refused(400, name, repr(given[:40]), "give a whole number from 0")
+    return int(given)
+
+
+def _json(body: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(encode(body), status, media_type="application/json")
+
+
+def _error(status: int, field: str, got: str, fix: str) -> Response:
+    body = {"schema": "relax.error/1", "error": f"{field}: got {got}; {fix}", "field": field, "got": got, "fix": fix}
+    return Response(json.dumps(body), status, media_type="application/json")

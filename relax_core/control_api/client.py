@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of the control API, for verbs with `--address`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.control_api.operations import Action
+from relax_core.control_api.server import UNIX
+
+CALL_S, POLL_S = 30.0, 0.5
+TRIES = 5
+"""Attempts of one call; repeating a change is safe, since its key stays the same."""
+
+
+class ControlClient:
+    """Calls to the control API of one run."""
+
+    def __init__(self, address: str, token: str) -> None:
+        """`address`: `http://HOST:PORT`, `HOST:PORT` or `unix:PATH`."""
+        try:
+            import httpx
+        except ModuleNotFoundError as error:
+            raise ConfigError("--address", "no package httpx", "pip install 'relax-core[control]'") from error
+        self._address = address
+        self._errors = httpx.TransportError
+        unix = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        url = "http://run" if unix else address if "://" in address else f"http://{address}"
+        headers = {"authorization": f"Bearer {token}"}
+        try:
+            self._http = httpx.Client(
+                base_url=url, transport=httpx.HTTPTransport(uds=unix) if unix else None, headers=headers, timeout=CALL_S
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ConfigError("--address", address, "give http://HOST:PORT or unix:PATH") from error
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the document of a route."""
+        return self._call("GET", path, {})
+
+    def change(self, action: Action, wait_s: float) -> dict[str, Any]:
+        """Ask for a change and wait until it is done; return the operation.
+
+        Raises ConfigError if the run refuses it, InfrastructureError if it fails or is not done within `wait_s`.
+        """
+        deadline = time.monotonic() + wait_s
+        operation = self._call("POST", f"/{action}", {"idempotency-key": uuid.uuid4().hex})
+        while operation["state"] == "requested":
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"{self._address}: {action} is not done within {wait_s:.0f} s ({operation['detail']}); it stays "
+                    f"requested as operation {operation['id']}; see `relax why --address {self._address}`"
+                )
+            time.sleep(POLL_S)
+            operation = self.get(f"/operations/{operation['id']}")
+        if operation["state"] == "failed":
+            raise InfrastructureError(f"{self._address}: {action} failed: {operation['detail']}")
+        return operation
+
+    def _call(self, method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+        for left in reversed(range(TRIES)):
+            try:
+                answer = self._http.request(method, path, headers=dict(headers))
+                break
+            except self._errors as error:
+                if not left:
+                    fix = "start `relax serve RUN` there, or correct the address"
+                    raise InfrastructureError(f"{self._address} does not answer ({error}); {fix}") from error
+                time.sleep(POLL_S)
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ConfigError(
+                "--address", self._address, "give the address of `relax serve`: this one gives no JSON object"
+            )
+        if answer.is_success:
+            return document
+        wrong = [str(document.get(name, "")) for name in ("field", "got", "fix")]
+        raise ConfigError(f"{self._address}: {wrong[0] or answer.status_code}", *wrong[1:])

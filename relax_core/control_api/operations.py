@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that callers ask of a live run: an operation is `requested`, then `done` or `failed`.
+
+A state machine without IO: `Book.ask` and `Book.settle` take what the run's files say, and the time. The caller sends the
+requests to the run and keeps the book.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+Action = Literal["pause", "continue", "stop", "checkpoint"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+OperationState = Literal["requested", "done", "failed"]
+KEPT = 1000
+"""Operations that a book keeps; older ones that are not `requested` are forgotten, and with them their keys."""
+_KEY = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The state of a run at one time, read from its files."""
+
+    state: str
+    """State of the run as in `relax status`."""
+    ended: bool
+    """True if no process of the run will act on a request: the run has ended or is lost."""
+    step: int = 0
+    checkpoint: int = 0
+    """Step of the newest complete checkpoint; 0: none."""
+    pause: str = ""
+    """Reason of the run's pause; empty: it is not paused."""
+    pid: int = 0
+    """Process of the run. A new process has not seen the requests to the former one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOperation:
+    """One change that was asked of the run."""
+
+    id: str
+    action: Action
+    key: str
+    """The caller's idempotency key."""
+    state: OperationState
+    requested_at: float
+    changed_at: float
+    """Wall-clock times, in seconds since 1970."""
+    step: int
+    """Step of the run at the request."""
+    pid: int
+    detail: str = ""
+
+
+class Refused(Exception):
+    """A change that cannot be asked now. `status` is HTTP's: 400 for a wrong request, 409 for a conflict."""
+
+    def __init__(self, status: int, field: str, got: str, fix: str) -> None:
+        super().__init__(f"{field}: got {got}; {fix}")
+        self.status, self.field, self.got, self.fix = status, field, got, fix
+
+
+class Book:
+    """The operations of one run, in the order of their requests.
+
+    Invariants:
+    - One key belongs to one operation; asking again with the key returns that operation.
+    - At most one operation of each action is `requested`.
+    - An operation that is `done` or `failed` never changes.
+    """
+
+    def __init__(self, operations: Mapping[str, ControlOperation] | None = None, number: int = 0) -> None:
+        """Continue a book; `number` is the number of the last operation ever asked."""
+        self.operations, self.number = dict(operations or {}), number
+
+    def ask(self, action: Action, key: str, facts: Facts, now: float) -> tuple[ControlOperation, bool]:
+        """Return the operation of a key, and True if it is new, so that the run must be asked. Raises Refused."""
+        if not _KEY.fullmatch(key):
+            fix = "send a header Idempotency-Key with 1 to 128 printable characters without spaces, new for each change"
+            raise Refused(400, "Idempotency-Key", repr(key[:128]), fix)
+        known = next((one for one in self.operations.values() if one.key == key), None)
+        if known is not None:
+            if known.action != action:
+                got = f"the key of operation {known.id}, which is a {known.action}"
+                raise Refused(409, "Idempotency-Key", got, f"send another key for a {action}")
+            return known, False
+        self.settle(facts, now)
+        if facts.ended:
+            raise Refused(409, "run", f"a run that is {facts.state}", "only a live run can be changed")
+        if action == "continue" and not facts.pause:
+            raise Refused(409, "run", f"a run that is {facts.state}", "only a paused run can be continued")
+        if same := next((one for one in self._open() if one.action == action), None):
+            raise Refused(409, "operation", f"{same.id}, which is still requested", f"wait for /operations/{same.id}")
+        self.number += 1
+        made = ControlOperation(f"{self.number}", action, key, "requested", now, now, facts.step, facts.pid)
+        self.operations[made.id] = made
+        settled = [one for one in self.operations.values() if one.state != "requested"]
+        for old in settled[: max(len(self.operations) - KEPT, 0)]:
+            del self.operations[old.id]
+        return made, True
+
+    def settle(self, facts: Facts, now: float) -> list[ControlOperation]:
+        """Follow the open operations; return those that must be requested again, of a new process of the run."""
+        again = []
+        for one in self._open():
+            state, detail = _outcome(one, facts)
+            changed = replace(
+                one, state=state, detail=detail, changed_at=now if state != "requested" else one.changed_at
+            )
+            if state == "requested" and facts.pid not in (0, one.pid):
+                changed = replace(changed, pid=facts.pid)
+                again.append(changed)
+            self.operations[one.id] = changed
+        return again
+
+    def plain(self) -> dict[str, Any]:
+        """Return the book as JSON data, for `Book.of`."""
+        return {"number": self.number, "operations": [asdict(one) for one in self.operations.values()]}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Book:
+        found = (ControlOperation(**one) for one in document.get("operations", ()))
+        return cls({one.id: one for one in found}, int(document.get("number", 0)))
+
+    def _open(self) -> list[ControlOperation]:
+        return [one for one in self.operations.values() if one.state == "requested"]
+
+
+def _outcome(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
+    """Return the state of an open operation and what is to say about it."""
+    if one.action == "stop":
+        if facts.ended:
+            return "done", f"the run is {facts.state}"
+        return "requested", "the run saves a checkpoint and ends"
+    if one.action == "checkpoint":
+        if facts.checkpoint >= max(one.step, 1):
+            return "done", f"checkpoint of step {facts.checkpoint}"
+    elif one.action == "pause":
+        if facts.pause:
+            return "done", facts.pause
+    elif not facts.pause:
+        return "done", ""
+    if facts.ended:
+        return "failed", f"the run is {facts.state}"
+    return "requested", "" if one.action == "continue" else "after the current step"

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of the control API: its address, its token, and uvicorn."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from relax_core.api.errors import ConfigError
+from relax_core.observe.epoch import WriterLock
+from relax_core.views.run import RunView
+
+TOKEN = "RELAX_TOKEN"
+SHORTEST = 16
+UNIX = "unix:"
+MAX_CALLS = 64
+"""Requests and streams at the same time; more get status 503."""
+
+
+def read_token(file: Path | None) -> str:
+    """Return the token from a file that only its owner can read, else from `RELAX_TOKEN`. Raises ConfigError."""
+    if file is not None:
+        field, make = "--token-file", f"(umask 077; openssl rand -hex 32 > {file})"
+        try:
+            mode, token = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(field, f"{file} ({error})", f"make the file: {make}") from error
+        if stat.S_IMODE(mode) & 0o077:
+            raise ConfigError(field, f"{file}, which others can read", f"chmod 600 {file}")
+    else:
+        field, make, token = TOKEN, f"export {TOKEN}=$(openssl rand -hex 32)", os.environ.get(TOKEN, "").strip()
+    if len(token) < SHORTEST:
+        got = f"a token of {len(token)} characters" if token else "nothing"
+        raise ConfigError(field, got, f"give a random token of at least {SHORTEST} characters: {make}")
+    return token
+
+
+def listening(address: str, run: Path) -> tuple[socket.socket, str]:
+    """Bind `HOST:PORT`, `unix:PATH`, or `unix` (a socket in the run directory); return the socket and its address.
+
+    A Unix socket has mode 0600. Raises ConfigError.
+    """
+    if address == "unix":
+        address = f"{UNIX}{run / 'control.sock'}"
+    if address.startswith(UNIX):
+        path = Path(address.removeprefix(UNIX))
+        if path.is_socket():
+            path.unlink()  # of a server that was killed; a live one holds the run's lock
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            before = os.umask(0o177)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(before)
+        except OSError as error:
+            listener.close()
+            fix = "name a new file with a path of at most 107 characters, in a folder that you can write"
+            raise ConfigError("--listen", f"{path} ({error})", fix) from error
+        return listener, address
+    host, _, port = address.rpartition(":")
+    fix = "give HOST:PORT, such as 127.0.0.1:8700, or unix, or unix:PATH"
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError("--listen", address, fix)
+    host = host.strip("[]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+    except OSError as error:
+        listener.close()
+        raise ConfigError("--listen", f"{address} ({error})", "name a free port of this machine, or port 0") from error
+    bound = listener.getsockname()
+    return listener, f"http://{f'[{bound[0]}]' if ':' in host else bound[0]}:{bound[1]}"
+
+
+class ControlServer:
+    """The server of one run's control API. It holds a lock of the run, so that a run has at most one."""
+
+    def __init__(self, view: RunView, address: str, token: str) -> None:
+        """Bind the address; see `listening`. Raises ConfigError for it, and if another process serves the run."""
+        try:
+            import uvicorn
+
+            from relax_core.control_api.app import RunApi, make_app
+        except ModuleNotFoundError as error:
+            raise ConfigError("relax serve", f"no package {error.name}", "pip install 'relax-core[control]'") from error
+        self._lock = WriterLock(view.path / ".control-lock")
+        try:
+            self._listener, self.address = listening(address, view.path)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._server = uvicorn.Server(uvicorn.Config(
+            make_app(RunApi(view, token)), log_level="warning", access_log=False, limit_concurrency=MAX_CALLS,
+            timeout_graceful_shutdown=2,
+        ))  # fmt: skip
+
+    def run(self) -> None:
+        """Serve until `stop`, or until the process is interrupted."""
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            self._listener.close()
+            if self.address.startswith(UNIX):
+                Path(self.address.removeprefix(UNIX)).unlink(missing_ok=True)
+            self._lock.release()
+
+    def stop(self) -> None:
+        """Make `run` return; for another thread."""
+        self._server.should_exit = True

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents of `relax status`, `relax why` and `relax engines`, for the command line and the control API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from relax_core.observe.status import heartbeats
+from relax_core.views.display import doing
+from relax_core.views.run import RunView, health, listed, readable_documents
+from relax_core.views.why import failures_say, first_step_faults, mismatch_warning, why
+
+
+def status_answer(view: RunView, wall: float) -> dict[str, Any]:
+    """Return a run's progress, reward and roles; `doing` and `remarks` are for people."""
+    with readable_documents(view):
+        line, state, written = listed(view, wall), health(view, wall), view.status()
+        roles = written.get("roles", [])
+        beats = heartbeats(written) if written and not state.ended else ()
+        acting = [{"role": str(beat.role), "state": str(beat.state), "doing": str(doing(beat, wall))} for beat in beats]
+        faults = first_step_faults(view)
+        remarks = [*(said for role in roles for said in failures_say(role)), *faults]
+        first_steps = view.first_steps()
+        checks = {step: [check.plain() for check in found] for step, found in first_steps.items()}
+    if first_steps and not faults:
+        passed = sum(check.state == "ok" for found in first_steps.values() for check in found)
+        remarks.append(f"step 1: all {passed} checks passed")
+    return {
+        "schema": "relax.run-status/1", **asdict(line), "said_s_ago": state.said_s_ago, "detail": state.detail,
+        "roles": roles, "first_steps": checks, "doing": acting, "remarks": remarks,
+    }  # fmt: skip
+
+
+def why_answer(view: RunView, wall: float) -> dict[str, Any]:
+    """Return what a run waits for; `lines` are for people."""
+    with readable_documents(view):
+        answer = why(view.status(), health(view, wall), wall, view.events())
+        warning, faults = mismatch_warning(view), first_step_faults(view)
+        lines = [*answer.lines(), *([warning] if warning else []), *faults]
+        return {
+            "schema": "relax.why/1", "run": view.name, "culprit": answer.culprit, **asdict(answer), "warning": warning,
+            "first_step": faults, "lines": lines,
+        }  # fmt: skip
+
+
+def engines_answer(view: RunView, wall: float) -> dict[str, Any]:
+    """Return the engines of all pools as the run last described them; empty for a run that has ended."""
+    with readable_documents(view):
+        state, roles = health(view, wall), view.status().get("roles", [])
+        found = [] if state.ended else [one for role in roles for one in _engines(role.get("facts") or {})]
+    return {"schema": "relax.engines/1", "run": view.name, "state": state.state, "engines": found}
+
+
+def _engines(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    pools = {"rollout": facts, **(facts.get("pools") or {})}
+    for pool, own in pools.items():
+        for name, engine in (own.get("engines") or {}).items():
+            yield {"pool": pool, "engine": name, **engine}
+
+
+ANSWERS: Mapping[str, Callable[[RunView, float], dict[str, Any]]] = {
+    "status": status_answer, "why": why_answer, "engines": engines_answer,
+}  # fmt: skip
+"""Verb, which is also the route -> its document at a wall-clock time."""

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control API: what may be asked, by whom, once; and what the run's files answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, strategies as st
+
+from relax_core.api.errors import ConfigError
+from relax_core.control_api.app import PATHS, RunApi, make_app
+from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
+from relax_core.control_api.server import ControlServer, listening, read_token
+from relax_core.observe.run_directory import RunDirectory
+from relax_core.views.run import RunView
+
+TOKEN = "0123456789abcdef"
+LIVE = Facts("running", ended=False, step=3, checkpoint=2, pid=7)
+FACTS = st.builds(
+    Facts, st.just("running"), st.booleans(), st.integers(0, 5), st.integers(0, 5), st.sampled_from(["", "a user"]),
+    st.integers(1, 2),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(FACTS, st.none() | st.tuples(st.sampled_from(ACTIONS), st.sampled_from("abc"))), max_size=30))
+def test_whatever_comes_operations_keep_their_rules(events: list[tuple[Facts, Any]]) -> None:
+    book, requests = Book(), 0
+    for now, (facts, asked) in enumerate(events):
+        before = dict(book.operations)
+        if asked is None:
+            again = book.settle(facts, now)
+            assert all(before[one.id].pid != facts.pid == one.pid for one in again)
+        else:
+            try:
+                operation, new = book.ask(asked[0], asked[1], facts, now)
+            except Refused:
+                assert set(book.operations) == set(before)
+            else:
+                requests += new
+                assert (operation.action, operation.key) == asked and new == (operation.id not in before)
+        found = book.operations.values()
+        assert len({one.key for one in found}) == len(found) == requests == book.number
+        waiting = [one.action for one in found if one.state == "requested"]
+        assert len(waiting) == len(set(waiting))
+        assert all(book.operations[one.id] == one for one in before.values() if one.state != "requested")
+        assert Book.of(json.loads(json.dumps(book.plain()))).operations == book.operations
+
+
+def test_each_change_is_done_by_what_the_run_then_says() -> None:
+    ends = {
+        "pause": replace(LIVE, state="paused", pause="a user"), "checkpoint": replace(LIVE, step=4, checkpoint=3),
+        "stop": replace(LIVE, state="stopped", ended=True), "continue": LIVE,
+    }  # fmt: skip
+    for action, then in ends.items():
+        book, first = Book(), replace(LIVE, pause="a user") if action == "continue" else LIVE
+        made, _ = book.ask(action, "key", first, 1.0)  # type: ignore[arg-type]
+        assert book.settle(replace(first, pid=8), 2.0) == [replace(made, pid=8, detail=book.operations["1"].detail)]
+        book.settle(replace(then, pid=8), 3.0)
+        assert (book.operations["1"].state, book.operations["1"].changed_at) == ("done", 3.0)
+    book = Book()
+    book.ask("pause", "key", LIVE, 1.0)
+    book.settle(replace(LIVE, state="failed", ended=True), 2.0)
+    assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", "the run is failed")
+
+
+def test_old_operations_are_forgotten_but_never_open_ones() -> None:
+    book = Book()
+    book.ask("stop", "first", LIVE, 0.0)
+    for number in range(KEPT + 5):
+        book.ask("checkpoint", f"{number}", LIVE, 1.0)
+        book.settle(replace(LIVE, checkpoint=3), 1.0)
+    assert len(book.operations) == KEPT and "1" in book.operations and "2" not in book.operations
+
+
+def call(path: Path, method: str, route: str, key: str = "", token: str = TOKEN, **how: Any) -> httpx.Response:
+    """Send one request to the application of a run."""
+    headers = {"authorization": f"Bearer {token}"} | ({"idempotency-key": key} if key else {})
+
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(make_app(RunApi(RunView(path), TOKEN)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://run") as client:
+            return await client.request(method, route, headers=headers, **how)
+
+    return asyncio.run(send())
+
+
+@pytest.fixture
+def path(write_run: Callable[..., Path], tmp_path: Path) -> Path:
+    return write_run(tmp_path, steps=4)
+
+
+def test_a_finished_run_is_told_by_every_route_and_changes_nothing(path: Path) -> None:
+    assert call(path, "GET", "/status").json()["state"] == "finished"
+    assert call(path, "GET", "/why").json()["lines"]
+    assert call(path, "GET", "/engines").json()["engines"] == []
+    rows = call(path, "GET", "/metrics?after=2").json()
+    assert [row["step"] for row in rows["metrics"]] == [3, 4] and not rows["more"]
+    stream = call(path, "GET", "/events?after=2").text
+    assert stream.startswith("id: 3\n") and stream.rstrip().endswith("event: end\ndata: {}")
+    for action in ACTIONS:
+        refused = call(path, "POST", f"/{action}", "key")
+        assert refused.status_code == 409 and refused.json()["fix"].startswith("only a ")
+    assert call(path, "GET", "/operations").json()["operations"] == []
+    assert not list(path.glob(".*-request"))
+
+
+def test_a_change_is_asked_once_however_often_it_is_sent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunApi, "facts", lambda _: LIVE)
+    first = call(path, "POST", "/pause", "one")
+    assert first.status_code == 202 and RunDirectory.open(path).take_request("pause")
+    again = call(path, "POST", "/pause", "one")
+    assert again.status_code == 200 and again.json() == first.json()
+    assert not RunDirectory.open(path).take_request("pause")
+    assert call(path, "POST", "/stop", "one").status_code == 409
+    assert "still requested" in call(path, "POST", "/pause", "two").json()["error"]
+    assert call(path, "POST", "/pause").json()["field"] == "Idempotency-Key"
+    assert call(path, "GET", "/operations/1").json()["action"] == "pause"
+    assert call(path, "GET", "/operations/9").status_code == 404
+
+
+def test_wrong_callers_and_wrong_requests_are_told_what_to_do(path: Path) -> None:
+    for route in PATHS:
+        answer = call(path, route.method, route.path.format(id=1), "key", token="other")
+        assert answer.status_code == 401 and "Bearer TOKEN" in answer.json()["fix"]
+    assert call(path, "GET", "/pause", "key").json()["fix"] == "use POST; a GET changes nothing"
+    assert call(path, "POST", "/nowhere", "key").status_code == 404
+    assert call(path, "GET", "/metrics?after=x").status_code == 400
+    assert call(path, "POST", "/pause", "key", content=b"x" * (1 << 17)).status_code == 413
+    described = call(path, "GET", "/openapi.json", token="").json()
+    assert set(described["paths"]) == {route.path for route in PATHS}
+    assert TOKEN not in call(path, "GET", "/docs", token="").text
+
+
+def test_a_token_is_long_and_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_token(file)
+    file.chmod(0o600)
+    assert read_token(file) == TOKEN
+    for value, said in (("", "got nothing"), ("short", "of 5 characters")):
+        monkeypatch.setenv("RELAX_TOKEN", value)
+        with pytest.raises(ConfigError, match=said):
+            read_token(None)
+
+
+def test_a_run_has_one_server_at_an_address_that_exists(path: Path, tmp_path: Path) -> None:
+    for wrong in ("8700", "nowhere:x", "127.0.0.1:99999", "192.0.2.1:80", f"unix:{tmp_path}/none/sock"):
+        with pytest.raises(ConfigError, match="--listen"):
+            listening(wrong, path)
+    listener, address = listening("unix", path)
+    assert Path(address.removeprefix("unix:")).stat().st_mode & 0o777 == 0o600
+    listener.close()
+    server = ControlServer(RunView(path), "127.0.0.1:0", TOKEN)
+    assert server.address.startswith("http://127.0.0.1:")
+    server.stop()
+    server.run()

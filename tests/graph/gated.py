@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that a test strikes is not over before: its environment lets no answer begin once so many steps are done.
 
-`gated(run)` are words of `relax train`; `shut(run, steps)` shuts the gate, `open_gate(run)` opens it. A run without a gate is
-any other run, with the same weights.
+`gated(run)` are words of `relax train`; `shut(run, steps)` shuts the gate, `open_gate(run)` opens it. A gate that was never
+shut is open.
 """
 
 from __future__ import annotations

@@ -393,7 +393,7 @@ class CheckedBatch(NamedTuple):
                 columns[name] = column
             except pa.ArrowException as error:
                 broken[name] = UnreadableValue(f"is damaged: {error}")
-        return cls(columns, broken, batch.nbytes)
+        return cls(columns, broken, sum(column.nbytes for column in columns.values()))
 
 
 def _as_bytes(column: Any) -> Any:

@@ -266,7 +266,9 @@ def _table_cell(cell: EmbeddedMedia, column: str) -> Any:
     if cell.file.endswith(".arrow"):
         for batch in arrow_batches(cell.file):
             if cell.row < first + batch.num_rows:
-                return batch.column(column)[cell.row - first].as_py()
+                found = batch.column(column).slice(cell.row - first, 1)
+                found.validate(full=True)  # a wrong offset would crash this process
+                return found[0].as_py()
             first += batch.num_rows
         raise ValueError(f"{cell.file} was changed: it has {first} rows")
     from pyarrow import parquet

@@ -373,7 +373,10 @@ class Context(Protocol[ConfigT_co]):
         """Set the role's current work for its heartbeats; a fact that is a function is called for each heartbeat."""
 
     async def pause_point(self) -> None:
-        """Wait while the run is paused; else return at once."""
+        """Wait while the run is paused; else return at once.
+
+        Raises LastingFailure if no person continues the run within `guards.pause_timeout_s`.
+        """
 
     async def pause(self, reason: str, deadline_s: float) -> bool:
         """Pause this role until a person continues the run; return False if the run was stopped instead.

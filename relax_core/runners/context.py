@@ -143,7 +143,11 @@ class RoleContext:
 
     async def pause_point(self) -> None:
         if self._pause_requested:
-            await self.pause("a user, who paused the run", self.config.guards.pause_timeout_s)
+            try:
+                await self.pause("a user, who paused the run", self.config.guards.pause_timeout_s)
+            except DeadlineExceeded as error:  # a restart would continue the run without a person
+                fix = f"the run ends after guards.pause_timeout_s; continue it with `relax resume {self.run_dir}`"
+                raise LastingFailure(f"{error}; {fix}") from error
 
     async def pause(self, reason: str, deadline_s: float) -> bool:
         self._going.clear()

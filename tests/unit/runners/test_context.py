@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.errors import DeadlineExceeded, LastingFailure
 from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.runners.conftest import Backstage
 
@@ -92,6 +92,19 @@ def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
         return passed
 
     assert run_virtual(scene()) == [0.0, 10.0, 20.0]
+
+
+def test_a_requested_pause_past_its_deadline_ends_the_run_for_good(backstage: Backstage) -> None:
+    """A supervisor would restart the run after another failure, and so continue it without a person."""
+
+    async def scene() -> None:
+        _, make = await backstage("actor")
+        context = make(0)
+        context.take("pause")
+        with pytest.raises(LastingFailure, match=r"a user, who paused the run.*relax resume"):
+            await context.pause_point()
+
+    run_virtual(scene(), 1e6)
 
 
 def test_the_random_source_is_of_the_seed_the_role_and_its_registration(backstage: Backstage) -> None:

@@ -37,7 +37,9 @@ from relax_core.views.run import RunView, health, pause_reason
 
 BOOK = "operations"
 MAX_BODY = 1 << 16
-"""Bytes of a request's body; changes have none so far."""
+"""Bytes of a request's body; changes have no fields so far, so only an empty JSON object is accepted."""
+BODY_S = 30.0
+"""Seconds in which a request's body must arrive."""
 MAX_ROWS = 1000
 """Steps in one answer of `/metrics`."""
 POLL_S, QUIET_S = 0.5, 15.0
@@ -211,6 +213,15 @@ def make_app(api: RunApi) -> Starlette:
             try:
                 return await asyncio.to_thread(path.answer, api, request)
             except Refused as refused:
+            if path.method == "POST":
+                try:
+                    async with asyncio.timeout(BODY_S):
+                        body = (await request.body()).strip()
+                except TimeoutError:
+                    return _error(408, "body", f"no whole body within {BODY_S:.0f} s", "send the request again")
+                if body not in (b"", b"{}"):
+                    got = repr(body[:40].decode(errors="replace"))
+                    return _error(400, "body", got, f"send no body or {{}}: {path.path} has no fields")
                 return _error(refused.status, refused.field, refused.got, refused.fix)
             except ConfigError as error:
                 return _error(500, error.field, str(error.got), error.fix)

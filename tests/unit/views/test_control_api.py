@@ -163,3 +163,6 @@ def test_a_run_has_one_server_at_an_address_that_exists(path: Path, tmp_path: Pa
     assert server.address.startswith("http://127.0.0.1:")
     server.stop()
     server.run()
+    fields = call(path, "POST", "/checkpoint", "key", json={"step": 5})
+    assert (fields.status_code, fields.json()["field"]) == (400, "body") and "step" in fields.json()["got"]
+    assert call(path, "POST", "/checkpoint", "key", json={}).status_code == 409  # the run has ended

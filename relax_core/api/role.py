@@ -144,7 +144,7 @@ class Workers(Protocol):
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
-CommandName = Literal["pause", "continue", "stop", "checkpoint"]
+CommandName = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +390,9 @@ class Context(Protocol[ConfigT_co]):
 
     def take_checkpoint_request(self) -> bool:
         """Return True if a checkpoint was requested; return True only once for each request."""
+
+    def take_evaluation_request(self) -> bool:
+        """Return True if an evaluation was requested; return True only once for each request."""
 
 
 class Role(Configurable[OptionsT], Generic[OptionsT]):

@@ -334,6 +334,47 @@ def checkpoint(
         say(f"{view.name}: checkpoint of step {found}{'' if asked else ', which is the newest step'}")
 
 
+def evaluate(
+    run: Run = None,
+    wait_s: Annotated[float, typer.Option(help="Most seconds to wait for the evaluation.", min=0.0)] = 3600.0,
+    address: Address = "",
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Make a live run evaluate its newest weights once on every set of [eval].
+
+    A run with a rollout evaluates with its engines, also while it is paused; a run on given rows does so after its
+    current step. Scheduled evaluations follow as before. The command waits for the result.
+    """
+    from relax_core.api.errors import ConfigError, InfrastructureError
+    from relax_core.views.follower import EvaluationCount
+    from relax_core.views.run import health, open_run
+
+    if address:
+        _change_remotely(_remote(address, token_file, run), "evaluate", wait_s, json)
+        return
+    view, deadline, asked = open_run(run), time.monotonic() + wait_s, False
+    count = EvaluationCount(view)
+    if not count.sets:
+        raise ConfigError("eval.every", f"0, so {view.name} has no evaluation sets", "set it when you start a run")
+    before = count.now()
+    while (new := count.now() - before) < count.sets:
+        state = health(view, time.time())
+        if state.ended or state.state == "lost":
+            raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can evaluate")
+        if not asked:
+            view.request("evaluate")
+            asked = True
+        if time.monotonic() > deadline:
+            later = f"it stays requested; `relax why {view.name}` shows what the run waits for"
+            raise InfrastructureError(f"{view.name}: no evaluation within {wait_s:.0f} s; {later}")
+        time.sleep(REQUEST_POLL_S)
+    if json:
+        print_json({"schema": "relax.evaluate/1", "run": view.name, "evaluations": new})
+    else:
+        say(f"{view.name}: evaluated; `relax compare {view.name}` compares its evaluations")
+
+
 def continue_(
     run: Run = None,
     wait_s: Annotated[float, typer.Option(help="Most seconds to wait until the run continues.", min=0.0)] = 60.0,

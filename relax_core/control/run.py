@@ -42,8 +42,13 @@ HISTOGRAMS = ("dropped_lengths", "trained_lengths")
 """Statistics of the bus that the summary contains; a resumed run starts to count from zero."""
 STATELESS_GRACE_S = 8.0
 """Seconds that stateless roles get to stop; roles with state get `[checkpoint] grace_s`."""
-ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "pause", "continue")
-"""Requests that the controller passes to the roles with state."""
+ROLE_REQUESTS: Mapping[Request, frozenset[str] | None] = {
+    "checkpoint": None,
+    "pause": frozenset({"actor"}),
+    "continue": None,
+    "evaluate": frozenset({"actor", "rollout"}),
+}
+"""Requests that the controller passes to roles, with the names of these roles; None: all roles with state."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
 """Signals sent when the machine is taken back or the terminal is closed, and no user can press Ctrl-C again."""
@@ -287,10 +292,10 @@ class RunController:
             if self._clock.now() - polled_at >= WATCH_S:  # events come more often, but each poll costs several calls
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
-                for request in ROLE_REQUESTS:
+                for request, receivers in ROLE_REQUESTS.items():
                     if self._prepared.directory.take_request(request) or self._asked == request:
                         self._asked = ""
-                        for role in stateful if request != "pause" else stateful & {"actor"}:
+                        for role in stateful if receivers is None else self._running & receivers:
                             await self._runner.run_status.command(role, request)
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()

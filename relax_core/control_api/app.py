@@ -28,11 +28,11 @@ from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.control.stages import resumable_step
-from relax_core.control_api.operations import ACTIONS, Action, Book, Facts, ControlOperation, Refused
+from relax_core.control_api.operations import ACTIONS, Action, Book, ControlOperation, Facts, Refused
 from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import encode, read_document, write_document
 from relax_core.views.answers import ANSWERS
-from relax_core.views.follower import LineFollower
+from relax_core.views.follower import EvaluationCount, LineFollower
 from relax_core.views.run import RunView, health, pause_reason
 
 BOOK = "operations"
@@ -65,6 +65,7 @@ class RunApi:
         self.view, self._token = view, token
         self._file = view.path / f"{BOOK}.json"
         self.book = Book.of(read_document(self._file) or {})
+        self._evaluations = EvaluationCount(view)
         self._lock = threading.RLock()
 
     def allows(self, request: Request) -> bool:
@@ -78,6 +79,7 @@ class RunApi:
         return Facts(
             state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
             resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
+            self._evaluations.sets, self._evaluations.now(),
         )  # fmt: skip
 
     def ask(self, action: Action, key: str) -> tuple[ControlOperation, bool]:
@@ -181,6 +183,7 @@ CHANGES: Mapping[Action, str] = {
     "continue": "Continue a run that a guard or a user has paused.",
     "stop": "Save a checkpoint and end the run.",
     "checkpoint": "Save a checkpoint after the current step.",
+    "evaluate": "Evaluate the newest weights once on every set of [eval].",
 }
 PATHS = (
     ApiRoute("GET", "/status", "The run's progress, reward and roles, as `relax status --json`.", _answer("status"), {}),
@@ -210,9 +213,6 @@ def make_app(api: RunApi) -> Starlette:
                 return answer
             if int(request.headers.get("content-length") or 0) > MAX_BODY or "transfer-encoding" in request.headers:
                 return _error(413, "body", "a body that is too long or has no length", f"send at most {MAX_BODY} bytes")
-            try:
-                return await asyncio.to_thread(path.answer, api, request)
-            except Refused as refused:
             if path.method == "POST":
                 try:
                     async with asyncio.timeout(BODY_S):
@@ -222,6 +222,9 @@ def make_app(api: RunApi) -> Starlette:
                 if body not in (b"", b"{}"):
                     got = repr(body[:40].decode(errors="replace"))
                     return _error(400, "body", got, f"send no body or {{}}: {path.path} has no fields")
+            try:
+                return await asyncio.to_thread(path.answer, api, request)
+            except Refused as refused:
                 return _error(refused.status, refused.field, refused.got, refused.fix)
             except ConfigError as error:
                 return _error(500, error.field, str(error.got), error.fix)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
-Action = Literal["pause", "continue", "stop", "checkpoint"]
+Action = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 OperationState = Literal["requested", "done", "failed"]
 KEPT = 1000
@@ -35,6 +35,10 @@ class Facts:
     """Reason of the run's pause; empty: it is not paused."""
     pid: int = 0
     """Process of the run. A new process has not seen the requests to the former one."""
+    sets: int = 0
+    """Number of evaluation sets; 0: the run has none."""
+    evaluations: int = 0
+    """Number of evaluations of a set that have finished so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class ControlOperation:
     """Step of the run at the request."""
     pid: int
     detail: str = ""
+    evaluations: int = 0
+    """Evaluations of a set that had finished at the request."""
 
 
 class Refused(Exception):
@@ -92,10 +98,14 @@ class Book:
             raise Refused(409, "run", f"a run that is {facts.state}", "only a live run can be changed")
         if action == "continue" and not facts.pause:
             raise Refused(409, "run", f"a run that is {facts.state}", "only a paused run can be continued")
+        if action == "evaluate" and not facts.sets:
+            raise Refused(409, "eval.every", "0, so the run has no evaluation sets", "set it when you start a run")
         if same := next((one for one in self._open() if one.action == action), None):
             raise Refused(409, "operation", f"{same.id}, which is still requested", f"wait for /operations/{same.id}")
         self.number += 1
-        made = ControlOperation(f"{self.number}", action, key, "requested", now, now, facts.step, facts.pid)
+        made = ControlOperation(
+            f"{self.number}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations
+        )
         self.operations[made.id] = made
         settled = [one for one in self.operations.values() if one.state != "requested"]
         for old in settled[: max(len(self.operations) - KEPT, 0)]:
@@ -138,6 +148,9 @@ def _outcome(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
     if one.action == "checkpoint":
         if facts.checkpoint >= max(one.step, 1):
             return "done", f"checkpoint of step {facts.checkpoint}"
+    elif one.action == "evaluate":
+        if facts.evaluations >= one.evaluations + facts.sets:
+            return "done", f"{facts.evaluations - one.evaluations} evaluations of a set"
     elif one.action == "pause":
         if facts.pause:
             return "done", facts.pause

@@ -47,7 +47,7 @@ TRIES = 200
 RESERVE_BYTES = 64 * 1024
 """Size of a reserve file, whose deletion makes room for `summary.json` on a full disk."""
 EVALUATIONS = "evaluations.jsonl"
-Request = Literal["checkpoint", "continue", "pause", "stop"]
+Request = Literal["checkpoint", "continue", "evaluate", "pause", "stop"]
 """Requests to a run from another process, each made by creating a file; write access to the run directory suffices."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 

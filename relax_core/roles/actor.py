@@ -219,11 +219,12 @@ class Actor(Role):
         return version
 
     async def _evaluate(self, step: int) -> None:
-        """Evaluate on held-out rows if an evaluation is due at this step."""
-        if self._held_out.due(step):
+        """Evaluate on held-out rows if an evaluation is due at this step or was requested."""
+        requested = self._context.take_evaluation_request()
+        if self._held_out.due(step, requested):
             async with self._lease:
                 await self._lease.train()
-                await self._held_out.run(self._trainer, step)
+                await self._held_out.run(self._trainer, step, requested)
 
     async def _step(self, version: Version) -> Version | None:
         """Train, commit and publish one step; return None if the run is stopped before its rows are ready."""

@@ -291,15 +291,18 @@ class Rollout(Role):
         """
         context, engines = self._context, self._worker.engines
         known = engines.newest() if engines.serving else None
+        requested = False
         while not context.stopping:
             if known is not None:
                 async with self._evaluating:
                     with context.working("evaluating"):
-                        judged = await self._worker.evaluation.run(known)
+                        requested |= context.take_evaluation_request()
+                        judged = await self._worker.evaluation.run(known, requested)
                 last = known.step >= context.config.steps
                 abandoned = (last or bool(judged)) and await context.bus.abandoned(known)
                 for event in () if abandoned else judged:  # after a rollback the step is evaluated with its new weights
                     await context.run_status.emit(event)
+                requested &= abandoned or not judged
                 if last and not abandoned:
                     break
             newest = await context.weights.newest("actor", known, POLL_S)

@@ -149,12 +149,13 @@ class HeldOutEval:
         found = await asyncio.to_thread(open_held_out, context.config, context.build, context.plan.source)
         return cls(context, algorithm, {held.name: await _rows_of(context, held, margins) for held in found})
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, requested: bool = False) -> bool:
         """Return True if an evaluation is due. It always is at step 0 if the loss needs reference log-probs."""
-        return bool(self._sets) and (is_due(self._context.config, step) or (step == 0 and self._reads_reference))
+        due = requested or is_due(self._context.config, step) or (step == 0 and self._reads_reference)
+        return bool(self._sets) and due
 
-    async def run(self, trainer: RankGroup, step: int) -> None:
-        """Evaluate every set. The caller holds the trainer's device lease."""
+    async def run(self, trainer: RankGroup, step: int, requested: bool = False) -> None:
+        """Evaluate every set. The caller holds the trainer's device lease. `requested`: also at a step without schedule."""
         for name in self._sets:
             self._context.doing(f"evaluating {name}", step=step)
             rows = self._sets[name]
@@ -163,7 +164,7 @@ class HeldOutEval:
                 reference = self._start(name, filled["log_probs"] if step == 0 else None)
                 rows = self._sets[name] = rows.with_columns({REFERENCE: reference})
             rows = rows.with_columns(filled)
-            if is_due(self._context.config, step):
+            if requested or is_due(self._context.config, step):
                 metrics = await asyncio.to_thread(_measures, self._algorithm, rows)
                 loss, count = metrics.pop("loss"), len({row.group for row in rows.ids})
                 await self._context.run_status.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))

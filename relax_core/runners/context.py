@@ -91,7 +91,7 @@ class RoleContext:
         self._tracks: dict[str, SpanRecorder] = {}
         self._going = asyncio.Event()
         self._going.set()
-        self._stopping = self._checkpoint_requested = self._pause_requested = False
+        self._stopping = self._checkpoint_requested = self._evaluation_requested = self._pause_requested = False
         owner = owner_of(role, registration)
         self._leases = DeviceLeaseClient(
             devices or DeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
@@ -169,6 +169,10 @@ class RoleContext:
         requested, self._checkpoint_requested = self._checkpoint_requested, False
         return requested
 
+    def take_evaluation_request(self) -> bool:
+        requested, self._evaluation_requested = self._evaluation_requested, False
+        return requested
+
     # -- for the role's runner ----------------------------------------------------------------------------------
 
     def heartbeat(self) -> Heartbeat:
@@ -200,6 +204,8 @@ class RoleContext:
             self._going.set()
         elif command == "checkpoint":
             self._checkpoint_requested = True
+        elif command == "evaluate":
+            self._evaluation_requested = True
 
 
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:

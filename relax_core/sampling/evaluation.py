@@ -64,9 +64,12 @@ class Evaluation:
         known = any(version.step == step for version in self.done)
         return bool(self._sets) and not known and is_due(self._run, step)
 
-    async def run(self, version: Version) -> list[EvalFinished]:
-        """Evaluate `version`, which the engines serve, on every set; return an empty list if its step is not due."""
-        if not self.due(version.step):
+    async def run(self, version: Version, requested: bool = False) -> list[EvalFinished]:
+        """Evaluate `version`, which the engines serve, on every set.
+
+        Return an empty list if its step is not due and no evaluation was `requested`.
+        """
+        if not (requested or self.due(version.step)):
             return []
         self.done.add(version)
         return [await self._one(one, version.step) for one in self._sets]

@@ -26,6 +26,7 @@ from relax_core.views.display import WIDTH
 from relax_core.views.run import RunHealth, RunView, health
 
 _STEP, _MEASURED = event_name(events.StepFinished), event_name(events.StepMeasured)
+_EVALUATED = event_name(events.EvalFinished)
 
 
 class LineFollower:
@@ -54,6 +55,21 @@ class LineFollower:
         whole = whole_lines(data)
         self._read += whole
         return list(records(data[:whole]))
+
+
+class EvaluationCount:
+    """The number of evaluations of a set that a run has finished; evaluations that a rollback undid count, too."""
+
+    def __init__(self, view: RunView) -> None:
+        table = view.config.get("eval", {})
+        self.sets: int = (len(table.get("sets", ())) or 1) if table.get("every", 1) else 0
+        """Number of evaluation sets of the run; 0: it has none."""
+        self._events, self._count = LineFollower(view.path / EVENTS), 0
+
+    def now(self) -> int:
+        """Return the number so far; each call reads only new events."""
+        self._count += sum(record["event"] == _EVALUATED for record in self._events.added())
+        return self._count
 
 
 class WallClock:

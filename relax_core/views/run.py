@@ -100,7 +100,7 @@ class RunView:
         return [found[key] for key in sorted(found)]
 
     def request(self, request: Request) -> None:
-        """Ask the live run to write a checkpoint, to stop, or to continue after a pause."""
+        """Ask the live run to write a checkpoint, evaluate, pause, continue or stop."""
         self._directory.request(request)
 
     def samples(self, step: int) -> list[dict[str, Any]]:

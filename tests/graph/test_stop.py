@@ -68,7 +68,8 @@ def test_a_run_saves_on_request_and_at_a_preemption_notice_and_names_hanging_wor
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     run = train(start, tiny / "recipe.toml", *LONG, "checkpoint.keep=9", f"plugins=['{tmp_path / 'stuck.py'}']",
-                'rewards=[{name="stuck", timeout_s=3000}]', "placement.rollout.silence_s=3000")  # fmt: skip
+                'rewards=[{name="stuck", timeout_s=3000}]', "placement.rollout.silence_s=3000",
+                "eval.every=4999", "eval.at_start=false", "eval.size=4")  # fmt: skip
     run.until_steps(1)
     _saves_when_asked(run, relax_here)
     _is_operated_by_http(run, relax_here, monkeypatch)
@@ -98,6 +99,8 @@ def _is_operated_by_http(run: Running, relax_here: Relax, monkeypatch: pytest.Mo
         before = run.steps()
         assert relax_here("status", *at, "--json").json["state"] == "paused"
         assert [one["pool"] for one in relax_here("engines", *at, "--json").json["engines"]] == ["rollout"]
+        evaluated = relax_here("evaluate", *at, "--json")  # the rollout evaluates, also while the actor is paused
+        assert evaluated.code == 0 and evaluated.json["state"] == "done", evaluated.err
         assert run.steps() == before and relax_here("continue", *at).code == 0
         saved = relax_here("checkpoint", *at, "--json")
         assert saved.code == 0 and saved.json["state"] == "done", saved.err

@@ -22,7 +22,7 @@ from relax_core.control.prepare import Prepared, PreparedStage
 from relax_core.control.run import RunController, total
 from relax_core.control.stages import StageDirectory
 from relax_core.observe.epoch import RunEpoch
-from relax_core.observe.run_directory import RunDirectory
+from relax_core.observe.run_directory import Request, RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.run_status import RunStatusService
@@ -252,6 +252,14 @@ def test_requests_for_a_checkpoint_reach_the_roles_with_state_once_each(
     conducted(tmp_path, listeners, stop_after_s=10.0, ask_after_s=3.0)
     assert [each[:2] for each in heard if each[1] == "checkpoint"] == [("actor", "checkpoint")] * 2
     assert not (tmp_path / "run" / ".checkpoint-request").exists()
+
+
+@pytest.mark.parametrize(("request_name", "roles"), [("pause", ["actor"]), ("evaluate", ["actor", "rollout"])])
+def test_a_request_reaches_only_the_roles_that_obey_it(
+    tmp_path: Path, listeners: Lives, heard: list[tuple[str, str, str]], request_name: Request, roles: list[str]
+) -> None:
+    conducted(tmp_path, listeners, stop_after_s=5.0, before=lambda run: run.directory.request(request_name))
+    assert sorted(role for role, command, _ in heard if command == request_name) == roles
 
 
 @pytest.mark.parametrize(("role", "status"), [("actor", "interrupted"), ("rollout", "stopped")])

@@ -19,13 +19,14 @@ from relax_core.control_api.app import PATHS, RunApi, make_app
 from relax_core.control_api.operations import ACTIONS, KEPT, Book, Facts, Refused
 from relax_core.control_api.server import ControlServer, listening, read_token
 from relax_core.observe.run_directory import RunDirectory
+from relax_core.views.follower import EvaluationCount
 from relax_core.views.run import RunView
 
 TOKEN = "0123456789abcdef"
-LIVE = Facts("running", ended=False, step=3, checkpoint=2, pid=7)
+LIVE = Facts("running", ended=False, step=3, checkpoint=2, pid=7, sets=2, evaluations=5)
 FACTS = st.builds(
     Facts, st.just("running"), st.booleans(), st.integers(0, 5), st.integers(0, 5), st.sampled_from(["", "a user"]),
-    st.integers(1, 2),
+    st.integers(1, 2), st.integers(0, 2), st.integers(0, 4),
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def test_whatever_comes_operations_keep_their_rules(events: list[tuple[Facts, An
 def test_each_change_is_done_by_what_the_run_then_says() -> None:
     ends = {
         "pause": replace(LIVE, state="paused", pause="a user"), "checkpoint": replace(LIVE, step=4, checkpoint=3),
-        "stop": replace(LIVE, state="stopped", ended=True), "continue": LIVE,
+        "stop": replace(LIVE, state="stopped", ended=True), "continue": LIVE, "evaluate": replace(LIVE, evaluations=7),
     }  # fmt: skip
     for action, then in ends.items():
         book, first = Book(), replace(LIVE, pause="a user") if action == "continue" else LIVE
@@ -68,6 +69,40 @@ def test_each_change_is_done_by_what_the_run_then_says() -> None:
     book.ask("pause", "key", LIVE, 1.0)
     book.settle(replace(LIVE, state="failed", ended=True), 2.0)
     assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", "the run is failed")
+
+
+@given(st.integers(0, 9), st.integers(1, 3), st.lists(st.integers(0, 2), max_size=8))
+def test_an_evaluation_is_done_once_every_set_has_a_new_one(before: int, sets: int, more: list[int]) -> None:
+    book, facts = Book(), replace(LIVE, sets=sets, evaluations=before)
+    asked, new = book.ask("evaluate", "key", facts, 0.0)
+    assert new and asked.evaluations == before
+    for now, added in enumerate(more, 1):
+        facts = replace(facts, evaluations=facts.evaluations + added)
+        assert book.settle(facts, now) == []
+        done = facts.evaluations - before >= sets
+        assert book.operations["1"].state == ("done" if done else "requested")
+        assert book.ask("evaluate", "key", facts, now) == (book.operations["1"], False)
+    was = book.operations["1"].state
+    book.settle(replace(facts, state="stopped", ended=True), 99.0)
+    assert book.operations["1"].state == ("failed" if was == "requested" else "done")
+
+
+def test_a_run_without_evaluation_sets_is_not_asked_to_evaluate() -> None:
+    with pytest.raises(Refused) as refused:
+        Book().ask("evaluate", "key", replace(LIVE, sets=0), 0.0)
+    assert (refused.value.status, refused.value.field) == (409, "eval.every")
+
+
+def test_evaluations_are_counted_from_the_run_s_events(write_run: Callable[..., Path], tmp_path: Path) -> None:
+    count = EvaluationCount(RunView(write_run(tmp_path, steps=30)))
+    assert (count.sets, count.now(), count.now()) == (1, 1, 1)
+    none = write_run(tmp_path, steps=1, name="none")
+    (none / "config.toml").write_text("[eval]\nevery = 0\n")
+    assert EvaluationCount(RunView(none)).sets == 0
+    (none / "config.toml").write_text(
+        '[eval]\nevery = 5\nsets = [{name = "a", path = "a"}, {name = "b", path = "b"}]\n'
+    )
+    assert EvaluationCount(RunView(none)).sets == 2
 
 
 def test_old_operations_are_forgotten_but_never_open_ones() -> None:
@@ -133,6 +168,9 @@ def test_wrong_callers_and_wrong_requests_are_told_what_to_do(path: Path) -> Non
     assert call(path, "POST", "/nowhere", "key").status_code == 404
     assert call(path, "GET", "/metrics?after=x").status_code == 400
     assert call(path, "POST", "/pause", "key", content=b"x" * (1 << 17)).status_code == 413
+    fields = call(path, "POST", "/checkpoint", "key", json={"step": 5})
+    assert (fields.status_code, fields.json()["field"]) == (400, "body") and "step" in fields.json()["got"]
+    assert call(path, "POST", "/checkpoint", "key", json={}).status_code == 409  # the run has ended
     described = call(path, "GET", "/openapi.json", token="").json()
     assert set(described["paths"]) == {route.path for route in PATHS}
     assert TOKEN not in call(path, "GET", "/docs", token="").text
@@ -163,6 +201,3 @@ def test_a_run_has_one_server_at_an_address_that_exists(path: Path, tmp_path: Pa
     assert server.address.startswith("http://127.0.0.1:")
     server.stop()
     server.run()
-    fields = call(path, "POST", "/checkpoint", "key", json={"step": 5})
-    assert (fields.status_code, fields.json()["field"]) == (400, "body") and "step" in fields.json()["got"]
-    assert call(path, "POST", "/checkpoint", "key", json={}).status_code == 409  # the run has ended

@@ -46,7 +46,8 @@ class Gold:
 class Unreadable(ValueError):
     """The error that a reward raises when the verdict of another model or program can't be parsed.
 
-    The sample gets the outcome `reward_unreadable` and is never trained. `parts` are logged like those of a `Score`.
+    The sample gets the outcome `reward_unreadable` and is never trained. `parts` are logged like those of a `Score`. A
+    reward of batches or groups that raises this loses all its samples; in the place of a score it loses that sample.
     """
 
     def __init__(self, message: str, parts: Mapping[str, float] | None = None) -> None:
@@ -100,7 +101,7 @@ class BatchReward(_AnyReward[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def score_batch(
         self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]
-    ) -> Sequence[Scored] | Awaitable[Sequence[Scored]]: ...
+    ) -> Sequence[Scored | Unreadable] | Awaitable[Sequence[Scored | Unreadable]]: ...
 
 
 class GroupReward(_AnyReward[OptionsT], Generic[OptionsT]):
@@ -109,4 +110,4 @@ class GroupReward(_AnyReward[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def score_group(
         self, task: Task, trajectories: Sequence[Trajectory]
-    ) -> Sequence[Scored] | Awaitable[Sequence[Scored]]: ...
+    ) -> Sequence[Scored | Unreadable] | Awaitable[Sequence[Scored | Unreadable]]: ...

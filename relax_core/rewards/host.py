@@ -214,6 +214,9 @@ class RewardHost(IsolatedHost):
 
     def _checked(self, results: Sequence[Any]) -> Iterator[float | RewardResult]:
         for result in results:
+            if isinstance(result, Unreadable):
+                yield error_result(result, self._score)
+                continue
             score = result if isinstance(result, Score) else Score(result)
             try:
                 value, steps = _finite(score.value), tuple(_finite(step) for step in score.steps)

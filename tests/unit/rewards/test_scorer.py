@@ -28,7 +28,7 @@ from relax_core.runners.run_status import RunStatusService
 
 REWARDS = '''
 import asyncio, os, re, subprocess, time
-from relax_core.api import BatchReward, Gold, GroupReward, Reward, Score
+from relax_core.api import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
 
 
 class Length(Reward):
@@ -95,7 +95,8 @@ class Ranks(GroupReward):
         order = sorted(t.response for t in trajectories)
         if "bad" in order:
             raise ValueError("a bad group")
-        return [order.index(t.response) for t in trajectories]
+        lost = Unreadable("no verdict", {"verdicts/unreadable": 1.0})
+        return [lost if t.response == "lost" else order.index(t.response) for t in trajectories]
 
 
 class Together(BatchReward):
@@ -251,6 +252,14 @@ async def test_attempts_that_failed_before_are_not_scored_and_a_failed_group_fai
     assert math.isnan(failed.value)
     assert [one.value for one in good] == [1.0, 0.0]
     assert [one.outcome for one in bad] == [Outcome.REWARD_ERROR] * 2
+
+
+async def test_a_sample_of_a_group_without_a_verdict_fails_alone(plugin: Path) -> None:
+    async with scoring(plugin, choice("ranks")) as scorer:
+        ((first, lost, last),) = await scorer.score([group("b", "lost", "a")])
+    assert [first.value, last.value] == [1.0, 0.0]
+    assert lost.outcome is Outcome.REWARD_UNREADABLE and math.isnan(lost.value)
+    assert lost.error == "reward ranks: no verdict" and lost.parts == {"ranks/verdicts/unreadable": 1.0}
 
 
 async def test_bad_numbers_exceptions_and_a_process_that_ends_are_outcomes_of_their_samples(plugin: Path) -> None:

@@ -70,6 +70,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/<reward>/verdicts/unanimous", "Share of samples on which all votes of the judge were equal"),
     Metric("reward/<reward>/verdicts/agreement", "Share of equal pairs among the votes on a sample, mean over samples"),
     Metric("reward/<reward>/verdicts/variance", "Variance of the votes on a sample, mean over samples"),
+    Metric("reward/<reward>/verdicts/position_bias", "Preference of a judge of pairs for a position: 1 always the response "
+           "that it reads first, -1 always the second, 0 if both orders agree"),
+    Metric("reward/<reward>/verdicts/consistent", "1 minus the mean size of `position_bias` over a sample's comparisons"),
     Metric("reward/<reward>/verdicts/<key>", "Mean of one key of the judge's verdicts, from 0 to 1"),
     Metric("eval/<set>/mean", "Mean reward on a held-out set", "last"),
     Metric("eval/<set>/loss", "Loss on a held-out set of given rows", "last"),

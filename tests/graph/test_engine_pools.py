@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs that ask other models: a judge whose engine is killed, and a teacher and a judge that share devices."""
+"""Whole runs that ask other models: a judge whose engine is killed, and a teacher and judges that share devices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ JUDGE = (
     'choices = {"0" = 0.0, "9" = 1.0}}'
 )
 
+PAIRS = (
+    '{name = "judge-pairs", read = "log-probs", chat = false, opponents = 1, truncated = true, '
+    'template = "{first} or {second}", choices = {"0" = 0.0, "9" = 1.0}}'
+)
 
-@pytest.fixture(scope="module")
-def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
+
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def run_with_teacher_and_judge(
+    request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Running:
     """A run whose teacher is the policy itself, whose judge is scored by a pool, and whose pool's engine was killed."""
     pool = f'[{{name = "judge", path = "{tiny / "model"}"}}]'
-    settings = (*SMALL, "run.runner=local", "algorithm=distillation", "steps=8", "optimizer.lr=1e-6",
+    settings = (*SMALL, f"run.runner={request.param}", "algorithm=distillation", "steps=8", "optimizer.lr=1e-6",
                 f"teachers={tiny / 'model'}", f"engines={pool}", f"rewards=[{JUDGE}]")  # fmt: skip
     with started_runs(tmp_path_factory.mktemp("pools")) as start:
         path = start.directory / "run"
@@ -57,20 +64,22 @@ def test_a_teacher_that_is_the_policy_has_nothing_to_teach_at_first(run_with_tea
 
 
 def test_a_judge_and_a_teacher_take_turns_with_colocated_engines(train_here: Relax, tiny: Path, tmp_path: Path) -> None:
-    """The judge is asked at the end of each wave, also by the evaluation, and the trainer has its lease as ever."""
+    """Judges are asked at the end of each wave, also by the evaluation, and the trainer has its lease as ever."""
     pools = ", ".join(
         f'{{name = "{name}", path = "{tiny / "model"}", devices = "deferred"}}' for name in ("same", "judge")
     )
     ran = train_here(
         tiny / "recipe.toml", *SMALL[:2], "algorithm=distillation", "steps=2", "checkpoint.every=0", "optimizer.lr=1e-6",
         "eval={every = 2, size = 4, at_start = false}", "placement=colocate", f"engines=[{pools}]",
-        'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}]", "--run-dir", tmp_path / "run",
+        'teachers=[{engine = "same"}]', f"rewards=[{JUDGE}, {PAIRS}]", "--run-dir", tmp_path / "run",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert (ran.json["status"], ran.json["samples_trained"], ran.json["balanced"]) == ("finished", 32, True)
     metrics = open_run(tmp_path / "run").metrics()
     assert metrics.column("distill/kl") == pytest.approx([0.0, 0.0], abs=1e-4)
     assert all(0 < reward < 1 for reward in metrics.column("reward/judge"))
+    assert metrics.column("reward/judge-pairs") == pytest.approx([0.5, 0.5]), "what one wins, its opponent loses"
+    assert all(0 < abs(bias) < 1 for bias in metrics.column("reward/judge-pairs/verdicts/position_bias"))
     events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
     tracks = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
     at_work = [

@@ -138,6 +138,21 @@ def judged(*lines: str, see: Callable[[Asked, Any], Any] = lambda asked, value: 
     return score
 
 
+def compared(*lines: str, see: Callable[[Asked, Any], Any] = lambda asked, value: value, cut: bool = False) -> See:
+    """See the scores of two or more responses that a judge with these lines compares, or what it was asked."""
+
+    def score(reward: Any) -> Any:
+        asked = Asked(*lines)
+        reward.engines = dict.fromkeys(("judge", "big"), asked)
+        task = Task("t1", "How much?")
+        outcomes = [Outcome.TRUNCATED if cut else Outcome.FINISHED, *[Outcome.FINISHED] * 3]
+        samples = [trajectory(task, str(number), outcome) for number, outcome in enumerate(outcomes)]
+        found = asyncio.run(reward.score_group(task, samples))
+        return see(asked, ["refused" if isinstance(one, Unreadable) else one.value for one in found])
+
+    return score
+
+
 def _asked(asked: Asked, _: Any) -> Any:
     """The messages of the first question as text, or the question itself."""
     first = asked.prompts[0]
@@ -146,6 +161,8 @@ def _asked(asked: Asked, _: Any) -> Any:
 
 YES = {"choices": {"yes": 1.0, "no": 0.0}}
 SHORT = {"template": "{response}?"}
+VERSUS = {"template": "{first}?{second}"}
+ONCE = {"retries": 0}
 SEEN: dict[str, dict[str, Seen]] = {
     "exact": {"strip": Seen(True, pays(" 12 "), 1.0)},
     "f1": {
@@ -217,6 +234,20 @@ SEEN: dict[str, dict[str, Seen]] = {
         "max_new_tokens": Seen(7, judged("5", see=lambda asked, _: asked.settings), [(7, 0.0)]),
         "temperature": Seen(0.5, judged("5", see=lambda asked, _: asked.settings), [(512, 0.5)]),
         "truncated": Seen(True, judged("5", cut=True), 0.5),
+    },
+    "judge-pairs": {
+        "engine": Seen("big", lambda reward: reward.needs_engines, ("big",)),
+        "template": Seen("{first}?{second}", compared(see=_asked), ["user: 0?1"]),
+        "system": Seen("Be strict.", compared(see=_asked), ["system: Be strict.", "user: 0?1"], VERSUS),
+        "chat": Seen(False, compared(see=_asked), "0?1", VERSUS),
+        "choices": Seen({"A": 0.5, "C": 0.5}, compared(*["[[C]]"] * 12), [0.5] * 4),
+        "pattern": Seen("Best: (.)", compared(*["Best: A", "Best: B"] * 6), pytest.approx([1.0, 2 / 3, 1 / 3, 0.0])),
+        "read": Seen("log-probs", compared(), [0.5] * 4),
+        "opponents": Seen(1, compared(see=lambda asked, _: len(asked.prompts)), 8, ONCE),
+        "retries": Seen(2, compared(see=lambda asked, _: len(asked.prompts)), 36),
+        "max_new_tokens": Seen(7, compared(see=lambda asked, _: asked.settings[0]), (7, 0.0)),
+        "temperature": Seen(0.5, compared(see=lambda asked, _: asked.settings[0]), (512, 0.5)),
+        "truncated": Seen(True, compared(*["[[tie]]"] * 12, cut=True), [0.5] * 4),
     },
 }
 for _name, _response in CUT.items():

@@ -99,6 +99,14 @@ class TestJudge(RewardSuite):
         return "It is right.\n9" if "a good one" in prompt else "No.\n2"
 
 
+class TestJudgePairs(RewardSuite):
+    component = "judge-pairs"
+
+    @classmethod
+    def engine_says(cls, prompt: str) -> str:
+        return "[[tie]]"
+
+
 class TestRemote(RewardSuite):
     component = "remote"
     samples = ((HALF, "two"), (HALF, "1/2"))

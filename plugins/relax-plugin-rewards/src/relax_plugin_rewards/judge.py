@@ -14,14 +14,16 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from relax_core.api import Message, Options, Outcome, Reward, Score, Task, Trajectory, Unreadable
+from relax_core.api.engine import ModelClient
 
 TEMPLATE = """\
 Judge the answer to a question.
@@ -37,22 +39,37 @@ AGAIN = "This can't be read: {error}. Judge the same answer again, and end as yo
 """Message to the judge after an unreadable answer."""
 VERDICTS = "verdicts"
 """Prefix of the names of score parts that describe verdicts. These parts are logged, and are not rewards."""
+T = TypeVar("T")
 _PLACE = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?![\w])")
 
 
-class JudgeOptions(Options):
-    """Options of `judge`."""
+class AskOptions(Options):
+    """Options of every reward that asks a judge."""
 
     engine: str = "judge"
     """Name of the pool in `[[engines]]` that serves the judge."""
-    template: str = TEMPLATE
-    """Text of the question to the judge. `{prompt}`, `{response}`, `{low}`, `{high}` and columns of the task file, such
-    as `{answer}`, are filled in."""
     system: str = ""
     """System message for the judge; empty: no system message."""
     chat: bool = True
     """True: apply the judge's chat template; False: send the plain text, for models without a chat template."""
+    retries: NonNegativeInt = 1
+    """Number of further requests after an unreadable answer. If all are unreadable, the sample's outcome is
+    `reward_unreadable`."""
+    max_new_tokens: PositiveInt = 512
+    """Maximum number of tokens in the judge's answer."""
+    temperature: float = Field(0.0, ge=0.0)
+    """Temperature of the judge. 0: greedy decoding; above 0: sampling, with a seed from pool, question and vote number."""
+    truncated: bool = False
+    """Judge truncated responses too; by default a truncated response scores 0."""
+
+
+class JudgeOptions(AskOptions):
+    """Options of `judge`."""
+
+    template: str = TEMPLATE
+    """Text of the question to the judge. `{prompt}`, `{response}`, `{low}`, `{high}` and columns of the task file, such
+    as `{answer}` or `{rubric}`, are filled in."""
     low: float = 0.0
     """Lowest number that the judge may give; it scores 0. Lower numbers are not accepted."""
     high: float = 10.0
@@ -70,18 +87,9 @@ class JudgeOptions(Options):
     is logged (`reward/<reward>/verdicts/agreement` and more)."""
     combine: Literal["mean", "majority"] = "mean"
     """Score from several verdicts. `mean`: their mean; `majority`: the most frequent score (the mean of tied scores)."""
-    retries: NonNegativeInt = 1
-    """Number of further requests after an unreadable answer. If all are unreadable, the sample's outcome is
-    `reward_unreadable`."""
     pattern: str = ""
     """Regular expression for the part of the answer to read, such as `Score: (\\d+)`: the last match counts, or its
     first group. Empty: the whole answer."""
-    max_new_tokens: PositiveInt = 512
-    """Maximum number of tokens in the judge's answer."""
-    temperature: float = Field(0.0, ge=0.0)
-    """Temperature of the judge. 0: greedy decoding; above 0: sampling, with a seed from pool, question and vote number."""
-    truncated: bool = False
-    """Judge truncated responses too; by default a truncated response scores 0."""
 
     @model_validator(mode="after")
     def _readable(self) -> JudgeOptions:
@@ -99,40 +107,23 @@ class JudgeOptions(Options):
             raise ValueError("combine has no effect with votes = 1; raise votes, or remove combine")
         if not self.low < self.high:
             raise ValueError(f"low: got {self.low:g}; it must be less than high, which is {self.high:g}")
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ValueError(f"pattern is not a valid regular expression: {error}") from None
+        check_pattern(self.pattern)
         return self
 
 
-class Judge(Reward[JudgeOptions]):
-    """A reward from another model's verdict on the response: from 0 to 1, or the score of the chosen word."""
+class Asking:
+    """Requests to the judge's pool, for a reward with `AskOptions`."""
 
-    def __init__(self, options: JudgeOptions | None = None) -> None:
-        super().__init__(options)
-        self.needs_engines = (self.options.engine,)
+    options: Any
+    engines: Mapping[str, ModelClient]
 
-    async def score(self, task: Task, trajectory: Trajectory) -> float | Score:
-        if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
-            return 0.0
-        asked = self.question(task, trajectory.response)
-        options = self.options
-        if options.read == "log-probs":
-            prompt = self._messages(asked) if options.chat else asked
-            scores = await self.engines[options.engine].score(prompt, list(options.choices))
-            return expected(dict(zip(options.choices, map(sum, scores), strict=True)), options.choices)
-        votes = await asyncio.gather(
-            *(self._vote(asked, number) for number in range(options.votes)), return_exceptions=True
-        )
-        for failed in votes:
-            if isinstance(failed, BaseException):
-                raise failed
-        return combined([vote for vote in votes if isinstance(vote, Vote)], options)
+    async def ask(self, asked: str, number: int, read: Callable[[str], tuple[float, Mapping[str, float]]]) -> Vote:
+        """Request a verdict; while the answer can't be read, ask again, up to `retries` times.
 
-    async def _vote(self, asked: str, number: int) -> Vote:
-        """Request a verdict; while the answer can't be read, ask again, up to `retries` times."""
-        options, client = self.options, self.engines[self.options.engine]
+        `number`: number of the vote on this question. `read`: returns the score and its parts, or raises ValueError.
+        """
+        options: AskOptions = self.options
+        client = self.engines[options.engine]
         said, error = "", ""
         for attempt in range(options.retries + 1):
             seed = verdict_seed(options.engine, options.system, asked, number, attempt)
@@ -147,11 +138,17 @@ class Judge(Reward[JudgeOptions]):
                 break  # with the unreadable answer appended, the prompt is too long for the judge
             said = answer.text
             try:
-                value, parts = verdict(said, options)
+                value, parts = read(said)
                 return Vote(value, parts, attempt)
             except ValueError as unread:
                 error = str(unread)
         return Vote(math.nan, {}, attempt + 1, error)
+
+    async def expected(self, asked: str, scores: Mapping[str, float]) -> float:
+        """Return the mean of choices' scores, weighted by the probability that each is the judge's whole answer."""
+        prompt = self._messages(asked) if self.options.chat else asked
+        found = await self.engines[self.options.engine].score(prompt, list(scores))
+        return expected(dict(zip(scores, map(sum, found), strict=True)), scores)
 
     def _prompt(self, asked: str, said: str = "", error: str = "") -> tuple[Message, ...] | str:
         again = AGAIN.replace("{error}", error) if error else ""
@@ -160,29 +157,32 @@ class Judge(Reward[JudgeOptions]):
         first = self._messages(asked)
         return (*first, Message("assistant", said), Message("user", again)) if error else first
 
-    def question(self, task: Task, response: str) -> str:
-        """Return the filled template. It is filled in one pass, so braces in a response are not replaced."""
-        own = {
-            "prompt": _shown(task),
-            "response": response,
-            "low": f"{self.options.low:g}",
-            "high": f"{self.options.high:g}",
-        }
-
-        def filled(place: re.Match[str]) -> str:
-            name = place[1]
-            value = own.get(name, task.column(name))
-            if value is None:
-                raise ValueError(
-                    f"task {task.id} has no column {name!r}, which the judge's template names; add the column"
-                )
-            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-        return _PLACE.sub(filled, self.options.template)
-
     def _messages(self, asked: str) -> tuple[Message, ...]:
         system = (Message("system", self.options.system),) if self.options.system else ()
         return (*system, Message("user", asked))
+
+
+class Judge(Reward[JudgeOptions], Asking):
+    """A reward from another model's verdict on the response: from 0 to 1, or the score of the chosen word."""
+
+    def __init__(self, options: JudgeOptions | None = None) -> None:
+        super().__init__(options)
+        self.needs_engines = (self.options.engine,)
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float | Score:
+        if trajectory.outcome is Outcome.TRUNCATED and not self.options.truncated:
+            return 0.0
+        asked = self.question(task, trajectory.response)
+        options = self.options
+        if options.read == "log-probs":
+            return await self.expected(asked, options.choices)
+        reader = partial(verdict, options=options)
+        votes = await start_all(self.ask(asked, number, reader) for number in range(options.votes))
+        return combined(votes, options)
+
+    def question(self, task: Task, response: str) -> str:
+        own = {"response": response, "low": f"{self.options.low:g}", "high": f"{self.options.high:g}"}
+        return filled(self.options.template, task, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,32 @@ def verdict_seed(pool: str, system: str, asked: str, vote: int, attempt: int) ->
     """
     content = json.dumps([pool, system, asked, vote, attempt]).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=4).digest(), "big") >> 1
+
+
+def filled(template: str, task: Task, own: Mapping[str, str]) -> str:
+    """Return a template filled with `own` texts, `{prompt}`, and columns of the task.
+
+    It is filled in one pass, so braces in a response are not replaced. Raises ValueError for an unknown column.
+    """
+    own = {"prompt": _shown(task), **own}
+
+    def text(place: re.Match[str]) -> str:
+        name = place[1]
+        value = own.get(name, task.column(name))
+        if value is None:
+            raise ValueError(f"task {task.id} has no column {name!r}, which the judge's template names; add the column")
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+    return _PLACE.sub(text, template)
+
+
+async def start_all(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run requests at the same time; when all have ended, return their results or raise the first error."""
+    found = await asyncio.gather(*requests, return_exceptions=True)
+    for failed in found:
+        if isinstance(failed, BaseException):
+            raise failed
+    return cast(list[T], found)
 
 
 def combined(votes: Sequence[Vote], options: JudgeOptions) -> Score:
@@ -251,7 +277,7 @@ def verdict(said: str, options: JudgeOptions) -> tuple[float, dict[str, float]]:
     """Return an answer's score, and the score of each key of `keys`. Raises ValueError if the answer can't be read."""
     if not options.keys:
         return read(said, options), {}
-    text = _matched(said, options.pattern)
+    text = matched(said, options.pattern)
     found = [one for one in _objects(text) if all(key in one for key in options.keys)]
     if not found:
         raise ValueError(f"the judge said {said[-200:]!r}, which has no JSON object with {', '.join(options.keys)}")
@@ -281,15 +307,9 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 def read(said: str, options: JudgeOptions) -> float:
     """Return the score of the last number or choice in an answer. Raises ValueError if the answer has neither."""
-    text = _matched(said, options.pattern)
+    text = matched(said, options.pattern)
     if options.choices:
-        words = {word.casefold(): score for word, score in options.choices.items()}
-        found = re.findall(
-            "|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in _longest_first(words)), text.casefold()
-        )
-        if found:
-            return words[found[-1]]
-        raise ValueError(f"the judge said {said[-200:]!r}, which has none of {', '.join(options.choices)}")
+        return chosen(text, said, options.choices)
     numbers = [number for number in map(float, _NUMBER.findall(text)) if options.low <= number <= options.high]
     if not numbers:
         raise ValueError(
@@ -305,7 +325,28 @@ def expected(log_probs: Mapping[str, float], scores: Mapping[str, float]) -> flo
     return sum(weights[choice] * scores[choice] for choice in scores) / sum(weights.values())
 
 
-def _matched(said: str, pattern: str) -> str:
+def chosen(text: str, said: str, choices: Mapping[str, float]) -> float:
+    """Return the score of the last choice in `text`, a part of the answer `said`. Raises ValueError if it has none."""
+    words = {word.casefold(): score for word, score in choices.items()}
+    found = re.findall("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in _longest_first(words)), text.casefold())
+    if found:
+        return words[found[-1]]
+    raise ValueError(f"the judge said {said[-200:]!r}, which has none of {', '.join(choices)}")
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ValueError if an option `pattern` is not a regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"pattern is not a valid regular expression: {error}") from None
+
+
+def matched(said: str, pattern: str) -> str:
+    """Return the last match of `pattern` in an answer, or its first group; the whole answer for an empty pattern.
+
+    Raises ValueError if the pattern does not match.
+    """
     if not pattern:
         return said
     found = list(re.finditer(pattern, said))

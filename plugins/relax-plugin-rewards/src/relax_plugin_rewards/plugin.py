@@ -21,6 +21,11 @@ def relax_rewards() -> list[Component]:
             "instructions", "relax_plugin_rewards.instructions:Instructions", "1 when all instructions are followed"
         ),
         Component("judge", "relax_plugin_rewards.judge:Judge", "The verdict of another model on the response"),
+        Component(
+            "judge-pairs",
+            "relax_plugin_rewards.judge_pairs:JudgePairs",
+            "Another model's comparison of a group's responses",
+        ),
         Component("maths", "relax_plugin_rewards.maths:Maths", "1 when the final expression equals the answer"),
         Component(
             "multiple-choice", "relax_plugin_rewards.choices:MultipleChoice", "1 when the final choice is the answer"

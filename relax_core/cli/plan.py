@@ -23,6 +23,7 @@ from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, sa
 
 if TYPE_CHECKING:
     from relax_core.control.memory_check import ProcessNeed
+    from relax_core.diagnostics.agreement import Agreement
     from relax_core.diagnostics.estimate import RunEstimate
     from relax_core.diagnostics.mismatch import MismatchReport
     from relax_core.observe.first_step import FirstStepCheck
@@ -242,13 +243,17 @@ def try_(
     context: typer.Context,
     arguments: Annotated[
         list[str],
-        typer.Argument(help="TOML files and overrides; or: reward NAME; or: agent FILES -- PROGRAM ARGUMENTS."),
+        typer.Argument(help="TOML files and overrides; or: reward NAME [FILES]; or: agent FILES -- PROGRAM ARGUMENTS."),
     ],
     tasks: Annotated[int, typer.Option(help="Number of tasks to generate for.")] = 4,
     data: Annotated[
         Path | None, typer.Option(help="For `reward`: JSON lines with `response`, or failing-sample.json.")
     ] = None,
     plugin: Annotated[list[Path] | None, typer.Option(help="For `reward`: a single-file plugin; repeatable.")] = None,
+    label: Annotated[
+        str,
+        typer.Option(help="For `reward`: column of --data with a person's score; prints how well the scores agree."),
+    ] = "",
     tree: Annotated[
         bool, typer.Option("--tree", help="Show each sample's tokens as a tree, with the trained and discarded ones.")
     ] = False,
@@ -256,10 +261,11 @@ def try_(
 ) -> None:
     """Generate, score and print a few samples without training, and check template, tokenizer, mask and answers.
 
-    `relax try reward NAME --data FILE` only scores the responses in FILE. `relax try agent FILES -- PROGRAM` runs
+    `relax try reward NAME --data FILE` only scores the responses in FILE. `relax try reward NAME FILES --data FILE` does
+    so with the reward and the engine pools of a configuration, such as a judge. `relax try agent FILES -- PROGRAM` runs
     PROGRAM as the agent and shows its model calls as a tree.
     """
-    from relax_core.diagnostics.try_run import try_reward, try_tasks, with_agent
+    from relax_core.diagnostics.try_run import label_agreement, try_reward, try_run_reward, try_tasks, with_agent
     from relax_core.observe.first_step import fault_lines, passed_line
 
     program: list[str] = context.obj or []
@@ -267,6 +273,10 @@ def try_(
     checks: Sequence[FirstStepCheck] = ()
     if program and arguments[0] != "agent":
         raise ConfigError("relax try", f"a program after --: {program[0]}", "write relax try agent FILES -- PROGRAM")
+    if label and arguments[0] != "reward":
+        raise ConfigError(
+            "--label", label, "labels are compared with a reward: write relax try reward NAME --data FILE"
+        )
     if arguments[0] == "agent":
         sources, overrides = split(arguments[1:])
         overrides = with_agent(overrides, program) if program else overrides
@@ -277,13 +287,24 @@ def try_(
         if not reward or data is None:
             raise ConfigError("relax try reward", " ".join(arguments[1:]) or "nothing", "give NAME and --data FILE")
         plugins = [str(path.absolute()) for path in plugin or ()]
-        records = asyncio.run(try_reward(reward, options, data, plugins))
+        sources, overrides = split(options)
+        if sources and plugins:
+            raise ConfigError("--plugin", plugins[0], "list it in the configuration instead: plugins = [...]")
+        if sources:
+            records = asyncio.run(try_run_reward(reward, sources, overrides, data, label))
+        else:
+            records = asyncio.run(try_reward(reward, options, data, plugins, label))
     else:
         records, checks = asyncio.run(try_tasks(*split(arguments), tasks))
     first = {record.get("group_id"): record for record in reversed(records)}  # of each task, whose prompt is shown
     texts = [_record_text(record, tree, record is first[record.get("group_id")]) for record in records]
     lines = [line for line in (passed_line(checks), *fault_lines(checks)) if line]
-    say(json.dumps(records) if as_json else "\n\n".join([*texts, *lines]))
+    document: Any = records
+    if label and arguments[0] == "reward":
+        agreed = label_agreement(records)
+        document = {"samples": records, "agreement": asdict(agreed)}
+        lines += _agreement_lines(label, agreed)
+    say(json.dumps(document) if as_json else "\n\n".join([*texts, *lines]))
     if as_json:
         for fault in fault_lines(checks):
             say(fault, err=True)
@@ -299,6 +320,14 @@ def _record_text(record: dict[str, Any], tree: bool = False, first: bool = False
     lines += [_gold_line(name, gold) for name, gold in record.get("golds", {}).items()]
     details = [*_tree_lines(record["nodes"]), *_agent_lines(record["info"].get("agent", {}))] if tree else []
     return "\n".join([f"task {record['task_id']}  {reward}  {record['outcome']}", *lines, *details])
+
+
+def _agreement_lines(label: str, agreed: Agreement) -> list[str]:
+    """Return one paragraph on the agreement of scores and labels; figures that are not defined are left out."""
+    figures = {name: getattr(agreed, name) for name in ("accuracy", "kappa", "spearman", "pairs")}
+    figures |= agreed.parts
+    shown = [f"  {name}: {value:.3g}" for name, value in figures.items() if value is not None]
+    return ["\n".join([f"{agreed.samples} samples against {label}, {agreed.failed:.1%} without a score", *shown])]
 
 
 def _gold_line(reward: str, gold: dict[str, Any]) -> str:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings, Issue
 from relax_core.api.component import Chosen
+from relax_core.api.engine import ModelClient
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import SystemClock
@@ -38,6 +41,8 @@ from relax_core.config.layers import (
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.data.plain_data import plain, read_json
 from relax_core.data.tasks import has_value
+from relax_core.diagnostics.agreement import Agreement, Labelled, agreement
+from relax_core.engines.factories import AuxiliaryPools
 from relax_core.observe.first_step import FirstStepCheck, first_step_checks
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
@@ -162,8 +167,13 @@ async def ignore(*_: Any) -> None:
     """Ignore an event: `relax try` has no recorder, and a failed engine shows in the samples' outcomes."""
 
 
-async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """Score the rows of a JSON file (`prompt`, `response`, fields of the reward); return a record for each row."""
+async def try_reward(
+    name: str, options: Sequence[str], data: Path, plugins: Sequence[str], label: str = ""
+) -> list[dict[str, Any]]:
+    """Score the rows of a JSON file (`prompt`, `response`, fields of the reward); return a record for each row.
+
+    `label`: column with the score that a person gave; it is shown in the record and hidden from the reward.
+    """
     run_config = data.parent / "config.toml"  # `data` may lie in a run directory, whose config names plugin files
     if not plugins and run_config.is_file():
         plugins = plugins_of(read_layers([run_config], (), Path.cwd())[0])
@@ -172,27 +182,81 @@ async def try_reward(name: str, options: Sequence[str], data: Path, plugins: Seq
     tree = with_origins(given, Origin(COMMAND_LINE, directory=Path.cwd()))
     # Paths are made absolute here, because the reward's process works in another folder.
     chosen = Chosen("reward", name, plain_tree(tree, catalogue.target("reward", name).options_model()))
-    needs = cast(Any, type(catalogue.build(chosen))).needs_columns
     workers = LocalWorkers(plugins)
-    sandboxes = SandboxPool(None, workers)
-    scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock(), sandboxes=sandboxes)
-    rows = list(_rows(data, name, needs))
+    try:
+        return await _scored(RewardSettings(chosen), catalogue, workers, {}, None, data, label)
+    finally:
+        await workers.close()
+
+
+async def try_run_reward(
+    name: str, sources: Sequence[Source], overrides: Sequence[str], data: Path, label: str = ""
+) -> list[dict[str, Any]]:
+    """Score the rows of a JSON file like `try_reward`, with a reward of a configuration and its pools of `[[engines]]`.
+
+    All pools that rewards and environments use are started, on the devices of the plan; the policy's engines are not.
+    """
+    with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
+        launch, catalogue = try_launch(sources, overrides, Path(directory))
+        workers = LocalWorkers(launch.plugin_files, launch.resolved)
+        async with single_role("rollout", launch, catalogue, workers) as context:
+            found = [table for table in context.config.rewards if table.known_as == name]
+            if not found:
+                known = ", ".join(table.known_as for table in context.config.rewards)
+                raise ConfigError("relax try reward", name, f"the configuration has the rewards {known}; name one")
+            pools = AuxiliaryPools.from_context(context, ignore, teaching=False)
+            try:
+                await pools.start()
+                settings = RewardSettings.of(found[0], context.functions)
+                return await _scored(settings, catalogue, workers, pools.clients, context.config.sandbox, data, label)
+            finally:
+                await pools.close()
+
+
+async def _scored(
+    settings: RewardSettings, catalogue: Catalogue, workers: LocalWorkers, models: Mapping[str, ModelClient],
+    sandbox: Any, data: Path, label: str,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Score the rows of a file with one reward, and return their records.
+
+    With a label, failures are measured: they do not open the circuit breaker.
+    """
+    needs = cast(Any, type(catalogue.build(settings.chosen))).needs_columns
+    rows = list(_rows(data, settings.chosen.name, needs, label))
+    sandboxes = SandboxPool(sandbox, workers)
+    scorer = RewardScorer([settings], workers, SystemClock(), models=models, sandboxes=sandboxes)
     try:
         await scorer.start()
         await sandboxes.start()
-        scored = await scorer.score([(task, (trajectory,)) for task, trajectory in rows])
-        golds = await scorer.golds([task for task, _ in rows])
+        groups = [[row] for row in rows]
+        if scorer.judges_groups:
+            groups = [list(own) for _, own in groupby(rows, key=lambda row: row.task.id)]
+        scored = await scorer.score([(own[0].task, [row.sample for row in own]) for own in groups], counts=not label)
+        golds = await scorer.golds([row.task for row in rows])
     finally:
         await scorer.stop()
         await sandboxes.close()
-        await workers.close()
     return [
-        {**sample_record(task, trajectory, one[0]), "golds": shown_golds(gold)}
-        for (task, trajectory), one, gold in zip(rows, scored, golds, strict=True)
+        {**sample_record(row.task, row.sample, result), "golds": shown_golds(gold)}
+        | ({} if row.label is None else {"label": row.label})
+        for row, result, gold in zip(rows, chain.from_iterable(scored), golds, strict=True)
     ]
 
 
-def _rows(data: Path, reward: str, needs: Sequence[str]) -> Iterator[tuple[Task, Trajectory]]:
+def label_agreement(records: Sequence[Mapping[str, Any]]) -> Agreement:
+    """Return how well the scores of `try_reward` agree with the labels of the rows."""
+    return agreement([Labelled(one["task_id"], one["label"], one["reward"], one.get("rewards", {})) for one in records])
+
+
+class GivenSample(NamedTuple):
+    """A row of a file of responses. `label`: score that a person gave; None if no label was asked for."""
+
+    task: Task
+    sample: Trajectory
+    label: float | None
+
+
+def _rows(data: Path, reward: str, needs: Sequence[str], label: str) -> Iterator[GivenSample]:
     """Yield the tasks and samples of a file: one JSON object per line, or the single object of a `.json` file."""
     try:
         content = data.read_bytes()
@@ -211,12 +275,16 @@ def _rows(data: Path, reward: str, needs: Sequence[str]) -> Iterator[tuple[Task,
             is_text = isinstance(prompt, str)
             turns = [{"role": "user", "content": prompt}] if is_text else prompt
             messages = [Message(m["role"], m["content"]) for m in turns]
+            given = row.pop(label, None) if label else None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             fix = f"write each row as a JSON object with prompt and response ({error})"
             raise ConfigError("--data", where, fix) from error
+        if label and not (isinstance(given, int | float) and abs(given) <= sys.float_info.max):
+            raise ConfigError("--label", f"{where}: {label} = {given!r}", "label each row with a number, true or false")
         for column in needs:
             if not has_value(row.get(column)):
                 got = f"{where} without a value for {column!r}, which {reward} reads"
                 raise ConfigError("--data", got, f"give each row a value for {column!r}")
         task = Task(str(row.pop("id", where)), prompt if is_text else tuple(messages), row.pop("answer", None), row)
-        yield task, Trajectory((*messages, Message("assistant", response)), response, ())
+        sample = Trajectory((*messages, Message("assistant", response)), response, ())
+        yield GivenSample(task, sample, None if given is None else float(given))

@@ -52,7 +52,7 @@ def model_handlers(models: Mapping[str, ModelClient], who: str, needs: Sequence[
     process may call. Raises ConfigError if a needed pool does not exist.
     """
     if lacking := [name for name in needs if name not in models]:
-        fix = "use a configuration that declares the pool in [[engines]]: relax try FILE"
+        fix = "name a configuration that declares the pool in [[engines]]: relax try reward NAME FILE --data ROWS"
         raise ConfigError("engines", f"no pool named {', '.join(lacking)}, which {who} needs", fix)
 
     async def ask(pool: str, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:

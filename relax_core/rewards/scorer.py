@@ -108,31 +108,28 @@ class RewardScorer:
     async def start(self) -> None:
         await asyncio.gather(*(reward.start() for reward in self._rewards))
 
-    async def score(self, groups: Sequence[Group]) -> list[list[ScoredSample]]:
-        """Score each trajectory, in order. Concurrent calls may send their samples to processes together.
-
-        Raises CircuitOpen, or the error that made a reward's processes unusable.
-        """
-        return await self._score(groups)
-
     async def answers(self, tasks: Sequence[Task]) -> list[float | None]:
         """Return the reward that each task's own answer earns as a response; None if the rewards do not judge it.
 
         The answer is scored as it is written and as the rewards state it; the best reward counts. Failures do not count
         for the circuit breakers. A reward of whole groups can't judge an answer alone.
         """
-        if not (self._rewards and tasks) or any(reward.judges_groups for reward in self._rewards):
+        if not (self._rewards and tasks) or self.judges_groups:
             return [None] * len(tasks)
         groups: list[Group] = []
         for task, golds in zip(tasks, await self.golds(tasks), strict=True):
             asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
             texts = dict.fromkeys((str(task.answer), *(said for gold in golds.values() for said in gold.responses)))
             groups.append((task, [Trajectory((*asked, Message("assistant", text)), text, ()) for text in texts]))
-        found = await self._score(groups, counts=False)
+        found = await self.score(groups, counts=False)
         return [max((one.value for one in scores if one.outcome.judged), default=None) for scores in found]
 
-    async def _score(self, groups: Sequence[Group], counts: bool = True) -> list[list[ScoredSample]]:
-        """Score each trajectory. `counts`: count failures for the circuit breakers."""
+    async def score(self, groups: Sequence[Group], counts: bool = True) -> list[list[ScoredSample]]:
+        """Score each trajectory, in order. Concurrent calls may send their samples to processes together.
+
+        `counts`: count failures for the circuit breakers. Raises CircuitOpen, or the error that made a reward's
+        processes unusable.
+        """
         start = self._clock.now()
         self._started_at.append(start)
         try:
@@ -149,6 +146,11 @@ class RewardScorer:
             ]
             for at, (_, trajectories) in enumerate(groups)
         ]  # fmt: skip
+
+    @property
+    def judges_groups(self) -> bool:
+        """Return True if a reward judges the samples of a group together; known after `start`."""
+        return any(reward.judges_groups for reward in self._rewards)
 
     @property
     def reads_golds(self) -> bool:

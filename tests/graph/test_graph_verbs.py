@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from relax_core.diagnostics import try_run
+from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.inline import InlineWorkers
+from relax_core.testing.scripted_client import ScriptedClient
 from tests.graph.conftest import Relax
 
 
@@ -87,6 +91,76 @@ def test_a_reward_is_tried_on_written_responses(
     if reward == "exact":
         read = relax_here(*words)
         assert read.code == 0 and "reward 1 " in read.out and "reward 0 " in read.out, read.err
+
+
+class ScriptedPools:
+    """The pool `judge` with scripted answers, in place of engines."""
+
+    def __init__(self) -> None:
+        self.clients = {"judge": ScriptedClient("judge", lambda asked: "9" if "2+2=4" in asked else "2")}
+
+    @classmethod
+    def from_context(cls, *_: Any, **__: Any) -> ScriptedPools:
+        return cls()
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def judge_words(tiny: Path, folder: Path, judge: str) -> tuple[str | Path, ...]:
+    """Return words that try a judge on three answers, of which one is labelled as good."""
+    rows = [{"id": "t", "prompt": "2+2=", "response": str(at), "good": at == 4} for at in range(3, 6)]
+    return (
+        "judge", tiny / "recipe.toml", f'engines=[{{name="judge", path="{tiny / "model"}"}}]',
+        f'rewards=[{{name="judge", chat=false, template="{{prompt}}{{response}}", {judge}}}]',
+        "--data", written(folder, *rows), "--label", "good",
+    )  # fmt: skip
+
+
+def test_a_judge_of_a_configuration_is_compared_with_labels(
+    relax_here: Relax, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = lambda files, _=None: InlineWorkers(Catalogue.load(files))  # noqa: E731
+    monkeypatch.setattr(try_run, "LocalWorkers", here)
+    monkeypatch.setattr(try_run, "AuxiliaryPools", ScriptedPools)
+    words = judge_words(tiny, tmp_path, "high=10.0")
+    ran = relax_here("try", "reward", *words, "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert [(one["reward"], one["label"]) for one in found["samples"]] == [(0.2, 0.0), (0.9, 1.0), (0.2, 0.0)]
+    assert found["agreement"] == {
+        "samples": 3, "failed": 0.0, "accuracy": 1.0, "kappa": 1.0, "spearman": pytest.approx(1.0), "pairs": 1.0,
+        "parts": {"judge": pytest.approx(1.3 / 3), "judge/verdicts/unreadable": 0.0},
+    }  # fmt: skip
+    refused = relax_here("try", "reward", "other", *words[1:])
+    assert refused.code == 2 and "the configuration has the rewards judge" in refused.err
+    no_pool = relax_here("try", "reward", "judge", "--data", words[5])
+    assert no_pool.code == 2 and "relax try reward NAME FILE" in no_pool.err
+
+
+@pytest.mark.faults
+def test_a_judge_is_tried_with_engines_of_its_own(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:
+    words = judge_words(tiny, tmp_path, 'read="log-probs", choices={"0"=0.0, "9"=1.0}')
+    ran = relax_here("try", "reward", *words, "--json")
+    assert ran.code == 0, ran.err
+    assert all(0 < one["reward"] < 1 for one in json.loads(ran.out)["samples"])
+
+
+def test_scores_are_compared_with_labels(relax_here: Relax, tmp_path: Path) -> None:
+    """A wrong label is named by its line, and a row that can't be judged is counted apart."""
+    rows = [{**SUM, "response": str(at), "good": at == 4} for at in (3, 4)]
+    lost = {**SUM, "answer": [], "response": "4", "good": True}
+    words = ("try", "reward", "exact", "--label", "good", "--data")
+    ran = relax_here(*words, written(tmp_path, *rows, lost))
+    assert ran.code == 0, ran.err
+    assert "3 samples against good, 33.3% without a score\n  accuracy: 1\n  kappa: 1\n  spearman: 1" in ran.out
+    ran = relax_here(*words, written(tmp_path, {**rows[0], "good": "yes"}))
+    assert ran.code == 2 and "rows.jsonl:1: good = 'yes'" in ran.err
+    ran = relax_here("try", "my.toml", "--label", "good")
+    assert ran.code == 2 and "relax try reward NAME" in ran.err
 
 
 def test_a_row_without_a_response_is_named_by_its_line(relax_here: Relax, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def here(tmp_path, monkeypatch):
 def test_a_plugin_of_relax_try_is_found_by_workers(here, monkeypatch):
     given = []
 
-    async def note(name, options, data, plugins):
+    async def note(name, options, data, plugins, label):
         given.extend(plugins)
         return []
 

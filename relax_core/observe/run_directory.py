@@ -348,8 +348,10 @@ def _claim(path: Path) -> Path:
             refuse_while_written(path)
             fix += ", or remove it: the run in it ended before its first checkpoint"
         raise ConfigError("run_dir", f"{path}, which is not empty", fix)
-    with disk_errors(path):
+    try:
         path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # no run has begun, so there is none to resume
+        raise ConfigError("run_dir", f"{path} ({error.strerror})", "name a folder that you can create") from error
     return path.resolve()
 
 

@@ -37,6 +37,13 @@ def test_a_run_is_named_after_its_configuration_and_date_and_latest_is_the_newes
     assert not (first.path / ".reserve").exists()
 
 
+def test_a_run_directory_that_cannot_be_made_is_refused_without_talk_of_resuming(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"run_dir: got .*file/run \(Not a directory\); name a folder") as caught:
+        create(tmp_path, tmp_path / "file" / "run")
+    assert "resume" not in str(caught.value)
+
+
 def test_a_run_directory_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")

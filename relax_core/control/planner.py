@@ -10,7 +10,7 @@ mode, which is only a preset of shared devices.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import cast
@@ -25,6 +25,7 @@ from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunConfig
+from relax_core.config.tables import DataTable, EvalTable
 from relax_core.control.placement import (
     engine_class,
     has_gpus,
@@ -101,9 +102,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
     whole_steps = _why_whole_steps(config, catalogue, algorithm, groups)
     notes = [f"no streaming, each step waits for all of its rows: {whole_steps}"] if whole_steps and samples else []
-    if config.filters and not samples:
-        names = ", ".join(one.name for one in config.filters)
-        notes.append(f"filters judge samples, so they have no effect on the rows of a dataset: {names}")
+    notes += _idle_keys(config, samples)
     adapters_alone = False
     if config.model.lora is not None and "rollout" in roles:
         folded = _why_folded(config, catalogue)
@@ -139,6 +138,23 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         warm_up_steps=config.critic.warmup_steps if "critic" in algorithm.fits else 0,
         notes=tuple(notes),
     )
+
+
+def _idle_keys(config: RunConfig, samples: bool) -> Iterator[str]:
+    """Describe the keys that are set and have no effect in this run; a stage may inherit them from the run."""
+    data, unset = config.data, DataTable(train=config.data.train)
+    idle: tuple[str, ...]
+    if samples:
+        idle, kind = ("max_row_tokens", "train_on"), "rows of a dataset, and this run samples its rows"
+    else:
+        idle, kind = ("max_prompt_tokens",), "sampled rows, and this run trains on the rows of a dataset"
+        if config.filters:
+            names = ", ".join(one.name for one in config.filters)
+            yield f"filters judge samples, so they have no effect on the rows of a dataset: {names}"
+    if keys := [f"data.{key}" for key in idle if getattr(data, key) != getattr(unset, key)]:
+        yield f"{' and '.join(keys)}: no effect, for {kind}"
+    if config.eval.sets and config.eval.size != EvalTable().size:
+        yield "eval.size: no effect, for tasks held out of data.train, and [[eval.sets]] names the tasks"
 
 
 def _replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -> tuple[str, ...]:

@@ -156,6 +156,28 @@ def test_rows_of_a_file_need_no_engines_no_credit_and_no_publishing(catalogue: C
     assert made.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("algorithm=sft", "data.max_prompt_tokens=9"), ["data.max_prompt_tokens: no effect, for sampled rows"]),
+        (
+            ("data.train_on=all", "data.max_row_tokens=9"),
+            ["data.max_row_tokens and data.train_on: no effect, for rows of"],
+        ),
+        (("eval.size=9",), []),
+        (
+            ("eval.size=9", 'eval.sets=[{name="held", path="held.jsonl"}]'),
+            ["eval.size: no effect, for tasks held out of data.train"],
+        ),
+    ],
+)
+def test_the_plan_names_the_keys_that_have_no_effect(
+    catalogue: Catalogue, overrides: tuple[str, ...], says: list[str]
+) -> None:
+    notes = [note for note in planned(catalogue, *overrides).notes if "no effect" in note]
+    assert len(notes) == len(says) and all(map(str.startswith, notes, says))
+
+
 def test_pairs_are_groups_of_two_and_can_read_the_reference(catalogue: Catalogue) -> None:
     made = planned(catalogue, algorithm="dpo")
     assert made.roles == ("source", "reference", "actor") and not made.publishes

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax.train` for Python and notebooks: runs like the command line, in a separate thread."""
+"""`relax.train`, `relax.export` and `relax.bundle` for Python and notebooks, which do what the verbs of the command do."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from relax_core.control.prepare import Prepared, prepare
 from relax_core.control.run import run
+from relax_core.diagnostics.export import export as export_checkpoint
 from relax_core.rewards.host import pack
+from relax_core.views.bundle import write_bundle
 from relax_core.views.display import LiveDisplay
 from relax_core.views.report import write_report
 from relax_core.views.run import RunView, open_run
@@ -38,6 +41,22 @@ def train(
     _in_thread(prepared, show)
     write_report(prepared.directory.path)
     return open_run(prepared.directory.path)
+
+
+def export(run: str | Path | None, out: str | Path, *, step: int | None = None, overrides: Sequence[str] = ()) -> Path:
+    """Write the model of a run's checkpoint as a Hugging Face folder, as `relax export` does; return the folder.
+
+    `run`: a directory or name; None: the latest run. `step`: the checkpoint; None: the newest. Raises the errors of
+    `relax_core.diagnostics.export.export`.
+    """
+    name = None if run is None else str(run)
+    with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already has an event loop
+        return pool.submit(export_checkpoint, name, Path(out), step, overrides).result().directory
+
+
+def bundle(run: str | Path | None = None, out: str | Path | None = None, *, samples: bool = False) -> Path:
+    """Pack a run's evidence into one archive without secrets, as `relax bundle` does; return the archive."""
+    return write_bundle(open_run(run), None if out is None else Path(out), samples).file
 
 
 def _given(rewards: Sequence[Reward], functions: Mapping[str, bytes], runner: str | None) -> list[dict[str, Any]]:

@@ -42,6 +42,8 @@ app.command("why", help="Show what a run waits for, and which role must act.")(r
 app.command("engines")(runs.engines)
 app.command("serve")(runs.serve)
 app.command("compare")(runs.compare)
+app.command("export")(runs.export)
+app.command("bundle")(runs.bundle)
 app.command("report", help="Rewrite a run's report and print its path.")(runs.report)
 app.add_typer(plan.verbs, name="bench")
 app.add_typer(config.verbs, name="config")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax train | resume | attach`, those that change a live run, and those that show live and ended runs.
+"""The verbs `relax train | resume | attach`, those that change a live run, and those that show, export or pack runs.
 
 All decisions are made in `control`. A verb that watches or changes a run also works elsewhere, through the control API.
 """
@@ -607,6 +607,59 @@ def compare(
             say(f"{one.set_name}: {one.paired.left_out} tasks are judged in only one evaluation and left out", err=True)
         if one.temperatures[0] != one.temperatures[1]:
             say(f"{one.set_name}: temperatures differ ({one.temperatures[0]:g}, {one.temperatures[1]:g})", err=True)
+
+
+def export(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; default: latest.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes of the run's configuration, such as trainer.device=cpu.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to; it must be new or empty.")] = Path("export"),
+    step: Annotated[
+        int | None, typer.Option(help="Export the checkpoint of this step; default: the newest complete checkpoint.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write the model of a checkpoint as a Hugging Face folder, with the run's tokenizer and chat template.
+
+    Adapters are folded in, and are also in the folder `adapter`. The run directory is only read.
+    """
+    from relax_core.diagnostics.export import export as write
+
+    written = write(run, out, step, overrides or ())
+    for notice in written.notices:
+        say(notice, err=True)
+    if json:
+        print_json({"schema": "relax.export/1", "checkpoint": str(written.checkpoint), "step": written.step,
+                    "directory": str(written.directory)})  # fmt: skip
+    else:
+        say(f"model of step {written.step}: {written.directory}")
+
+
+def bundle(
+    run: Run = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: RUN.bundle.tar.gz in this folder.")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Add the transcripts: prompts and responses.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Pack a run's evidence for a bug report into one archive, without secrets, weights and samples.
+
+    The archive has the configuration, documents, events, metrics, logs and lists of checkpoints. Works on live, killed
+    and damaged runs.
+    """
+    from relax_core.views.bundle import write_bundle
+    from relax_core.views.run import open_run
+
+    written = write_bundle(open_run(run), out, samples)
+    if json:
+        print_json({"schema": "relax.bundle/1", "file": str(written.file), "files": written.files,
+                    "problems": written.problems})  # fmt: skip
+        return
+    for problem in written.problems:
+        say(problem, err=True)
+    say(f"{written.file}: {len(written.files)} files; read them before you send the archive")
 
 
 def report(run: Run = None) -> None:

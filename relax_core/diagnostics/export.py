@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Export of a checkpoint: `relax export` writes its model as a Hugging Face folder.
+
+The trainer of the run loads the checkpoint and writes the folder, as at the end of a run. Nothing is trained, and the
+run directory is only read, so a live run can be exported too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.options import revealed
+from relax_core.config.compose import compose
+from relax_core.control.planner import plan
+from relax_core.control.prepare import make_launch
+from relax_core.control.stages import StageDirectory, stage_directories
+from relax_core.diagnostics.try_run import single_role
+from relax_core.observe.redaction import Redactor
+from relax_core.observe.run_directory import find_run
+from relax_core.registry.catalogue import Catalogue
+from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
+from relax_core.roles.rank_group import RankGroup
+from relax_core.runners.inline import InlineWorkers
+from relax_core.runners.launch import Launch
+from relax_core.runners.local.workers import LocalWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A written export."""
+
+    checkpoint: Path
+    step: int
+    """Step of the checkpoint, counted from the start of the whole run."""
+    directory: Path
+    """The Hugging Face folder."""
+    notices: tuple[str, ...] = ()
+    """Sentences for the user about a checkpoint whose bytes could not be checked."""
+
+
+def export(run: str | None, out: Path, step: int | None = None, overrides: Sequence[str] = ()) -> Export:
+    """Write the model of a run's newest checkpoint, or that of `step`, to the folder `out`, which must be new or empty.
+
+    Adapters are folded in, and also written to `out/adapter` if the run exports them. `overrides`: changes of the run's
+    configuration, such as `trainer.device=cpu`. Raises ConfigError if the checkpoint does not exist or does not fit the
+    configuration, DamagedCheckpoint, and InfrastructureError if the folder can't be written.
+    """
+    out = out.absolute()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError("--out", f"{out}, which exists", "name a folder that is new or empty")
+    found = _checkpoints(find_run(run))
+    counted = max(found) if step is None else step
+    steps = f"the run has checkpoints of these steps: {', '.join(map(str, found))}"
+    if counted not in found:
+        raise ConfigError("--step", str(counted), steps)
+    owner, checkpoint = found[counted]
+    try:
+        _, notices = read_whole(checkpoint)
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(f"{error}; choose another with --step: {steps}") from error
+    # Task files are not needed, and may be on another machine.
+    composed = compose([owner / "config.toml"], overrides, on_disk=False)
+    config, catalogue = composed.config, composed.catalogue
+    with tempfile.TemporaryDirectory(prefix="relax-export-") as scratch:  # the run directory is only read
+        launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))
+        asyncio.run(_write(launch, catalogue, config.run.runner == "inline", f"{checkpoint}/trainer", str(out)))
+    return Export(checkpoint, counted, out, tuple(notices))
+
+
+async def _write(launch: Launch, catalogue: Catalogue, inline: bool, checkpoint: str, out: str) -> None:
+    """Start the run's trainer, load a checkpoint and export it; `inline`: in this process."""
+    workers = (
+        InlineWorkers(catalogue, launch.run_env) if inline else
+        LocalWorkers(launch.plugin_files, launch.resolved, redactor=Redactor(revealed(launch.config)),
+                     run_env=launch.run_env)
+    )  # fmt: skip
+    async with single_role("actor", launch, catalogue, workers) as context:
+        trainer = await RankGroup.start(context, "actor")
+        try:
+            await trainer.call("load", checkpoint)
+            await trainer.call("export", out)
+        finally:
+            await trainer.stop()
+
+
+def _checkpoints(run_dir: Path) -> dict[int, tuple[Path, Path]]:
+    """Return the directory of the run or stage and its checkpoint, by step of the whole run, in order of steps."""
+    found: dict[int, tuple[Path, Path]] = {}
+    done = 0
+    for stage in stage_directories(run_dir) or [StageDirectory(0, "", run_dir)]:
+        found |= {done + step_of(path): (stage.path, path) for path in complete(stage.path / "checkpoints")}
+        account = stage.account()
+        if account is None:
+            break
+        done += int(account["steps"])
+    if not found:
+        fix = "a live run writes one with `relax checkpoint RUN`; a finished run has its model in export/"
+        raise ConfigError("run", f"{run_dir}, which has no complete checkpoint", fix)
+    return found

@@ -212,6 +212,23 @@ SEEN: dict[str, dict[str, Seen]] = {
         "think": Seen("required", pays("12 yes", instructions=WORDS), 0.0),
         "truncated": Seen(True, pays("12 yes", instructions=WORDS, cut=True), 1.0),
     },
+    "format": {
+        "tags": Seen(["answer"], pays("12"), 0.0, {"pattern": ".*"}),
+        "pattern": Seen(r"\d+", pays('"x"'), 0.0, {"json_schema": {}}),
+        "json_schema": Seen({"type": "integer"}, pays('"x"'), 0.0, {"pattern": ".*"}),
+        "mode": Seen("share", pays("12"), 0.5, {"pattern": r"\d+", "json_schema": {"type": "string"}}),
+        "truncated": Seen(True, pays("12", cut=True), 1.0, {"pattern": r"\d+"}),
+    },
+    "length": {
+        "max_length": Seen(2, pays("1 2 3 4", cut=True), -1.0, {"unit": "words", "buffer": 1}),
+        "buffer": Seen(1, pays("1 2 3"), 0.0, {"unit": "words", "max_length": 4096}),
+        "unit": Seen("words", pays("12 13"), 0.0, {"max_length": 4, "buffer": 1}),
+    },
+    "repetition": {
+        "ngram": Seen(1, pays("a b a b"), -0.5),
+        "penalty": Seen(-4.0, pays("a b a b"), -2.0, {"ngram": 1}),
+        "unit": Seen("characters", pays("abab"), -0.5, {"ngram": 1}),
+    },
     "random": {
         "seed": Seen(7, pays("12"), _share(7)),
         "low": Seen(0.5, pays("12"), 0.5 + 0.5 * _share(0)),

@@ -85,6 +85,21 @@ class TestInstructions(RewardSuite):
     best = 1
 
 
+class TestFormat(RewardSuite):
+    component = "format"
+    samples = ((HALF, "1/2"), (HALF, "<answer>1/2</answer>"))
+    options = {"tags": ["answer"]}
+    best = 1
+
+
+class TestLength(RewardSuite):
+    component = "length"
+
+
+class TestRepetition(RewardSuite):
+    component = "repetition"
+
+
 class TestRandom(RewardSuite):
     component = "random"
 

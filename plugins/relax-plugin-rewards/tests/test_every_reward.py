@@ -14,6 +14,7 @@ from relax_plugin_rewards.dapo import Dapo, DapoOptions
 from relax_plugin_rewards.deepscaler import DeepScaler, DeepScalerOptions
 from relax_plugin_rewards.exact import Exact, ExactOptions
 from relax_plugin_rewards.f1 import F1, F1Options
+from relax_plugin_rewards.form import Format, FormatOptions
 from relax_plugin_rewards.geo3k import Geo3k, Geo3kOptions
 from relax_plugin_rewards.instructions import Instructions, InstructionsOptions
 from relax_plugin_rewards.maths import Maths, MathsOptions
@@ -73,6 +74,8 @@ CASES = [
     Case(
         Instructions, InstructionsOptions(mode="share"), "12!\nP.S. x", Task("t1", "?", None, FOLLOW), least=("", " ")
     ),
+    Case(Format, FormatOptions(tags=("think", "answer")), "<think>so</think>\n<answer>12</answer>"),
+    Case(Format, FormatOptions(json_schema={"type": "integer"}), "12"),
     Case(RandomScore, RandomScoreOptions(), "", least=()),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.reward.__name__)
@@ -130,7 +133,7 @@ def test_a_response_cut_off_pays_least_by_default(case: Case) -> None:
     assert lenient.score(case.best, Outcome.TRUNCATED) == 1.0
 
 
-@judging
+@pytest.mark.parametrize("case", CASES[:-3], ids=lambda case: case.reward.__name__)  # a form needs no answer
 def test_an_unjudgeable_task_is_named_for_any_response(case: Case) -> None:
     for response in ("", case.best):
         for outcome in (Outcome.FINISHED, Outcome.TRUNCATED):

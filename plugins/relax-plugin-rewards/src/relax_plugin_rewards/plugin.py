@@ -14,6 +14,9 @@ def relax_rewards() -> list[Component]:
         Component("exact", "relax_plugin_rewards.exact:Exact", "1 when the whole response equals the answer"),
         Component("f1", "relax_plugin_rewards.f1:F1", "Overlap in words with the answer (SQuAD's F1), from 0 to 1"),
         Component(
+            "format", "relax_plugin_rewards.form:Format", "1 when the response has tags, a pattern or JSON as asked"
+        ),
+        Component(
             "geo3k", "relax_plugin_rewards.geo3k:Geo3k", "A boxed length or angle near the answer, and the format"
         ),
         Component("gpqa", "relax_plugin_rewards.choices:Gpqa", "1 when the final choice of A to D is the answer"),
@@ -26,6 +29,7 @@ def relax_rewards() -> list[Component]:
             "relax_plugin_rewards.judge_pairs:JudgePairs",
             "Another model's comparison of a group's responses",
         ),
+        Component("length", "relax_plugin_rewards.form:Length", "DAPO's penalty for long responses, from 0 to -1"),
         Component("maths", "relax_plugin_rewards.maths:Maths", "1 when the final expression equals the answer"),
         Component(
             "multiple-choice", "relax_plugin_rewards.choices:MultipleChoice", "1 when the final choice is the answer"
@@ -36,5 +40,6 @@ def relax_rewards() -> list[Component]:
             "relax_plugin_rewards.random_score:RandomScore",
             "A random number, for debugging and as a baseline",
         ),
+        Component("repetition", "relax_plugin_rewards.form:Repetition", "A penalty for n-grams that occur again"),
         Component("remote", "relax_plugin_rewards.remote:Remote", "The score that an HTTP service of yours returns"),
     ]

@@ -9,7 +9,9 @@ import runpy
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -95,6 +97,12 @@ def test_toml_is_a_configuration_with_its_keys_checked(
             assert composed.config.steps
 
 
+@cache
+def relax() -> Any:
+    """Return the command with all verbs; making it takes a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     for page in WRITTEN:
         for snippet in snippets(page, "sh"):
@@ -130,7 +138,7 @@ FORMS = {"try": {"reward", "agent"}}
 
 def misnamed(words: list[str], recipes: set[str]) -> Iterator[str]:
     """Yield the words of a command that the parser does not know: verbs, configurations and options."""
-    command, name = typer.main.get_command(app), ""
+    command, name = relax(), ""
     while hasattr(command, "commands"):
         if not words or not re.fullmatch(r"[a-z-]+[,;:.)]*", words[0]):
             return
@@ -162,7 +170,7 @@ def test_a_command_that_does_not_exist_is_found() -> None:
 
 
 def parse(page: str, words: list[str]) -> None:
-    command = typer.main.get_command(app)
+    command = relax()
     while hasattr(command, "commands"):
         assert words and words[0] in command.commands, f"{page}: relax has no verb {' '.join(words)}"
         command, words = command.commands[words[0]], words[1:]

@@ -293,8 +293,9 @@ class RunController:
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
                 for request, receivers in ROLE_REQUESTS.items():
-                    if self._prepared.directory.take_request(request) or self._asked == request:
-                        self._asked = ""
+                    asked = self._asked == request
+                    if self._prepared.directory.take_request(request) or asked:
+                        self._asked = "" if asked else self._asked
                         for role in stateful if receivers is None else self._running & receivers:
                             await self._runner.run_status.command(role, request)
             if self._stop_reason and stop_sent_at is None:

@@ -129,6 +129,16 @@ def test_a_checkpoint_continues_in_any_layout_and_with_any_trainer(dense, expect
         assert np.allclose(steps(trainer, SAVED, STEPS), made.late, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", [TP2_SP, PP2, EP2], ids=["TP2 SP", "PP2", "EP2"])
+def test_restarts_in_the_same_processes_leave_no_threads(dense, mixture, layout):
+    left = []
+    for _ in range(4):
+        with megatron(mixture if layout is EP2 else dense, layout) as trainer:
+            train(trainer, 0)
+        left.append(max(trainer.threads()))
+    assert left[-1] - left[0] < 3  # gloo has 3 threads for each of Megatron's groups
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize(
     "family", ["llama", "qwen2", "mixtral", "qwen3_moe plain", "4 ranks", "4 ranks with context", "experts split twice"]

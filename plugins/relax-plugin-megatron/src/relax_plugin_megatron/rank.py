@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
@@ -424,9 +425,12 @@ class Rank:
     def stop(self) -> None:
         self._update = None
         self._writing.stop()
+        for module in self._decoder.modules():  # holds the graph of its last pass, which gc cannot follow back to it
+            vars(module).pop("token_dispatcher", None)
         parallel_state.destroy_model_parallel()
         if dist.is_initialized():
             dist.destroy_process_group()
+        RotaryEmbedding.forward.cache_clear()  # its keys are modules of stopped models, which hold process groups
         self._undo_set_up()
 
 

@@ -6,6 +6,7 @@ This module imports neither torch nor megatron-core, so that a role can plan chu
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -110,6 +111,7 @@ class MegatronTrainer(Trainer[MegatronOptions]):
         if self._rank is not None:
             self._rank.stop()
             self._rank = None
+            gc.collect()  # Megatron's modules form cycles; the threads of a process group end when it is freed
 
     @property
     def _started(self) -> Rank:

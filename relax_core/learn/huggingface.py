@@ -60,13 +60,14 @@ class _Float32Linear(nn.Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
-            bias = None if self.bias is None else self._held(self.bias)
-            return nn.functional.linear(features.float(), self._held(self.weight), bias)
+            bias = None if self.bias is None else float32_rounded(self.bias, self.rounds_to)
+            return nn.functional.linear(features.float(), float32_rounded(self.weight, self.rounds_to), bias)
 
-    def _held(self, own: Tensor) -> Tensor:
-        rounds_to = self.rounds_to
-        held: Tensor = own.float() if rounds_to is None else _Rounded.apply(own, rounds_to)  # type: ignore[no-untyped-call]
-        return held
+
+def float32_rounded(tensor: Tensor, rounds_to: torch.dtype | None) -> Tensor:
+    """Return a tensor as float32, rounded to a number format if one is given; the gradient passes unchanged."""
+    rounded: Tensor = tensor.float() if rounds_to is None else _Rounded.apply(tensor, rounds_to)  # type: ignore[no-untyped-call]
+    return rounded
 
 
 class _Rounded(torch.autograd.Function):

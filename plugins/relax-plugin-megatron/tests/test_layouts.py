@@ -35,6 +35,7 @@ class Layout:
 
 
 ONE = Layout()
+SELECTIVE = Layout({"recompute": "selective"})
 DP2 = Layout({}, 2)
 TP2 = Layout({"tensor_parallel": 2}, 2, 2)
 TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
@@ -104,7 +105,11 @@ def assert_near(found: Curve, expected: Curve) -> None:
     assert np.allclose(found.early + found.late, expected.early + expected.late, rtol=2e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", [ONE, DP2, TP2, TP2_SP, PP2, CP2], ids=["1", "DP2", "TP2", "TP2 SP", "PP2", "CP2"])
+@pytest.mark.parametrize(
+    "layout",
+    [ONE, SELECTIVE, DP2, TP2, TP2_SP, PP2, CP2],
+    ids=["1", "1 selective", "DP2", "TP2", "TP2 SP", "PP2", "CP2"],
+)
 def test_a_dense_model_scores_and_learns_as_with_torch(dense, expected, layout, tmp_path):
     with megatron(dense, layout) as trainer:
         assert_near(curve(trainer, tmp_path), expected)
@@ -167,6 +172,36 @@ def test_losses_of_float16_are_scaled_as_configured(dense):
         assert [train(trainer, step).metrics["train/loss_scale"][0] for step in range(2)] == [8.0, 16.0]
 
 
+@pytest.fixture(scope="session")
+def even(tmp_path_factory):
+    """A model whose last hidden states are 1 and -1, in float32 as in bfloat16, so that only logits are rounded."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = of_family("llama", tmp_path_factory.mktemp("even") / "model", 2)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.sign_()
+        model.lm_head.weight.mul_(8.0)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    model.save_pretrained(path)
+    return path
+
+
+def test_a_float32_head_gives_the_logits_of_the_torch_trainer(even):
+    rows, precise = make_rows(9), {"dtype": "bfloat16", "head_dtype": "float32"}
+    with running(even, optimizer=OPTIMIZER, model=precise) as trainer:
+        expected, norm = forward(trainer, rows, 0).values, train(trainer).grad_norm
+    for layout in (ONE, TP2):
+        with megatron(even, layout, model=precise) as trainer:
+            assert np.allclose(forward(trainer, rows, 0).values, expected, rtol=0, atol=1e-4)
+            assert train(trainer).grad_norm == pytest.approx(norm, rel=0.02)
+    with megatron(even, ONE, model={"dtype": "bfloat16"}) as trainer:
+        assert np.abs(forward(trainer, rows, 0).values - expected).max() > 0.01
+
+
 def routed_rows(seed):
     """Make rows whose tokens visit random experts; those of a few tokens are not known."""
     rows, random = make_rows(seed, version=seed), np.random.default_rng(seed)
@@ -209,13 +244,14 @@ def test_replayed_experts_give_what_they_give_with_torch(mixture, expected_repla
     assert np.allclose(found[2], expected_replay[2], rtol=0, atol=1e-5)
 
 
-def of_family(family, path) -> str:
+def of_family(family, path, key_value_heads=1) -> str:
     """Save a small model of a dense family, with a head of its own."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        family, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        family, vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=key_value_heads,
         intermediate_size=32, max_position_embeddings=128, initializer_range=0.3, tie_word_embeddings=False,
         pad_token_id=None, bos_token_id=None, eos_token_id=1,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
+from relax_core.learn.huggingface import float32_rounded
 from relax_plugin_megatron.architecture import Architecture
 from relax_plugin_megatron.layout import Grid
 from relax_plugin_megatron.options import MegatronOptions
@@ -172,8 +173,11 @@ def _replace(layer: ModuleSpec, head_norms: bool) -> None:
 class Head:
     """The output layer on this rank: from last hidden states to the logits of its range of token ids."""
 
-    def __init__(self, decoder: Decoder, shape: Architecture, suppress: tuple[int, ...]) -> None:
-        self._decoder = decoder
+    def __init__(
+        self, decoder: Decoder, shape: Architecture, suppress: tuple[int, ...], *, float32: torch.dtype | None = None
+    ) -> None:
+        """`float32`: compute logits in float32, from weights rounded to this format; None: in the decoder's format."""
+        self._decoder, self._float32 = decoder, float32
         group = parallel_state.get_tensor_model_parallel_group()
         each = -(-shape.vocabulary // group.size())
         first = group.rank() * each
@@ -186,7 +190,10 @@ class Head:
         """Return logits [tokens, range] of features [tokens, width]."""
         shared = self._decoder.share_embeddings_and_output_weights
         weight = self._decoder.shared_embedding_or_output_weight() if shared else self._decoder.output_layer.weight
-        logits = functional.linear(features, weight)
+        if self._float32 is None:
+            logits = functional.linear(features, weight)
+        else:
+            logits = functional.linear(features.float(), float32_rounded(weight, self._float32))
         return logits.index_fill(-1, self._never.to(logits.device), NEVER) if len(self._never) else logits
 
 

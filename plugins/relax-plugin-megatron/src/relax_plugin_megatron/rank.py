@@ -135,7 +135,11 @@ class Rank:
         config = transformer_config(self._shape, self._grid, self._options, self._dtype)
         decoder = make_decoder(config, self._shape, self._grid, bool(self._scalars)).to(self._device)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-        self._head = Head(decoder, self._shape, self._spec.suppress_tokens) if last and not self._scalars else None
+        self._head: Head | None = None
+        if last and not self._scalars:
+            asked = self._spec.model.get("head_dtype") == "float32" and self._dtype != torch.float32
+            float32 = publish_format(self._spec, self._dtype) if asked else None
+            self._head = Head(decoder, self._shape, self._spec.suppress_tokens, float32=float32)
         self._decoder, self._model = decoder, decoder
         self._replay = RoutingReplay.of(
             decoder, self._shape, self._spec, self._options.recompute == "full", self._options.sequence_parallel

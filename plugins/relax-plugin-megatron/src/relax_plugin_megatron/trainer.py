@@ -38,6 +38,7 @@ class MegatronTrainer(Trainer[MegatronOptions]):
     """A trainer of Llama, Qwen2, Qwen3, Qwen3-MoE and Mixtral models on one rank or many."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    float32_head: ClassVar[bool] = True
     replays_routing: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("relax_plugin_megatron.rank",)
     _rank: Rank | None = None

@@ -12,23 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from relax_core.api import Chosen, InfrastructureError, Manifest, TensorInfo, Version, WeightTransport
+from relax_core.api import Chosen, Manifest, TensorInfo, Version
 from relax_core.api.weights import Payload, combined_fingerprint, tensor_fingerprint
 from relax_core.trainer_kit.model_folder import published_array
+from relax_core.trainer_kit.publisher import Publisher
 from relax_core.trainer_kit.ranks import Ranks
 from relax_plugin_megatron.weights import Weights
 
 Arrays = Iterator[tuple[str, np.ndarray, str]]
 
 
-class Publication:
+class Publication(Publisher):
     """Sends and loads the weights of one rank. All ranks must call each method."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype, build: Callable[[Chosen], Any], ranks: Ranks) -> None:
-        self._weights, self._dtype, self._build, self._ranks = weights, dtype, build, ranks
-        self._transports: dict[str, WeightTransport] = {}
-        self._loaded: Version | None = None
-        self._torn = ""
+        super().__init__(build)
+        self._weights, self._dtype, self._ranks = weights, dtype, ranks
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights as they would be published; empty on ranks other than the first."""
@@ -65,16 +64,11 @@ class Publication:
         if payload == "lora":
             raise ValueError("payload lora: this trainer has no adapters; send full weights or a delta")
 
-    def check_whole(self) -> None:
-        """Raise InfrastructureError if a load broke off, so that the weights mix two versions."""
-        if self._torn:
-            raise InfrastructureError(f"{self._torn}, so the weights mix two versions; load a full version first")
-
     @torch.no_grad()
     def load(self, manifest: Manifest, chosen: Chosen) -> None:
         """Load a version that another trainer published. Raises ValueError if it does not fit or lacks tensors."""
         self._check_payload(manifest.payload)
-        self._refuse(manifest)
+        self._refuse(manifest, {name: entry.shape for name, entry in self._weights.entries.items()})
         transport = self._transport(chosen)
 
         def resident(name: str) -> np.ndarray:
@@ -92,26 +86,6 @@ class Publication:
         if missing:
             raise ValueError(f"{manifest.version}: {sorted(missing)[:3]} did not arrive; publish again")
         self._torn, self._loaded = "", manifest.version
-
-    def _refuse(self, manifest: Manifest) -> None:
-        """Raise ValueError for a version of another architecture, or a delta whose base this rank does not have."""
-        if manifest.payload == "delta" and (self._torn or manifest.base != str(self._loaded)):
-            raise ValueError(
-                f"{manifest.version}: delta on top of {manifest.base}; this trainer has {self._loaded}; publish it full"
-            )
-        shapes = {info.name: tuple(info.shape) for info in manifest.tensors}
-        own = {name: entry.shape for name, entry in self._weights.entries.items()}
-        differing = sorted(name for name in own.keys() | shapes.keys() if own.get(name) != shapes.get(name))
-        if differing:
-            names = ", ".join(differing[:3])
-            raise ValueError(f"{manifest.version}: {names} differ from this model; publish from the same architecture")
-
-    def _transport(self, chosen: Chosen) -> WeightTransport:
-        """Return the transport. It is made once, because it compares each version with the version it sent before."""
-        key = f"{chosen.name} {sorted(chosen.options.items())}"
-        if key not in self._transports:
-            self._transports[key] = self._build(chosen)
-        return self._transports[key]
 
 
 def _exhaust(arrays: Arrays) -> None:

@@ -7,15 +7,16 @@ the rank refuses to compute until it has loaded a full version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from relax_core.api import Chosen, InfrastructureError, Manifest, Version, WeightTransport
+from relax_core.api import Chosen, Manifest, Version
 from relax_core.api.weights import Payload
 from relax_core.trainer_kit.model_folder import published_array, published_arrays
+from relax_core.trainer_kit.publisher import Publisher
 from relax_plugin_torch.model import named_tensors, own_tensors, whole_tensors
 from relax_plugin_torch.sharding import gathered, share_like, whole
 
@@ -25,18 +26,15 @@ if TYPE_CHECKING:
     from relax_plugin_torch.adapters import Adapters
 
 
-class Publication:
+class Publication(Publisher):
     """Sends and loads the weights of one rank. All ranks gather sharded tensors; the first rank sends them."""
 
     def __init__(
         self, model: PreTrainedModel, dtype: torch.dtype, build: Callable[[Chosen], Any], first: bool,
         adapters: Adapters | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._dtype, self._build, self._first = model, dtype, build, first
-        self._adapters = adapters
-        self._transports: dict[str, WeightTransport] = {}
-        self._loaded: Version | None = None
-        self._torn = ""
+        super().__init__(build)
+        self._model, self._dtype, self._first, self._adapters = model, dtype, first, adapters
 
     def send(self, version: Version, transport: Chosen, location: str, payload: Payload, base: str) -> Manifest:
         arrays = self._arrays(payload, base)
@@ -72,16 +70,11 @@ class Publication:
             raise ValueError(f"payload lora: got base {base or 'none'}; these adapters belong to base {adapters.base}")
         return adapters
 
-    def check_whole(self) -> None:
-        """Raise InfrastructureError if a load broke off, so that the weights mix two versions."""
-        if self._torn:
-            raise InfrastructureError(f"{self._torn}, so the weights mix two versions; load a full version first")
-
     @torch.no_grad()
     def load(self, manifest: Manifest, chosen: Chosen) -> None:
         """Load a version that another trainer published. Raises ValueError if it does not fit or lacks tensors."""
         own, transport = self._own(manifest), self._transport(chosen)
-        self._refuse(manifest, own)
+        self._refuse(manifest, {name: tuple(tensor.shape) for name, tensor in own.items()})
 
         def resident(name: str) -> np.ndarray:
             return published_array(whole(own[name]), torch.float32 if manifest.payload == "lora" else self._dtype)[0]
@@ -116,25 +109,3 @@ class Publication:
             return named_tensors(self._model, self._adapters)
         adapters = self._own_adapters(manifest.base)
         return adapters.alone(adapters.kept(own_tensors(self._model)))
-
-    def _refuse(self, manifest: Manifest, own: Mapping[str, torch.Tensor]) -> None:
-        """Raise ValueError for a version of another architecture, or a delta whose base this rank does not have."""
-        if manifest.payload == "delta" and (self._torn or manifest.base != str(self._loaded)):
-            raise ValueError(
-                f"{manifest.version}: delta on top of {manifest.base}; this trainer has {self._loaded}; publish it full"
-            )
-        shapes = {info.name: info.shape for info in manifest.tensors}
-        differing = sorted(
-            name for name in own.keys() | shapes.keys()
-            if name not in own or name not in shapes or tuple(own[name].shape) != shapes[name]
-        )  # fmt: skip
-        if differing:
-            names = ", ".join(differing[:3])
-            raise ValueError(f"{manifest.version}: {names} differ from this model; publish from the same architecture")
-
-    def _transport(self, chosen: Chosen) -> WeightTransport:
-        """Return the transport. It is made once, because it compares each version with the version it sent before."""
-        key = f"{chosen.name} {sorted(chosen.options.items())}"
-        if key not in self._transports:
-            self._transports[key] = self._build(chosen)
-        return self._transports[key]

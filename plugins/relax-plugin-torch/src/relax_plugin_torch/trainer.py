@@ -7,24 +7,12 @@ does the work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from relax_core.api import (
-    Chosen,
-    Chunk,
-    ChunkPlan,
-    Estimate,
-    Manifest,
-    RowBatch,
-    Trainer,
-    TrainerSpec,
-    UpdateResult,
-    Version,
-    Workload,
-)
-from relax_core.api.weights import Payload
+from relax_core.api import ChunkPlan, Estimate, TrainerSpec, Workload
 from relax_core.learn import plan_micro_batches
+from relax_core.trainer_kit.rank_trainer import RankTrainer
 from relax_plugin_torch.options import TorchOptions
 
 if TYPE_CHECKING:
@@ -34,7 +22,7 @@ TOKENS_PER_MICRO_BATCH = 2048
 """Default size in padded tokens, before prompts are shared. On a CPU, fewer cost overhead, more overflow the caches."""
 
 
-class TorchTrainer(Trainer[TorchOptions]):
+class TorchTrainer(RankTrainer["Rank", TorchOptions]):
     """A trainer of causal language models that `transformers` loads, with or without vision and audio inputs."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
@@ -43,7 +31,6 @@ class TorchTrainer(Trainer[TorchOptions]):
     preload: ClassVar[tuple[str, ...]] = (
         "relax_plugin_torch.rank", "transformers.modeling_utils", "transformers.masking_utils",
     )  # fmt: skip
-    _rank: Rank | None = None
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
         """Split rows into micro-batches; all ranks of a tensor-parallel group get the same rows."""
@@ -62,55 +49,10 @@ class TorchTrainer(Trainer[TorchOptions]):
         plan = self.plan([work.row_tokens] * work.rows, spec.world_size, spec.tokens_per_micro_batch)
         return estimate(spec, self.options, work, plan.micro_batches[spec.rank], scalars(spec, self.build))
 
-    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
+    def make_rank(self, spec: TrainerSpec) -> Rank:
         from relax_plugin_torch.rank import Rank
 
-        self._rank = Rank(spec, self.options, self.build)
-        return self._rank.facts()
-
-    def begin_step(self, version: Version) -> None:
-        self._started.progress.begin(version)
-
-    def begin_update(self, denominators: Mapping[str, float]) -> None:
-        self._started.begin_update(denominators)
-
-    def accumulate(self, chunk: Chunk, last: bool) -> None:
-        self._started.accumulate(chunk)
-
-    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
-        return self._started.finish_update(denominators)
-
-    def abort_update(self) -> None:
-        self._started.abort_update()
-
-    def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        return self._started.forward(chunk, columns)
-
-    def publish(
-        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
-    ) -> Manifest:
-        return self._started.publish(version, transport, location, payload, base)
-
-    def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        return self._started.transfer(manifest, transport, receivers, wait_s)
-
-    def load_published(self, manifest: Manifest, transport: Chosen) -> None:
-        self._started.load_published(manifest, transport)
-
-    def save(self, directory: str) -> None:
-        self._started.save(directory)
-
-    def snapshot(self, directory: str) -> None:
-        self._started.snapshot(directory)
-
-    async def saved(self) -> None:
-        await self._started.saved()
-
-    def load(self, directory: str) -> None:
-        self._started.load(directory)
-
-    def export(self, directory: str) -> None:
-        self._started.export(directory)
+        return Rank(spec, self.options, self.build)
 
     def offload(self, parts: Sequence[str]) -> int:
         """Offload parts; return the bytes that were freed.
@@ -121,14 +63,3 @@ class TorchTrainer(Trainer[TorchOptions]):
 
     def onload(self, parts: Sequence[str]) -> None:
         self._started.onload(parts)
-
-    def stop(self) -> None:
-        if self._rank is not None:
-            self._rank.stop()
-            self._rank = None
-
-    @property
-    def _started(self) -> Rank:
-        if self._rank is None:
-            raise RuntimeError("the trainer was not started; call start first")
-        return self._rank

@@ -214,8 +214,11 @@ def routed_rows(seed):
 
 
 def replayed(trainer):
-    """Train with given experts; return figures of each step, and the experts that the model would choose."""
-    results = [train(trainer, step, routed_rows(step)) for step in range(4)]
+    """Train with given experts; return figures of each step, and the experts that the model would choose.
+
+    A step has several micro-batches, of which the stages of a pipeline hold two at once.
+    """
+    results = [train(trainer, step, routed_rows(step), budget=96) for step in range(4)]
     names = ("routing/replayed", "routing/differs")
     figures = [
         (r.grad_norm, r.metrics["train/loss"][0], *(n for name in names for n in r.metrics[name])) for r in results

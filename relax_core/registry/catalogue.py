@@ -222,8 +222,8 @@ _POLICY_GRADIENT = (
 )  # fmt: skip
 
 _REWARDS = (
-    "code", "dapo", "deepscaler", "exact", "f1", "geo3k", "gpqa", "instructions", "judge", "maths", "multiple-choice",
-    "openr1mm", "random", "remote",
+    "code", "dapo", "deepscaler", "exact", "f1", "format", "geo3k", "gpqa", "instructions", "judge", "judge-pairs", "maths",
+    "multiple-choice", "openr1mm", "overlong", "random", "remote", "repetition",
 )  # fmt: skip
 
 KNOWN: dict[str, dict[str, str]] = {

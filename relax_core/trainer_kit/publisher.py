@@ -9,7 +9,7 @@ from typing import Any
 from relax_core.api import Chosen, InfrastructureError, Manifest, Version, WeightTransport
 
 
-class Publisher:
+class RankPublisher:
     """The transports of one rank, and the state of the version that the rank loaded last.
 
     A subclass sets `_torn` before it changes the first weight and empties it, with `_loaded`, after the last. So

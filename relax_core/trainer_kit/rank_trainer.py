@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StartedRank(Protocol):
-    """What a trainer asks of its started rank; each method does the call of `Trainer` that has its name."""
+    """The started rank of a trainer; each method does the call of `Trainer` that has its name."""
 
     progress: Progress
 

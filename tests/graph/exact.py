@@ -32,13 +32,14 @@ def assert_ends_like(whole: Path, run: Path, summary: dict[str, Any]) -> None:
     assert summary["steps"] == count and summary["balanced"]
     assert summary["samples_trained"] == count * 16
     assert exported(run) == exported(whole)
-    steps = _steps(run)
+    steps = steps_of(run)
     assert [step for step, *_ in steps] == list(range(1, count + 1))
-    assert steps == _steps(whole)
+    assert steps == steps_of(whole)
     assert _samples(run, count) == _samples(whole, count)
 
 
-def _steps(run: Path) -> list[tuple[Any, ...]]:
+def steps_of(run: Path) -> list[tuple[Any, ...]]:
+    """Return the number and the measures `SAME` of each step."""
     records = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
     return [(record["step"], *(record[key] for key in SAME)) for record in records if "reward/mean" in record]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.graph.conftest import Relax, relax_in
-from tests.graph.exact import EXACT, STEPS, assert_ends_like
+from tests.graph.exact import EXACT, STEPS, assert_ends_like, steps_of
 
 pytestmark = pytest.mark.process
 KILLED_AT, NEWEST = 5, 4
@@ -87,3 +87,16 @@ def test_a_killed_run_without_its_ledger_and_newest_checkpoint_ends_like_the_unt
     assert (run / "export/config.json").is_file() and not list(run.glob(".export*"))
     over = relax_here("resume", run, "--json")
     assert over.code == 2 and "which the run has reached; resume with more: steps=N" in over.json["error"]
+
+
+@pytest.mark.faults  # a whole run on three more processes
+def test_a_resume_on_more_ranks_gives_the_same_losses(
+    relax: Relax, killed_run: Path, tmp_path: Path, whole: Path
+) -> None:
+    run = shutil.copytree(killed_run, tmp_path / "run")
+    resumed = relax("resume", run, "placement.actor.ranks=2", "--json", "run.runner=local")
+    assert resumed.code == 0, resumed.err
+    found, expected = steps_of(run), steps_of(whole)
+    assert found[:NEWEST] == expected[:NEWEST]
+    for have, want in zip(found[NEWEST:], expected[NEWEST:], strict=True):
+        assert have == pytest.approx(want, rel=2e-3, abs=1e-5)

@@ -215,7 +215,7 @@ def test_a_renamed_column_that_no_row_has_is_a_fault_of_the_file(tmp_path):
 def test_lines_of_json_end_at_line_feeds_alone_in_relax_try(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes('{"prompt": "a\u2028b", "response": "c\u0085d"}\r\n\n{"prompt": "q", "response": "r"}'.encode())
-    assert [(task.prompt, said.response) for task, said in _rows(path, "exact", ())] == [
+    assert [(row.task.prompt, row.sample.response) for row in _rows(path, "exact", (), "")] == [
         ("a\u2028b", "c\u0085d"),
         ("q", "r"),
     ]
@@ -232,4 +232,4 @@ def test_a_bad_row_of_relax_try_is_named_by_its_line(tmp_path, row):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "q", "response": "r"}\n' + row)
     with pytest.raises(ConfigError, match=r"rows\.jsonl:2"):
-        list(_rows(path, "exact", ()))
+        list(_rows(path, "exact", (), ""))

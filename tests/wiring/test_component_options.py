@@ -219,7 +219,7 @@ SEEN: dict[str, dict[str, Seen]] = {
         "mode": Seen("share", pays("12"), 0.5, {"pattern": r"\d+", "json_schema": {"type": "string"}}),
         "truncated": Seen(True, pays("12", cut=True), 1.0, {"pattern": r"\d+"}),
     },
-    "length": {
+    "overlong": {
         "max_length": Seen(2, pays("1 2 3 4", cut=True), -1.0, {"unit": "words", "buffer": 1}),
         "buffer": Seen(1, pays("1 2 3"), 0.0, {"unit": "words", "max_length": 4096}),
         "unit": Seen("words", pays("12 13"), 0.0, {"max_length": 4, "buffer": 1}),

@@ -92,8 +92,8 @@ class TestFormat(RewardSuite):
     best = 1
 
 
-class TestLength(RewardSuite):
-    component = "length"
+class TestOverlong(RewardSuite):
+    component = "overlong"
 
 
 class TestRepetition(RewardSuite):

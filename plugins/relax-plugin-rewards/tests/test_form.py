@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies
 from pydantic import ValidationError
-from relax_plugin_rewards.form import Format, FormatOptions, Length, LengthOptions, Repetition, RepetitionOptions
+from relax_plugin_rewards.form import Format, FormatOptions, Overlong, OverlongOptions, Repetition, RepetitionOptions
 
 from relax_core.api import Message, Outcome, Score, Task, Trajectory
 from relax_core.testing.samples import trajectory
@@ -107,16 +107,16 @@ def test_the_penalty_falls_over_the_buffer_as_in_dapo(count: int, value: float) 
     for unit, text in (("words", "word " * count), ("characters", "x" * count), ("tokens", "x" * count)):
         if unit == "tokens" and not count:
             continue  # the sample of an empty response has one token
-        reward = Length(LengthOptions(max_length=10, buffer=4, unit=unit))  # type: ignore[arg-type]
+        reward = Overlong(OverlongOptions(max_length=10, buffer=4, unit=unit))  # type: ignore[arg-type]
         assert reward.score(TASK, trajectory(TASK, text)) == Score(value, {"length": float(count)})
     with pytest.raises(ValidationError, match="at most max_length"):
-        LengthOptions(max_length=3)
+        OverlongOptions(max_length=3)
 
 
 def test_a_sample_without_tokens_is_not_taken_for_an_empty_one() -> None:
     sample = Trajectory((Message("user", "?"), Message("assistant", "12")), "12", ())
     with pytest.raises(ValueError, match="use words or characters"):
-        Length(LengthOptions()).score(TASK, sample)
+        Overlong(OverlongOptions()).score(TASK, sample)
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ import torch
 from relax_core.api import Chosen, Manifest, TensorInfo, Version
 from relax_core.api.weights import Payload, combined_fingerprint, tensor_fingerprint
 from relax_core.trainer_kit.model_folder import published_array
-from relax_core.trainer_kit.publisher import Publisher
+from relax_core.trainer_kit.publisher import RankPublisher
 from relax_core.trainer_kit.ranks import Ranks
 from relax_plugin_megatron.weights import Weights
 
 Arrays = Iterator[tuple[str, np.ndarray, str]]
 
 
-class Publication(Publisher):
+class Publication(RankPublisher):
     """Sends and loads the weights of one rank. All ranks must call each method."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype, build: Callable[[Chosen], Any], ranks: Ranks) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards of a response's form, for any task: `format`, `length` and `repetition`. Use them beside a reward of the content."""
+"""Rewards of a response's form, for any task: `format`, `overlong` and `repetition`. They go beside one of the content."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Format(Reward[FormatOptions]):
             return False
 
 
-class LengthOptions(Options):
-    """Options of `length`; the defaults are those of DAPO (arXiv 2503.14476, section 3.4)."""
+class OverlongOptions(Options):
+    """Options of `overlong`; the defaults are those of DAPO (arXiv 2503.14476, section 3.4)."""
 
     max_length: PositiveInt = 20480
     """Length at which the penalty reaches -1."""
@@ -107,13 +107,13 @@ class LengthOptions(Options):
     response."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> LengthOptions:
+    def _ordered(self) -> OverlongOptions:
         if self.buffer > self.max_length:
             raise ValueError(f"buffer: got {self.buffer}; set at most max_length, which is {self.max_length}")
         return self
 
 
-class Length(Reward[LengthOptions]):
+class Overlong(Reward[OverlongOptions]):
     """DAPO's soft overlong penalty (eq. 13): 0 up to `max_length - buffer`, falling to -1 at `max_length`."""
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:

@@ -29,7 +29,6 @@ def relax_rewards() -> list[Component]:
             "relax_plugin_rewards.judge_pairs:JudgePairs",
             "Another model's comparison of a group's responses",
         ),
-        Component("length", "relax_plugin_rewards.form:Length", "DAPO's penalty for long responses, from 0 to -1"),
         Component("maths", "relax_plugin_rewards.maths:Maths", "1 when the final expression equals the answer"),
         Component(
             "multiple-choice", "relax_plugin_rewards.choices:MultipleChoice", "1 when the final choice is the answer"
@@ -40,6 +39,7 @@ def relax_rewards() -> list[Component]:
             "relax_plugin_rewards.random_score:RandomScore",
             "A random number, for debugging and as a baseline",
         ),
+        Component("overlong", "relax_plugin_rewards.form:Overlong", "DAPO's penalty for long responses, from 0 to -1"),
         Component("repetition", "relax_plugin_rewards.form:Repetition", "A penalty for n-grams that occur again"),
         Component("remote", "relax_plugin_rewards.remote:Remote", "The score that an HTTP service of yours returns"),
     ]

@@ -16,7 +16,7 @@ import torch
 from relax_core.api import Chosen, Manifest, Version
 from relax_core.api.weights import Payload
 from relax_core.trainer_kit.model_folder import published_array, published_arrays
-from relax_core.trainer_kit.publisher import Publisher
+from relax_core.trainer_kit.publisher import RankPublisher
 from relax_plugin_torch.model import named_tensors, own_tensors, whole_tensors
 from relax_plugin_torch.sharding import gathered, share_like, whole
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from relax_plugin_torch.adapters import Adapters
 
 
-class Publication(Publisher):
+class Publication(RankPublisher):
     """Sends and loads the weights of one rank. All ranks gather sharded tensors; the first rank sends them."""
 
     def __init__(

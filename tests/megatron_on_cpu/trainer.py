@@ -11,7 +11,7 @@ from relax_plugin_megatron.trainer import MegatronTrainer
 
 from relax_core.api import Chosen, Manifest, TrainerSpec
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.trainer_ranks import RankedTrainer
+from relax_core.testing.trainer_ranks import RankedTrainer, TrainerRanks
 
 DISK = Chosen("weight-transport", "disk")
 """A transport through files; other names give a transport in memory."""
@@ -34,6 +34,9 @@ class MegatronOnCpu(MegatronTrainer):
 
 class PatchedRanks(RankedTrainer):
     """Ranks of this trainer, with the facts that each rank told at its start."""
+
+    idle: dict[int, list[TrainerRanks]] = {}
+    """Processes of its own: other trainers must not get a patched torch."""
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         self.facts_of_ranks: list[Mapping[str, Any]] = []

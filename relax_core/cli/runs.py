@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax train | resume | attach`, those that change a live run, and those that show, export or pack runs.
+"""The verbs that start, watch, change, show, export and pack runs.
 
-All decisions are made in `control`. A verb that watches or changes a run also works elsewhere, through the control API.
+All decisions are made in `control`. With `--address`, a verb asks the control API of a run on another machine.
 """
 
 from __future__ import annotations

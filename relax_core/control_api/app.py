@@ -33,7 +33,7 @@ from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import encode, read_document, write_document
 from relax_core.views.answers import ANSWERS
 from relax_core.views.follower import EvaluationCount, LineFollower
-from relax_core.views.run import RunView, health, pause_reason
+from relax_core.views.run import RunView, health, pause_reason, readable_documents
 
 BOOK = "operations"
 MAX_BODY = 1 << 16
@@ -75,12 +75,13 @@ class RunApi:
 
     def facts(self) -> Facts:
         """Read what the run's files say now."""
-        state, status = health(self.view, time.time()), self.view.status()
-        return Facts(
-            state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
-            resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
-            self._evaluations.sets, self._evaluations.now(),
-        )  # fmt: skip
+        with readable_documents(self.view):
+            state, status = health(self.view, time.time()), self.view.status()
+            return Facts(
+                state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
+                resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
+                self._evaluations.sets, self._evaluations.now(),
+            )  # fmt: skip
 
     def ask(self, action: Action, key: str) -> tuple[ControlOperation, bool]:
         """Ask the run for a change; return the operation, and True if it is new. Raises Refused."""

@@ -93,7 +93,7 @@ def test_several_checks_count_together_or_as_a_share() -> None:
         ({}, "set at least one"),
         ({"tags": ("a b",)}, "tags: got 'a b'"),
         ({"tags": ("a", "a")}, "name each tag once"),
-        ({"pattern": "("}, "which is no regular expression"),
+        ({"pattern": "("}, "write a regular expression"),
         ({"json_schema": {"type": "nothing"}}, "draft 2020-12"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards of a response's form, for any task: `format`, `overlong` and `repetition`. They go beside one of the content."""
+"""Rewards of a response's form, for any task: `format`, `overlong` and `repetition`. Add a reward of the answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class FormatOptions(Options):
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(f"pattern: got {self.pattern!r}, which is no regular expression: {error}") from error
+            raise ValueError(
+                f"pattern: got {self.pattern!r}; write a regular expression of Python ({error})"
+            ) from error
         if self.json_schema is not None:
             from jsonschema import Draft202012Validator, SchemaError
 
@@ -133,7 +135,7 @@ class RepetitionOptions(Options):
     """Options of `repetition`."""
 
     ngram: PositiveInt = 20
-    """Number of successive words, or characters, that are compared with all others (20 in arXiv 2502.03373)."""
+    """Number of successive words or characters in one n-gram (20 in arXiv 2502.03373)."""
     penalty: float = Field(-1.0, lt=0.0, ge=-1e6)
     """Score of a response that only repeats itself."""
     unit: Literal["words", "characters"] = "words"

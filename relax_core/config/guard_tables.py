@@ -135,8 +135,7 @@ class GuardsTable(Options):
     """Guards against divergence; each checks a metric of every step before the step's weights reach any engine."""
 
     first_step: Literal["off", "warn", "stop"] = "warn"
-    """Reaction to a failed check of step 1: `warn`; `stop` with exit code 5 right after the step; `off`: do not check.
-    """
+    """Reaction to a failed check of step 1: `warn`; `stop` with exit code 5; `off`: do not check."""
     window: PositiveInt = Field(20, ge=4)
     """Number of steps of the running median, and of the metrics that a guard saves as evidence in `guards/` of the run.
     Until half of these steps are over, only absolute bounds apply."""

@@ -124,7 +124,7 @@ def test_a_reward_that_pays_wrong_answers_is_named_and_may_stop_the_run(trained:
     ):
         trained('rewards=["wrong-reward"]', "guards.first_step=stop", "steps=3")
     run = relax.open_run(tmp_path / "run")
-    assert (run.summary()["status"], run.summary()["exit_code"], run.summary()["steps"]) == ("diverged", 5, 1)
+    assert (run.summary()["status"], run.summary()["exit_code"]) == ("diverged", 5)
     checks = {check.name: check for check in run.first_steps()[1]}
     assert failed(checks) == ["the task's own answer earns most"]
     assert "earns 1, and the answer" in checks["the task's own answer earns most"].evidence

@@ -11,6 +11,13 @@ def relax_environments() -> list[Component]:
 
 
 @hook
+def relax_rewards() -> list[Component]:
+    return [
+        Component("function", "relax_core.rewards.functions:FunctionReward", "A function in a Python file or module")
+    ]
+
+
+@hook
 def relax_task_sources() -> list[Component]:
     return [
         Component("files", "relax_core.data.task_files:Files", "JSON lines, Parquet or a dataset folder, by its path"),

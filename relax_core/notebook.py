@@ -3,27 +3,41 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from relax_core.api.errors import ConfigError
+from relax_core.api.events import Event
 from relax_core.control.prepare import Prepared, prepare
 from relax_core.control.run import run
 from relax_core.diagnostics.export import export as export_checkpoint
+from relax_core.observe.files import disk_errors
+from relax_core.observe.run_directory import runs_root
 from relax_core.rewards.host import pack
 from relax_core.views.bundle import write_bundle
 from relax_core.views.display import LiveDisplay
 from relax_core.views.report import write_report
 from relax_core.views.run import RunView, open_run
 
-Reward = str | Mapping[str, Any] | Callable[..., float]
+Reward = str | Mapping[str, Any] | Callable[..., Any]
+Tasks = str | Path | Iterable[Mapping[str, Any]] | Any
+"""A task file or dataset folder, rows, or an object that has `to_parquet`, such as a `datasets.Dataset` or a data frame."""
+TASKS = "tasks"
+"""Folder under the runs folder for tasks passed from Python; a file is named after its content."""
 
 
 def train(
     *sources: str | Path | Mapping[str, Any],
+    tasks: Tasks | None = None,
+    eval_tasks: Tasks | Mapping[str, Tasks] | None = None,
     rewards: Sequence[Reward] = (),
+    observers: Sequence[Callable[[Event], object]] = (),
     runner: str | None = None,
     run_dir: str | Path | None = None,
     overrides: Sequence[str] = (),
@@ -31,13 +45,18 @@ def train(
 ) -> RunView:
     """Train to the end and return the run.
 
-    `sources`: TOML files, recipe names or mappings; later ones override earlier ones. `rewards`: names of components,
-    tables, or functions `fn(task, trajectory) -> float`, each of which runs in its own process. Raises the errors that
-    the command line prints.
+    `sources`: TOML files, recipe names or mappings; later ones override earlier ones. `tasks`: the tasks to train on, in
+    place of `data.train`; rows are written to a file, which a resumed run reads again. `eval_tasks`: the same for an
+    evaluation set named `eval`, or by name for several sets. `rewards`: names of components, tables, or functions
+    `fn(task, trajectory) -> float`, each of which runs in its own process. A function with a parameter `completions` is
+    called as in TRL. `observers`: functions that get each event of `relax_core.api.events` that has a hook, in a thread
+    of their own; their errors are logged and do not end the run. Raises the errors that the command line prints.
     """
     functions = pack(reward for reward in rewards if callable(reward))
-    layers = [*sources, *_given(rewards, functions, runner)]
+    layers = [*sources, *_given(rewards, functions, runner), *_data(tasks, eval_tasks)]
     prepared = prepare(layers, overrides, run_dir=Path(run_dir) if run_dir else None, functions=functions)
+    for number, observer in enumerate(observers):
+        prepared.catalogue.observe(f"observer {number} ({getattr(observer, '__name__', 'callable')})", observer)
     _in_thread(prepared, show)
     write_report(prepared.directory.path)
     return open_run(prepared.directory.path)
@@ -66,6 +85,50 @@ def _given(rewards: Sequence[Reward], functions: Mapping[str, bytes], runner: st
     if runner:
         given["run"] = {"runner": runner}
     return [given] if given else []
+
+
+def _data(tasks: Tasks | None, eval_tasks: Tasks | Mapping[str, Tasks] | None) -> list[dict[str, Any]]:
+    layers: list[dict[str, Any]] = []
+    if tasks is not None:
+        layers.append({"data": {"train": _file_of(tasks, "tasks")}})
+    if eval_tasks is not None:
+        sets = eval_tasks if isinstance(eval_tasks, Mapping) else {"eval": eval_tasks}
+        found = [{"name": name, "path": _file_of(one, f"eval_tasks {name}")} for name, one in sets.items()]
+        layers.append({"eval": {"sets": found}})
+    return layers
+
+
+def _file_of(tasks: Tasks, field: str) -> str:
+    """Return the path of a file with these tasks; write rows to a file first. Raises ConfigError."""
+    if isinstance(tasks, str | Path):
+        return str(tasks)
+    folder = runs_root().absolute() / TASKS
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        written = Path(scratch) / "rows"
+        if hasattr(tasks, "to_parquet"):
+            suffix = ".parquet"
+            tasks.to_parquet(str(written))
+        else:
+            suffix = ".jsonl"
+            written.write_text("".join(f"{line}\n" for line in _lines(tasks, field)), encoding="utf-8")
+        with written.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        kept = folder / f"{digest[:16]}{suffix}"
+        written.replace(kept)
+    return str(kept)
+
+
+def _lines(rows: Iterable[Mapping[str, Any]], field: str) -> Iterator[str]:
+    fix = "give rows such as {'prompt': ..., 'answer': ...}, of text, numbers, lists and mappings"
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"{field}, row {number}", type(row).__name__, fix)
+        try:
+            yield json.dumps(dict(row), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{field}, row {number}", str(error), fix) from error
 
 
 def _in_thread(prepared: Prepared, show: bool) -> None:

@@ -25,6 +25,8 @@ Source: TypeAlias = "Path | str | Mapping[str, Any]"
 COMMAND_LINE = "command line"
 MODULE_AND_NAME = re.compile(r"(?!\w+\.py:)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """Text that names code in an importable module (`module:name`), rather than code in a file (`name.py:name`)."""
+FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+"""Text that names a function in a Python file."""
 NESTED_COMPONENTS = {"engines": "engine", "environments": "algorithm"}
 """Array of tables -> key with which each of its tables chooses a second component."""
 
@@ -122,7 +124,8 @@ def expand(path: KeyPath, value: Any) -> Any:
     """Expand the short form of a table; return any other value unchanged.
 
     `algorithm = "grpo"` becomes `{name = "grpo"}`, and the engine of a pool likewise. `placement = "async"` becomes
-    `{mode = "async"}`. A folder at `teachers` becomes a list with one teacher.
+    `{mode = "async"}`. A folder at `teachers` becomes a list with one teacher. The reward `"file.py:name"` becomes the
+    reward `function` with the label `name`.
     """
     table, depth = path[0], len(path)
     if path == ("placement",) and isinstance(value, str):
@@ -142,7 +145,19 @@ def expand(path: KeyPath, value: Any) -> Any:
         items = [value] if isinstance(value, str | Mapping) else value
         return [expand((*path, ""), item) for item in items] if isinstance(items, list | tuple) else value
     chooses = is_component(path) or (depth == 3 and path[-1] == nested)
-    return {"name": value} if chooses and isinstance(value, str) else value
+    chosen = {"name": value} if chooses and isinstance(value, str) else value
+    if table == "rewards" and depth == 2 and isinstance(chosen, Mapping):
+        return _with_function(chosen)
+    return chosen
+
+
+def _with_function(reward: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a reward's table with a function that is named in the place of a component as the option `function`."""
+    place = reward.get("name")
+    if not isinstance(place, str) or not (FUNCTION.fullmatch(place) or MODULE_AND_NAME.fullmatch(place)):
+        return reward
+    label = place.rpartition(":")[2].replace("_", "-").strip("-")
+    return {"label": label, **reward, "name": "function", "function": place}
 
 
 def with_origins(value: Any, locate: Origin | Callable[[KeyPath], Origin], path: KeyPath = ()) -> Node:

@@ -14,6 +14,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.options import LITERAL
 from relax_core.config.annotation import annotation_at, holds_secret, models_in
 from relax_core.config.layers import DEFAULT, Node, origin_at
+from relax_core.config.other_names import hint
 from relax_core.config.run_config import table_keys
 from relax_core.registry.error_text import did_you_mean, nearest
 
@@ -59,9 +60,14 @@ def validation_errors(
 
 
 def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[str]]) -> ConfigError:
-    """Return the error for an unknown key: the fix names similar keys, tables with this key, or all known keys."""
+    """Return the error for an unknown key: the fix names similar keys, tables with this key, or all known keys.
+
+    For a key of another system, the fix names the key of Relax.
+    """
     if key in RENAMED:
         return ConfigError(key, "a former key", f"rename it to {RENAMED[key]}")
+    if elsewhere := hint(key):
+        return ConfigError(key, "an unknown key", elsewhere)
     table, _, name = key.rpartition(".")
     candidates = sorted(known)
     homes = [f"[{home}]" for home, keys in tables.items() if name in keys and home != table]

@@ -140,7 +140,7 @@ class Book:
 
 
 def _outcome(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
-    """Return the state of an open operation and what is to say about it."""
+    """Return the present state of an open operation, and a sentence about it for the caller."""
     if one.action == "stop":
         if facts.ended:
             return "done", f"the run is {facts.state}"

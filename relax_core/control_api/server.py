@@ -28,7 +28,7 @@ def read_token(file: Path | None) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(field, f"{file} ({error})", f"make the file: {make}") from error
         if stat.S_IMODE(mode) & 0o077:
-            raise ConfigError(field, f"{file}, which others can read", f"chmod 600 {file}")
+            raise ConfigError(field, f"{file}, which other users can read", f"chmod 600 {file}")
     else:
         field, make, token = TOKEN, f"export {TOKEN}=$(openssl rand -hex 32)", os.environ.get(TOKEN, "").strip()
     if len(token) < SHORTEST:

@@ -11,10 +11,11 @@ import ast
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, overload
 
 from relax_core.api.component import KINDS, Component, Configurable, ContractT, Kind
@@ -42,6 +43,7 @@ from relax_core.registry.loader import (
 
 if TYPE_CHECKING:
     from relax_core.api.component import Chosen
+    from relax_core.api.events import Event
 
 
 COMPOUNDS = {"algorithm": "relax_core.learn.groups:MixedAlgorithm"}
@@ -73,6 +75,8 @@ class Catalogue:
         self._records = _with_notes(records)
         self._loader = loader
         self._passed: dict[tuple[str, str], type[Configurable]] = {}
+        self._functions: dict[str, object] = {}
+        """Observers passed from Python, by name."""
         self._conforming: set[tuple[str, object]] = set()
         """(kind, class) pairs that have passed the check of the kind's contract."""
 
@@ -178,7 +182,11 @@ class Catalogue:
             name: plugin
             for name, plugin in manager.list_name_plugin()
             if any(caller.name in observed for caller in manager.get_hookcallers(plugin) or ())
-        }
+        } | self._functions
+
+    def observe(self, name: str, function: Callable[[Event], object]) -> None:
+        """Add an observer: a function that gets every event for which there is a hook."""
+        self._functions[name] = SimpleNamespace(**dict.fromkeys(HOOKS.values(), function))
 
     def resolved(self) -> tuple[ResolvedPlugin, ...]:
         """List all loaded plugins with versions; classes passed from Python are sent to workers separately."""

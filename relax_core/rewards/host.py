@@ -27,6 +27,7 @@ from relax_core.engines.model_rpc import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.error_text import message_of
 from relax_core.registry.shapes import WrongShape, checked, shown
+from relax_core.rewards.functions import FunctionReward, reward_of
 from relax_core.rpc import messages
 from relax_core.rpc.isolated_host import DONE, IsolatedHost
 from relax_core.sandboxes.pool import SandboxRpcClient
@@ -117,9 +118,10 @@ class RewardHost(IsolatedHost):
         if self.component.kind == FUNCTION:
             import cloudpickle
 
-            reward: Any = FunctionReward(cloudpickle.loads(self.component.options["function"]))
+            reward: Any = reward_of(cloudpickle.loads(self.component.options["function"]))
         else:
             reward = self.build(self.component)
+            reward = reward.adapted() if isinstance(reward, FunctionReward) else reward
         self._score: Callable[..., Any]
         self._close: Callable[[], Any] = reward.close
         self._gold: Callable[[Task], Gold | None] = reward.gold
@@ -311,17 +313,6 @@ def _finite(value: object) -> float:
     if not math.isfinite(number):
         raise ValueError("not finite")
     return number
-
-
-class FunctionReward(Reward):
-    """A reward that calls a plain `fn(task, trajectory)`."""
-
-    def __init__(self, function: Callable[[Task, Trajectory], Any]) -> None:
-        super().__init__()
-        self.score = function  # type: ignore[method-assign, assignment]
-
-    def score(self, task: Task, trajectory: Trajectory) -> Any:
-        raise NotImplementedError
 
 
 class PassedFunction(Reward):

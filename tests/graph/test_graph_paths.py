@@ -123,20 +123,33 @@ class Lines(Sink):
 '''
 
 
-def test_a_file_of_components_and_a_reward_from_python(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_of_components_and_tasks_rewards_and_observers_from_python(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import relax_core as relax
 
+    monkeypatch.setenv("RELAX_RUNS", str(tmp_path / "runs"))
     (tmp_path / "mine.py").write_text(PLUGIN)
+    (data,) = tiny.glob("*train*.jsonl")
+    tasks = [json.loads(line) | {"bonus": 2.0} for line in data.read_text().splitlines()[:64]]
+    events: list[Any] = []
 
     def brevity(task: Any, trajectory: Any) -> float:
         return 1.0 / (1 + len(trajectory.response))
 
+    def like_trl(prompts: list[str], completions: list[str], bonus: list[float], **columns: Any) -> list[float]:
+        assert len(prompts) == len(completions) == len(columns["answer"])
+        return bonus
+
     layer = {"plugins": [str(tmp_path / "mine.py")], "filters": ["odd-groups"], "sinks": ["lines"]}
-    run = relax.train(tiny / "recipe.toml", layer, rewards=[brevity], runner="inline", run_dir=tmp_path / "run",
-                      overrides=SMALL, show=False)  # fmt: skip
+    run = relax.train(tiny / "recipe.toml", layer, tasks=tasks, rewards=[brevity, like_trl], observers=[events.append],
+                      runner="inline", run_dir=tmp_path / "run", overrides=SMALL, show=False)  # fmt: skip
     assert run.summary()["status"] == "finished" and run.summary()["samples_trained"] == SAMPLES
     assert run.metrics().column("samples/dropped/filtered")[-1] >= 16
     samples = [sample for step in run.sample_steps() for sample in run.samples(step)]
-    assert all(s["reward"] == pytest.approx(1.0 / (1 + len(s["response"]))) for s in samples)
+    assert all(s["reward"] == pytest.approx(2.0 + 1.0 / (1 + len(s["response"]))) for s in samples)
+    assert Path(run.config["data"]["train"]).parent == tmp_path / "runs" / "tasks"
+    assert [type(event).__name__ for event in events if "Step" in type(event).__name__] == ["StepFinished"] * 3
+    assert type(events[-1]).__name__ == "RunFinished"
     lines = [json.loads(line) for line in (tmp_path / "run/lines.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines if "reward/mean" in line} == {1, 2, 3}

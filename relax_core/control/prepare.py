@@ -36,6 +36,7 @@ from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.data_identity import NAME as DATA, check_unchanged
+from relax_core.control.epochs import with_steps
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
@@ -133,7 +134,7 @@ class PlannedRun:
             return self
         teacher = any("teacher" in stage.plan.roles for stage in self.stages)
         built = self.recipe.build(folder, self.composed.config.seed, teacher)
-        composed = compose([built, *sources[1:]], overrides, self.catalogue)
+        composed = with_steps(compose([built, *sources[1:]], overrides, self.catalogue))
         return PlannedRun(composed, self.catalogue, _plan_stages(composed, self.catalogue), None)
 
 
@@ -194,6 +195,7 @@ def plan_run(
         recipe = find_recipe(str(first))
     layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
     composed = compose(layers, overrides, on_disk=recipe is None, passed=partial(announce, functions or {}))
+    composed = composed if recipe else with_steps(composed)
     for number, url in enumerate(composed.config.notify.urls):
         if not is_understood(url.reveal()):
             fix = "Apprise does not understand the address in it; write the address as Apprise's documentation shows"

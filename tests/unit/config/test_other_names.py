@@ -37,7 +37,7 @@ def test_every_hint_names_a_key() -> None:
 def test_the_page_and_the_hints_agree() -> None:
     """Each name of the page's first column has a hint with a key of the second column, unless the key is the same."""
     pages = (ROOT / PAGE).read_text().partition("## What is not here")[0]
-    rows = [line.split(" | ") for line in pages.splitlines() if line.startswith("| `")]
+    rows = [line.split(" | ") for line in pages.splitlines() if line.startswith("| `") and line.count(" | ") == 2]
     assert len(rows) > 40
     unexplained = []
     for there, here, *_ in rows:

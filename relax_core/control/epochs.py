@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The length of a run in epochs, as a number of steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.source import TaskSource
+from relax_core.config.compose import Composed, naming_stage
+from relax_core.config.run_config import RunConfig
+from relax_core.data.tasks import charged_to
+from relax_core.registry.catalogue import Catalogue
+
+
+def with_steps(composed: Composed) -> Composed:
+    """Return the configuration with the `steps` that `epochs` give, for each stage that has `epochs`.
+
+    Opens the training file for its number of rows. Raises ConfigError if that is not possible.
+    """
+    notices = list(composed.notices)
+
+    def counted(config: RunConfig) -> RunConfig:
+        if config.epochs is None:
+            return config
+        rows, per_step = _training_rows(config, composed.catalogue), config.rollout.groups_per_step
+        steps = max(1, math.ceil(config.epochs * rows / per_step))
+        notices.append(f"epochs = {config.epochs:g}: {steps} steps of {per_step} of {rows} tasks")
+        return config.model_copy(update={"epochs": None, "steps": steps})
+
+    stages = []
+    for at, stage in enumerate(composed.stages):
+        with naming_stage(at):
+            stages.append(replace(stage, config=counted(stage.config)))
+    config = stages[0].config if stages else counted(composed.config)
+    return replace(composed, config=config, stages=tuple(stages), notices=tuple(notices))
+
+
+def _training_rows(config: RunConfig, catalogue: Catalogue) -> int:
+    """Return the number of rows of the training file that are not held out for evaluation."""
+    source = catalogue.build(config.source.chosen, TaskSource)
+    try:
+        with charged_to(source):
+            source.open(str(config.data.train), config.data.columns)
+            rows = len(source)
+    except ConfigError as error:
+        raise ConfigError("data.train", error.got, error.fix) from error
+    held = config.eval.size if config.eval.every and not config.eval.sets else 0
+    if rows <= held:
+        raise ConfigError("eval.size", f"{held} of {rows} tasks", "leave at least one task to train on")
+    return rows - held

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scaling of an engine pool: a state machine from requests and events to joins and leaves. No IO, no clock.
+
+A request names the number of engines that the pool is to have, or one engine that is to leave. The machine chooses
+which engines join and leave, and follows each of them. `engines.scaler` performs the actions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
+
+from relax_core.api.errors import ConfigError
+
+JoiningStep = Literal["pending", "creating", "health_checking", "weight_syncing", "active"]
+LeavingStep = Literal["draining", "removing", "completed"]
+Step: TypeAlias = JoiningStep | LeavingStep | Literal["failed"]
+"""State of one engine of an operation. A join ends `active`, a leave `completed`; `failed` is a join that left nothing."""
+OperationState: TypeAlias = Step | Literal["cancelled", "partial", "noop", "refused"]
+"""State of an operation: the step of its engine that is furthest behind, or the end of the operation."""
+JOINING: tuple[Step, ...] = get_args(JoiningStep)
+LEAVING: tuple[Step, ...] = get_args(LeavingStep)
+ORDER: Mapping[str, int] = {step: number for number, step in enumerate(JOINING + LEAVING)}
+KEPT = 100
+"""Operations that are remembered, and with them their keys; older ones that have ended are forgotten."""
+MAX_ENGINES = 1024
+"""Largest target; a larger one is taken for a typing error."""
+_KEY = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Join(NamedTuple):
+    """Start an engine with this name, which is new in the run, and this number."""
+
+    engine: str
+    number: int
+
+
+class CancelJoin(NamedTuple):
+    """Stop an engine that has not joined yet."""
+
+    engine: str
+
+
+class Leave(NamedTuple):
+    """Drain and stop an engine that serves."""
+
+    engine: str
+
+
+Action: TypeAlias = Join | CancelJoin | Leave
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequest:
+    """A request to change the number of a pool's engines, or to cancel such a change."""
+
+    key: str
+    """The caller's idempotency key, new for each change."""
+    pool: str = "rollout"
+    target: int | None = None
+    """Number of engines that the pool is to have; None if `engine` or `cancel` is given."""
+    engine: str = ""
+    """Engine that is to leave."""
+    cancel: str = ""
+    """Operation to cancel."""
+    keep_partial: bool = False
+    """True: if an engine can't join, the engines that did join stay. False: they leave again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingOperation:
+    """One change of the number of a pool's engines."""
+
+    id: str
+    pool: str
+    key: str
+    target: int
+    """Number of engines that the pool is to have after the operation."""
+    before: int
+    """Number of engines at the request."""
+    state: OperationState
+    requested_at: float
+    changed_at: float
+    """Wall-clock times, in seconds since 1970."""
+    engine: str = ""
+    """Engine that was named to leave; empty: the machine chose."""
+    keep_partial: bool = False
+    detail: str = ""
+    engines: Mapping[str, Step] = field(default_factory=dict)
+    undone: Literal["", "failed", "cancelled"] = ""
+    """End of the operation once the engines that joined have left again; empty: the operation is not rolled back."""
+
+    @property
+    def open(self) -> bool:
+        return self.state in ORDER and any(
+            step not in ("active", "completed", "failed") for step in self.engines.values()
+        )
+
+
+class PoolScaling:
+    """The engines of one pool and its operations, in the order of their requests.
+
+    An operation that grows the pool: `pending -> creating -> health_checking -> weight_syncing -> active`, or if an
+    engine fails or a person cancels, `-> draining -> removing -> failed | cancelled`; with `keep_partial`, `partial`.
+    One that shrinks the pool: `draining -> removing -> completed`. A request that changes nothing: `noop`.
+
+    Invariants:
+    - At most one operation is open. It has an action for each of its engines.
+    - `engines` holds the engines that have joined and have not left, the oldest first. Protected engines never leave.
+    - The newest engines leave first. A name is used once in a run.
+    - After an operation the pool has `target` engines, or `before` if the operation was rolled back.
+    - One key belongs to one operation; a repeated request gets the operation of its key.
+    """
+
+    def __init__(
+        self, pool: str, engines: Sequence[str], protected: int, prefix: str = "engine",
+        refusal: tuple[str, str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`protected`: number of the oldest engines that never leave. `refusal`: (field, got, fix) if no change can be."""
+        self.pool, self.engines, self.prefix, self.refusal = pool, list(engines), prefix, refusal
+        self.protected: tuple[str, ...] = tuple(engines[:protected])
+        self.operations: dict[str, ScalingOperation] = {}
+        self.target = len(engines)
+        """Number of engines after the last operation; the pool of a restarted run returns to this number."""
+        self._next_engine, self._last_operation = len(engines), 0
+
+    @property
+    def open(self) -> ScalingOperation | None:
+        """The operation that has not ended yet."""
+        return next((one for one in reversed(self.operations.values()) if one.open), None)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def ask(self, request: ScaleRequest, now: float) -> tuple[ScalingOperation, list[Action]]:
+        """Accept a request; return its operation, and the actions to perform. Raises ConfigError if it is refused."""
+        if request.cancel:
+            return self._cancel(request.cancel, now)
+        if not _KEY.fullmatch(request.key):
+            raise ConfigError("key", repr(request.key[:128]), "give 1 to 128 printable characters without spaces")
+        known = next((one for one in self.operations.values() if one.key == request.key), None)
+        if known is not None:
+            if known.engine != request.engine or request.target not in (None, known.target):
+                got = f"the key of operation {known.id}, which asks for something else"
+                raise ConfigError("key", got, "send a new key with each change")
+            return known, []
+        if self.refusal is not None:
+            raise ConfigError(*self.refusal)
+        target = self._target_of(request)
+        if (busy := self.open) is not None:
+            if target != busy.target or request.engine != busy.engine:
+                fix = f"wait for its end, or cancel it: relax scale --cancel {busy.id}"
+                raise ConfigError("operation", f"{busy.id}, which is {busy.state} in the pool {self.pool}", fix)
+            return self._made(request, target, "noop", now, f"operation {busy.id} has the same target"), []
+        if not request.engine and target == len(self.engines):
+            return self._made(request, target, "noop", now, f"the pool has {target} engines"), []
+        return self._begin(self._made(request, target, "pending", now), request.engine)
+
+    def refused(self, request: ScaleRequest, why: str, now: float) -> ScalingOperation:
+        """Record a request that `ask` refused, so that its sender learns the reason."""
+        return self._made(request, request.target or 0, "refused", now, why)
+
+    def _target_of(self, request: ScaleRequest) -> int:
+        """Return the number of engines after a request. Raises ConfigError if it can't be reached."""
+        least = len(self.protected)
+        if request.engine:
+            if request.engine not in self.engines:
+                known = ", ".join(self.engines)
+                raise ConfigError("engine", request.engine, f"name an engine of the pool {self.pool}: {known}")
+            if request.engine in self.protected:
+                free = ", ".join(name for name in self.engines if name not in self.protected) or "none"
+                fix = f"the first {least} engines stay; engines that may leave: {free}"
+                raise ConfigError("engine", f"{request.engine}, which is protected", fix)
+            return len(self.engines) - 1
+        if request.target is None or not least <= request.target <= MAX_ENGINES:
+            fix = f"the pool {self.pool} keeps its first {least} engines: give {least} to {MAX_ENGINES}"
+            raise ConfigError("target", request.target, fix)
+        return request.target
+
+    def _made(
+        self, request: ScaleRequest, target: int, state: OperationState, now: float, detail: str = ""
+    ) -> ScalingOperation:
+        self._last_operation += 1
+        made = ScalingOperation(
+            f"{self.pool}-{self._last_operation}", self.pool, request.key, target, len(self.engines), state, now, now,
+            request.engine, request.keep_partial, detail,
+        )  # fmt: skip
+        self.operations[made.id] = made
+        ended = [one for one in self.operations.values() if not one.open and one.id != made.id]
+        for old in ended[: max(len(self.operations) - KEPT, 0)]:
+            del self.operations[old.id]
+        return made
+
+    def _begin(self, made: ScalingOperation, engine: str = "") -> tuple[ScalingOperation, list[Action]]:
+        """Choose the engines of an operation; `engine` leaves, if given."""
+        actions: list[Action] = []
+        steps: dict[str, Step] = {}
+        if engine:
+            leaving = [engine]
+        else:
+            free = [name for name in reversed(self.engines) if name not in self.protected]
+            leaving = free[: max(len(self.engines) - made.target, 0)]
+        for name in leaving:
+            steps[name] = "draining"
+            actions.append(Leave(name))
+        for _ in range(made.target - len(self.engines)):
+            name = f"{self.prefix}-{self._next_engine}"
+            steps[name] = "pending"
+            actions.append(Join(name, self._next_engine))
+            self._next_engine += 1
+        begun = self.operations[made.id] = replace(made, engines=steps, state="draining" if leaving else "pending")
+        return begun, actions
+
+    def _cancel(self, name: str, now: float) -> tuple[ScalingOperation, list[Action]]:
+        operation = self.operations.get(name)
+        if operation is None:
+            known = ", ".join(list(self.operations)[-5:]) or "none"
+            raise ConfigError("cancel", name, f"name an operation of the pool {self.pool}: {known}")
+        if operation.undone == "cancelled":
+            return operation, []
+        if not operation.open:
+            raise ConfigError(
+                "cancel", f"{name}, which is {operation.state}", "only an open operation can be cancelled"
+            )
+        if operation.undone or operation.target < operation.before:
+            fix = "an engine that leaves can't be called back: scale out when the operation has ended"
+            raise ConfigError("cancel", f"{name}, which is {operation.state}", fix)
+        return self._undo(operation, "cancelled", now, "cancelled by a person")
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def on_step(self, engine: str, step: Step, now: float, detail: str = "") -> list[Action]:
+        """Follow an engine of the open operation; return the actions to perform. Late events are ignored."""
+        operation = self.open
+        have = operation.engines.get(engine) if operation is not None else None
+        if operation is None or have is None or have in ("completed", "failed"):
+            return []
+        if have in LEAVING and step in JOINING:
+            if step != "active" or engine in self.engines:
+                return []
+            # The engine joined while its cancellation was on its way.
+            self.engines.append(engine)
+            self._settle(replace(operation, engines={**operation.engines, engine: "draining"}, changed_at=now))
+            return [Leave(engine)]
+        if have in LEAVING and step == "failed":
+            step = "completed"
+        if have == "active" or (step != "failed" and ORDER[step] <= ORDER[have]):
+            return []
+        if step == "active":
+            self.engines.append(engine)
+        elif step == "completed" and engine in self.engines:
+            self.engines.remove(engine)
+        operation = replace(operation, engines={**operation.engines, engine: step}, changed_at=now)
+        operation = _noted(operation, detail if step == "failed" else "")
+        if step == "failed" and not operation.keep_partial:
+            return self._undo(operation, "failed", now, "")[1]
+        self._settle(operation)
+        return []
+
+    def _settle(self, operation: ScalingOperation) -> ScalingOperation:
+        """Give an operation the state that follows from its engines."""
+        steps = operation.engines.values()
+        if operation.open:
+            state: OperationState = min(
+                (step for step in steps if step not in ("active", "completed", "failed")), key=lambda step: ORDER[step]
+            )
+        elif operation.undone:
+            state = operation.undone
+        elif "failed" not in steps:
+            state = "completed" if "completed" in steps else "active"
+        else:
+            state = "partial" if "active" in steps else "failed"
+        settled = self.operations[operation.id] = replace(operation, state=state)
+        if not settled.open:
+            self.target = len(self.engines)
+        return settled
+
+    def _undo(
+        self, operation: ScalingOperation, end: Literal["failed", "cancelled"], now: float, detail: str
+    ) -> tuple[ScalingOperation, list[Action]]:
+        """Let all engines that an operation added leave again."""
+        actions: list[Action] = []
+        steps = dict(operation.engines)
+        for name, step in operation.engines.items():
+            if step == "active":
+                steps[name] = "draining"
+                actions.append(Leave(name))
+            elif step in JOINING:
+                steps[name] = "removing"
+                actions.append(CancelJoin(name))
+        undone = replace(_noted(operation, detail), engines=steps, undone=end, changed_at=now)
+        return self._settle(undone), actions
+
+    # -- restarts -----------------------------------------------------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """Return the state as JSON data, for `restored` and `of`."""
+        return {
+            "pool": self.pool, "engines": list(self.engines), "protected": list(self.protected), "prefix": self.prefix,
+            "target": self.target, "next_engine": self._next_engine, "last_operation": self._last_operation,
+            "refusal": list(self.refusal) if self.refusal else None,
+            "operations": [asdict(one) for one in self.operations.values()],
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Return a copy of a machine, to try requests without an effect."""
+        refusal = document["refusal"]
+        made = cls(document["pool"], document["engines"], 0, document["prefix"], tuple(refusal) if refusal else None)
+        made.protected = tuple(document["protected"])
+        made._restore(document)
+        return made
+
+    def _restore(self, document: Mapping[str, Any]) -> None:
+        found: Iterable[ScalingOperation] = (ScalingOperation(**one) for one in document["operations"])
+        self.operations = {one.id: one for one in found}
+        self.target, self._last_operation = int(document["target"]), int(document["last_operation"])
+        self._next_engine = max(self._next_engine, int(document["next_engine"]))
+
+    def restored(self, document: Mapping[str, Any], now: float) -> list[Action]:
+        """Take over the operations of the pool's former process; return the actions that finish the open one.
+
+        All engines of the former process are gone, and the pool has the engines of its start. An operation that was
+        rolled back is over. An open one is done again, to its target. Without an open one, the pool returns to the
+        number of engines that it had.
+        """
+        self._restore(document)
+        wanted, least, now_has = self.target, len(self.protected), len(self.engines)
+        left, self.target = self.open, now_has
+        if left is not None and left.undone:
+            self._end_at_restart(left, left.undone, "rolled back by a restart of the pool", now)
+        elif left is not None:
+            wanted = left.target
+            if self.refusal is not None or wanted < least:
+                self._end_at_restart(left, "failed", "the pool was restarted and can't be scaled any more", now)
+            elif wanted == now_has:
+                done: OperationState = "active" if wanted > left.before else "completed"
+                self._end_at_restart(left, done, f"the pool was restarted with {wanted} engines", now)
+            else:
+                again = _noted(left, "done again after a restart of the pool")
+                return self._begin(replace(again, engines={}, changed_at=now))[1]
+        wanted = max(wanted, least)
+        if self.refusal is not None or wanted == now_has:
+            return []
+        request = ScaleRequest(f"restart-{self._last_operation + 1}", self.pool, wanted, keep_partial=True)
+        detail = f"the pool was restarted: it returns to {wanted} engines"
+        return self._begin(self._made(request, wanted, "pending", now, detail))[1]
+
+    def _end_at_restart(self, operation: ScalingOperation, state: OperationState, detail: str, now: float) -> None:
+        """End an operation whose engines are gone with the pool's former process."""
+        gone: Mapping[str, Step] = dict.fromkeys(operation.engines, "completed")
+        self.operations[operation.id] = replace(_noted(operation, detail), engines=gone, state=state, changed_at=now)
+
+
+def _noted(operation: ScalingOperation, detail: str) -> ScalingOperation:
+    """Add a sentence to what an operation says about itself."""
+    said = "; ".join(part for part in (operation.detail, detail) if part)
+    return replace(operation, detail=said)

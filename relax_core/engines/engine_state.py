@@ -39,11 +39,17 @@ class EngineStatus(Enum):
     """Started in a resumed run whose first weights have not arrived. The model folder's weights may not be sampled."""
     SERVING = "serving"
     """In service: the only status in which an engine gets requests."""
+    JOINING = "joining"
+    """An engine that was added to a live pool and has not served yet. It counts as no capacity."""
+    LEAVING = "leaving"
+    """An engine that is drained, to be removed: it gets no new requests and is not replaced."""
 
 
 @dataclass(slots=True)
 class EngineState:
     """The state of one engine: `out -> serving -> out`, or `out -> waiting -> serving` before the first weights.
+
+    An engine of a pool that is scaled: `joining -> serving -> leaving -> removed`.
 
     The slot sets `loaded` and `paused`; the router and the supervisor set the remaining fields.
 
@@ -87,6 +93,11 @@ class EngineState:
     def available(self) -> bool:
         """True if the engine may get requests now."""
         return self.status is EngineStatus.SERVING and not self.holds
+
+    @property
+    def member(self) -> bool:
+        """True if the engine counts as capacity of its pool, even if it is being replaced."""
+        return self.status not in (EngineStatus.JOINING, EngineStatus.LEAVING)
 
     def add(self, pending: PendingRequest) -> None:
         pending.engine, pending.min_step, pending.preempted = self.name, self.version.step, False

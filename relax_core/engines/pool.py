@@ -17,6 +17,7 @@ from relax_core.api.role import Clock
 from relax_core.engines.engine_state import EngineStatus, are_log_probs
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Dispatch, Quarantine, RequestLimits, Router
+from relax_core.engines.scaling import JoiningStep, Step
 from relax_core.engines.slot import EngineSlot
 from relax_core.engines.supervisor import EngineSupervisor, Report, WeightUpdater
 from relax_core.rpc.waiting import start_all
@@ -27,7 +28,13 @@ MAX_SCORED_TOKENS = 8192
 """Most tokens of one scoring call; a single longer sequence is a call of its own."""
 MAX_SCORED_PARTS = 2
 """Most open scoring calls of one engine: the engine computes one call while the next is queued."""
+JOIN_S = 900.0
+"""Seconds in which an engine must join: start, load the newest weights, and prove them."""
+DRAIN_S = 120.0
+"""Seconds that a leaving engine keeps requests that can't be aborted; they continue elsewhere after that."""
 NO_LIMITS = RequestLimits()
+OnStep = Callable[[str, Step, str], None]
+"""Called with (engine, step of its join or leave, reason of a failure)."""
 LATE = "no engine had room within rollout.turn_timeout_s"
 
 
@@ -108,6 +115,7 @@ class EnginePool:
       requests that arrive together reach an engine as one batch; in a deterministic run, the requests of one call do.
     - The pool owns every task it starts: an error in a task that is not an engine's failure fails the pool.
     - A failed pool raises its error in every call.
+    - An engine is in `_slots` from the call of `grow` until its process is gone, so that `close` stops it in any state.
     """
 
     def __init__(
@@ -128,6 +136,10 @@ class EnginePool:
         self._changed = asyncio.Event()
         """Set when an engine may have become available or finished a scoring call."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._joins: dict[str, asyncio.Task[None]] = {}
+        """Task of each engine that is joining."""
+        self._replacements: dict[str, asyncio.Task[None]] = {}
+        """Last task that replaced an engine, by the engine's name."""
         self._num_requests = 0
         self._dispatch_scheduled = self._closed = False
         self._failure: RelaxError | None = None
@@ -216,7 +228,8 @@ class EnginePool:
                     self._spawn(self._abort(self._slots[engine], ids))
                 case Quarantine(engine, why, requests):
                     if not self._closed:  # closing the pool stops the engines, so running calls may fail
-                        self._spawn(self.supervisor.replace(self._slots[engine], why, requests))
+                        replacing = self.supervisor.replace(self._slots[engine], why, requests)
+                        self._replacements[engine] = self._spawn(replacing)
                 case _:
                     self._fail(PoolFailed(action.why))
         if not self._dispatch_scheduled:
@@ -296,7 +309,80 @@ class EnginePool:
                     return found
             finally:
                 self._scored_parts[name] -= 1
+                if not self._scored_parts[name]:
+                    del self._scored_parts[name]
                 self._changed.set()
+
+    # -- joins and leaves ---------------------------------------------------------------------------------------
+
+    def grow(self, slot: EngineSlot, on_step: OnStep, timeout_s: float = JOIN_S) -> None:
+        """Add an engine, which serves once it has proved the newest weights.
+
+        `on_step` is called with every step up to `active`; with `failed`, if the engine can't join within `timeout_s`;
+        or with `completed` after `cancel_join`. In the last two cases the engine has served nothing and is stopped.
+        """
+        self._slots[slot.name] = slot
+        self._router.join(slot.state)
+        self._joins[slot.name] = self._spawn(self._join(slot, on_step, timeout_s))
+
+    def cancel_join(self, name: str) -> None:
+        """Stop an engine that has not joined yet; an engine that serves stays."""
+        if (joining := self._joins.get(name)) is not None:
+            joining.cancel()
+
+    async def _join(self, slot: EngineSlot, on_step: OnStep, timeout_s: float) -> None:
+        def follow(step: JoiningStep) -> None:
+            on_step(slot.name, step, "")
+
+        end: Step = "failed"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.supervisor.join(slot, follow)
+        except TimeoutError:
+            why = f"{slot.name} did not join within {timeout_s:g} s; its log is logs/{slot.name}.log"
+        except asyncio.CancelledError:
+            if self._closed:
+                raise
+            end, why = "completed", ""
+        except Exception as error:  # of the engine's own code, too: the pool serves on without it
+            why = str(error) if slot.name in str(error) else f"{slot.name}: {error or type(error).__name__}"
+        else:
+            del self._joins[slot.name]
+            on_step(slot.name, "active", "")
+            return
+        del self._joins[slot.name]
+        await self._remove(slot, well=False)
+        on_step(slot.name, end, why)
+
+    def drain(self, name: str, on_step: OnStep, timeout_s: float = DRAIN_S) -> None:
+        """Remove an engine. Its requests continue on other engines from their last token.
+
+        Requests that the engine can't abort may end there within `timeout_s`. `on_step` is called with `removing` and
+        `completed`. One engine at least must stay in the pool.
+        """
+        self._router.leave(name)
+        self._spawn(self._leave(self._slots[name], on_step, timeout_s))
+
+    async def _leave(self, slot: EngineSlot, on_step: OnStep, timeout_s: float) -> None:
+        if (replacing := self._replacements.pop(slot.name, None)) is not None:
+            replacing.cancel()
+            await asyncio.wait({replacing})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.supervisor.drain(slot)
+                while self._scored_parts[slot.name]:
+                    self._changed.clear()
+                    await self._changed.wait()
+        on_step(slot.name, "removing", "")
+        await self._remove(slot, well=True)
+        on_step(slot.name, "completed", "")
+
+    async def _remove(self, slot: EngineSlot, well: bool) -> None:
+        """Stop an engine and forget it; its last requests continue elsewhere."""
+        self._perform(self._router.remove(slot.name))
+        await slot.leave(well)
+        await self.supervisor.forget(slot)
+        del self._slots[slot.name]
 
     # -- tasks and failure --------------------------------------------------------------------------------------
 
@@ -305,10 +391,11 @@ class EnginePool:
             await self._clock.sleep(TICK_S)
             self._perform(self._router.tick(self._clock.now()))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -337,7 +424,7 @@ class EnginePool:
             engine = slot.state
             silent_s = round(self._clock.now() - engine.last_heard, 3) if engine.running else 0.0
             found[slot.name] = {
-                "serving": engine.status is EngineStatus.SERVING, "version": str(engine.loaded),
+                "serving": engine.status is EngineStatus.SERVING, "state": engine.status.value, "version": str(engine.loaded),
                 "running": len(engine.running), "loading": engine.loading, "silent_s": silent_s, "paused": engine.paused,
                 "tokens_left": engine.pending_tokens, "kv_capacity": engine.kv.capacity,
                 "kv_running": engine.kv.running, "kv_idle": engine.kv.idle_tokens, "restarts": slot.restarts,

@@ -96,7 +96,7 @@ class Router:
       remaining engines. So no request starves.
     - Nothing is dispatched to an engine whose weights are of an earlier incarnation than the newest published ones: a
       rollback may have discarded them. Floors are compared within one incarnation only.
-    - Events from before an engine's last failure are ignored.
+    - Events from before an engine's last failure are ignored, and events of an engine that has left.
     - With `whole_batches` (deterministic runs), the batch of a failed engine is restarted unchanged, since continued
       requests would not be bit-identical. The number of requests on an engine is not limited.
     """
@@ -140,7 +140,9 @@ class Router:
         limits = self.limits
         if not (limits.backlog and limits.per_engine) or not self._open:
             return True
-        return len(self._open) + count <= limits.backlog + limits.per_engine * len(self.engines)
+        return len(self._open) + count <= limits.backlog + limits.per_engine * sum(
+            engine.member for engine in self.engines.values()
+        )
 
     def room(self, expected_tokens: int) -> int:
         """Return how many requests of new samples may start.
@@ -292,7 +294,7 @@ class Router:
 
     def abandoned(self, name: str) -> bool:
         """Return True if an engine's weights are of an earlier incarnation than the newest; they may not sample."""
-        return self.engines[name].version.incarnation < self._incarnation
+        return name in self.engines and self.engines[name].version.incarnation < self._incarnation
 
     def newest(self) -> Version:
         """Return the version at which groups are admitted: the newest of a serving engine, or of any if all are out.
@@ -316,8 +318,8 @@ class Router:
 
     def on_deltas(self, name: str, failures: int, deltas: Sequence[Delta], now: float) -> list[Action]:
         """Apply an engine's deltas to its requests; an engine with an invalid response is replaced."""
-        engine = self.engines[name]
-        if engine.failures != failures:
+        engine = self._current(name, failures)
+        if engine is None:
             return []
         engine.last_heard, vocab_size = now, self.vocab_size
         actions: list[Action] = []
@@ -364,9 +366,9 @@ class Router:
 
     def on_stream_end(self, name: str, failures: int, batch: tuple[PendingRequest, ...]) -> list[Action]:
         """Replace an engine that ended its response stream before every request of the batch had finished."""
-        engine = self.engines[name]
+        engine = self._current(name, failures)
         unended = [pending for pending in batch if pending.batch is batch]
-        if engine.failures == failures and unended:
+        if engine is not None and unended:
             return self._fail(engine, f"{name} ended its response without finishing request {unended[0].id!r}")
         return []
 
@@ -375,8 +377,8 @@ class Router:
 
         Each request is dispatched alone next time, so that only the invalid ones fail.
         """
-        engine = self.engines[name]
-        if engine.failures != failures:
+        engine = self._current(name, failures)
+        if engine is None:
             return []
         actions: list[Action] = []
         for pending in [one for one in batch if one.batch is batch]:
@@ -392,20 +394,37 @@ class Router:
 
     def on_failure(self, name: str, failures: int, why: str) -> list[Action]:
         """Replace an engine that died or does not answer, unless this failure is already known."""
-        engine = self.engines[name]
-        stale = engine.failures != failures or engine.status is EngineStatus.OUT
-        return [] if stale else self._fail(engine, why)
+        engine = self._current(name, failures)
+        stale = engine is None or engine.status in (EngineStatus.OUT, EngineStatus.JOINING)
+        return [] if engine is None or stale else self._fail(engine, why)
 
     def on_restart_failed(self, name: str, why: str) -> list[Action]:
         """Replace an engine again, because the new engine did not start or did not prove its weights."""
         return self._fail(self.engines[name], why)
 
-    def _fail(self, engine: EngineState, why: str) -> list[Action]:
-        """Take an engine out of service; its open requests wait for another engine.
+    def _current(self, name: str, failures: int) -> EngineState | None:
+        """Return the engine of an event; None if the engine has failed since, or has left the pool."""
+        engine = self.engines.get(name)
+        return engine if engine is not None and engine.failures == failures else None
 
-        A request that already has all of its tokens completes with finish `length`.
+    def _fail(self, engine: EngineState, why: str) -> list[Action]:
+        """Take an engine out of service, and replace it unless it is leaving."""
+        leaves = engine.status is EngineStatus.LEAVING
+        engine.status = engine.status if leaves else EngineStatus.OUT
+        actions, num_open = self._take_back(engine)
+        if leaves:
+            return actions
+        if engine.restarts.spend():
+            return [*actions, Quarantine(engine.name, why, num_open)]
+        return [*actions, GiveUp(f"{engine.name} failed more than {MAX_FAILURES} times in a row, last: {why}")]
+
+    def _take_back(self, engine: EngineState) -> tuple[list[Action], int]:
+        """Let the open requests of an engine wait for another engine; return the actions and the number of requests.
+
+        Later events of the engine's present worker are ignored. A request that already has all of its tokens completes
+        with finish `length`.
         """
-        engine.status, engine.loading = EngineStatus.OUT, ""
+        engine.loading = ""
         engine.failures, engine.cache_epoch = engine.failures + 1, engine.cache_epoch + 1
         running = list(engine.running.values())
         engine.running.clear()
@@ -422,9 +441,25 @@ class Router:
         if not self.whole_batches:
             actions += [self._complete(pending, "length") for pending in awaited if not pending.tokens_left]
             self._waiting += [pending for pending in awaited if not pending.settled]
-        if engine.restarts.spend():
-            return [*actions, Quarantine(engine.name, why, len(awaited))]
-        return [*actions, GiveUp(f"{engine.name} failed more than {MAX_FAILURES} times in a row, last: {why}")]
+        return actions, len(awaited)
+
+    # -- joins and leaves ---------------------------------------------------------------------------------------
+
+    def join(self, engine: EngineState) -> None:
+        """Add an engine that will serve once it has proved the newest weights (`on_proved`)."""
+        engine.status, engine.kv.reserve = EngineStatus.JOINING, self.limits.kv_reserve
+        self.engines[engine.name] = engine
+
+    def leave(self, name: str) -> None:
+        """Dispatch nothing more to an engine; its requests may end there, or be taken back with `preempt`."""
+        self.engines[name].status = EngineStatus.LEAVING
+
+    def remove(self, name: str) -> list[Action]:
+        """Forget an engine; its open requests wait for another engine with the tokens that they have."""
+        engine = self.engines.pop(name)
+        engine.status = EngineStatus.OUT
+        self._counts_kv = any(left.kv.capacity for left in self.engines.values())
+        return self._take_back(engine)[0]
 
     # -- weights and pauses -------------------------------------------------------------------------------------
 
@@ -437,7 +472,9 @@ class Router:
 
         Raises RuntimeError if the step is of another incarnation while the engine runs requests.
         """
-        engine = self.engines[name]
+        engine = self.engines.get(name)
+        if engine is None:  # the engine has left
+            return
         if engine.running and version.incarnation != engine.version.incarnation:
             raise RuntimeError(f"{name}: loads {version} over {engine.version} while it runs {sorted(engine.running)}")
         engine.loading, engine.max_step = str(version), max(engine.version.step, version.step)
@@ -447,8 +484,8 @@ class Router:
 
         Only this method sets an engine to serving.
         """
-        engine = self.engines[name]
-        if engine.failures != failures:
+        engine = self._current(name, failures)
+        if engine is None or engine.status is EngineStatus.LEAVING:
             return False
         same = version.incarnation == engine.version.incarnation
         engine.max_step = max(engine.max_step, version.step) if same else version.step
@@ -460,11 +497,13 @@ class Router:
 
     def hold(self, name: str, why: str) -> None:
         """Dispatch nothing new to an engine until this reason is released."""
-        self.engines[name].holds.add(why)
+        if (engine := self.engines.get(name)) is not None:
+            engine.holds.add(why)
 
     def release(self, name: str, why: str, now: float) -> None:
-        self.engines[name].holds.discard(why)
-        self.engines[name].last_heard = now
+        if (engine := self.engines.get(name)) is not None:
+            engine.holds.discard(why)
+            engine.last_heard = now
 
     @property
     def paused(self) -> bool:

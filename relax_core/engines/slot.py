@@ -66,6 +66,8 @@ class EngineSlot:
         self._progress = asyncio.Event()
         self.pause_lock = asyncio.Lock()
         """Serialises pause, resume and offload."""
+        self.update_lock = asyncio.Lock()
+        """Serialises loads of weights."""
         self.offloaded: frozenset[OffloadPart] = frozenset()
         self.restarts = self.starts = 0
         """`restarts`: number of finished replacements. `starts`: number of worker starts, also of failed ones."""
@@ -86,6 +88,12 @@ class EngineSlot:
             raise PluginError(f"engine {self.chosen.name}", str(error)) from error
         self._started = True
         return dict(facts)
+
+    async def leave(self, well: bool) -> None:
+        """Stop the engine for good, as `close` does. A load of weights that is still running proves nothing."""
+        self.starts += 1
+        await self.close(well)
+        self.set_busy(False)
 
     async def stop(self) -> None:
         """Kill the engine's process, which also frees its device memory."""

@@ -20,6 +20,7 @@ from relax_core.api.role import Clock, WeightService
 from relax_core.api.weights import Canary, Manifest, Receipt, ReceiptLevel, Version
 from relax_core.engines.engine_state import EngineStatus
 from relax_core.engines.router import Action, Router
+from relax_core.engines.scaling import JoiningStep
 from relax_core.engines.slot import EngineSlot
 from relax_core.rpc.waiting import start_all
 
@@ -106,8 +107,8 @@ class EngineSupervisor:
 
     Invariants:
     - An engine starts to serve only through `_admit`, after it has proved the newest weights; this holds for
-      replacements too.
-    - An engine loads one version at a time (`_update_locks`). It runs one pause, resume or offload at a time
+      replacements and joining engines too.
+    - An engine loads one version at a time (`update_lock`). It runs one pause, resume or offload at a time
       (`pause_lock`).
     - An engine runs nothing while it loads weights of another incarnation (`_before_loading`). Its requests continue
       elsewhere; attempts with tokens that a rollback discarded were already ended by the bus and cancelled by the
@@ -128,7 +129,8 @@ class EngineSupervisor:
         it if the pool shares devices."""
         self._facts: Mapping[str, Any] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
-        self._update_locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in slots}
+        self._published = asyncio.Event()
+        """Set once a version was published."""
 
     async def start(self) -> Mapping[str, Any]:
         """Start all engines, check that all hold the same model, and return the facts of the first engine."""
@@ -163,8 +165,9 @@ class EngineSupervisor:
         return admitted
 
     def _not_out(self) -> list[EngineSlot]:
-        """Return the engines that are not being replaced."""
-        return [slot for slot in self._slots.values() if slot.state.status is not EngineStatus.OUT]
+        """Return the engines that are neither being replaced nor joining."""
+        out = (EngineStatus.OUT, EngineStatus.JOINING)
+        return [slot for slot in self._slots.values() if slot.state.status not in out]
 
     # -- pauses -------------------------------------------------------------------------------------------------
 
@@ -255,6 +258,7 @@ class EngineSupervisor:
         version, without waiting for the rest.
         """
         self._newest = (manifest, transport)
+        self._published.set()
         self._router.on_published(manifest.version)
 
         async def follow(slot: EngineSlot) -> str:
@@ -270,7 +274,8 @@ class EngineSupervisor:
                 await on_arrival(receipt)
             return slot.name
 
-        names = await asyncio.gather(*map(follow, self._not_out()))
+        staying = [slot for slot in self._not_out() if slot.state.status is not EngineStatus.LEAVING]
+        names = await asyncio.gather(*map(follow, staying))
         return tuple(name for name in names if name)
 
     async def _load_newest(self, slot: EngineSlot, failures: int | None = None) -> Receipt | None:
@@ -279,7 +284,7 @@ class EngineSupervisor:
         If `failures` is given and the engine has failed more often, load nothing: `replace` loads the newest version.
         """
         receipt = None
-        async with self._update_locks[slot.name]:
+        async with slot.update_lock:
             if failures not in (None, slot.state.failures):
                 return None
             while (
@@ -354,16 +359,55 @@ class EngineSupervisor:
                 self._check_model(facts := await slot.start())
                 self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
                 await self._offload_as_planned(slot)
-            await self._load_newest(slot)
-            while slot.state.paused != self._router.paused:
-                await self._follow_pause(slot)
-                await self._load_newest(slot)
+            await self._catch_up(slot)
         except InfrastructureError as error:
             self._perform(self._router.on_restart_failed(slot.name, str(error)))
             return
         self._admit(slot, failures)
         slot.restarts += 1
         await self._report("recovered", slot.name, self._clock.now() - since)
+
+    async def _catch_up(self, slot: EngineSlot) -> None:
+        """Bring a newly started engine to the newest weights and the pool's pause state."""
+        await self._load_newest(slot)
+        while slot.state.paused != self._router.paused:
+            await self._follow_pause(slot)
+            await self._load_newest(slot)
+
+    # -- joins and leaves ---------------------------------------------------------------------------------------
+
+    async def join(self, slot: EngineSlot, on_step: Callable[[JoiningStep], None]) -> None:
+        """Start an engine that the router knows as joining; return when it serves.
+
+        Raises if the engine can't start, is not healthy, has another model than the pool, or can't prove the newest
+        weights. It has served nothing then. In a resumed run, wait for the first weights.
+        """
+        on_step("creating")
+        self.on_change()
+        slot.on_loading = self._before_loading
+        async with self._offload.weights_in_use():
+            facts = await slot.start()
+            on_step("health_checking")
+            health = await slot.health(HEALTH_S)
+            if not health.ok:
+                raise InfrastructureError(f"{slot.name}: unhealthy after its start: {health.facts.get('failure', '')}")
+            self._check_model(facts)
+            self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
+            await self._offload_as_planned(slot)
+        on_step("weight_syncing")
+        if not self._serve_at_start:
+            await self._published.wait()
+        await self._catch_up(slot)
+        self._admit(slot, slot.state.failures)
+
+    async def drain(self, slot: EngineSlot) -> None:
+        """Take back the requests of an engine that leaves; return when it runs nothing."""
+        await self._contained(slot, self._preempt(slot))
+
+    async def forget(self, slot: EngineSlot) -> None:
+        """Withdraw the receipts of an engine that has left."""
+        if self._updates is not None:
+            await self._updates.forget(slot)
 
 
 class WeightUpdater:
@@ -386,9 +430,11 @@ class WeightUpdater:
 
         If a live version is not being transferred now, ask for it (`want`) until it is transferred again.
         """
-        target, model = manifest.version, manifest.version.model
+        target, model, starts = manifest.version, manifest.version.model, slot.starts
         deadline = self._clock.now() + self._timeout_s
         while True:
+            if slot.starts != starts:
+                raise InfrastructureError(f"{slot.name}: the engine ended before it loaded {target}")
             left = self._time_left(slot, model, deadline)
             route = await self._weights.route(model, slot.state.loaded, 0.0, None, slot.name, left)
             if not route:

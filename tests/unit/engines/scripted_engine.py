@@ -175,6 +175,13 @@ class OddEngine(ScriptedEngine):
         return {**await super().start(spec), "vocab_size": 1000 + int(spec.name[-1])}
 
 
+class SickEngine(ScriptedEngine):
+    """Starts, and is not well."""
+
+    async def health(self) -> Health:
+        return Health(False, Version("actor", 0, self._step), facts={"failure": "its device fell off the bus"})
+
+
 class DyingEngine(ScriptedEngine):
     """The process ends while the model is loaded, as one does that runs out of memory."""
 

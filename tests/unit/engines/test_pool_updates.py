@@ -142,7 +142,7 @@ async def test_an_engine_that_loads_an_abandoned_version_continues_no_request(
         await pool.supervisor.update(manifest(15), NONE)
         asked = asyncio.create_task(ask(pool, [call(0, LONG, floor=10)]))
         await under_way(pool, 1)
-        async with pool.supervisor._update_locks["engine-0"]:  # as long as it takes that one, it can't take another
+        async with pool._slots["engine-0"].update_lock:  # as long as it takes that one, it can't take another
             updating = asyncio.create_task(pool.supervisor.update(manifest(10, 1), NONE))
             await until(lambda: pool.facts()["engine-0"]["running"] == 0)
             late = asyncio.create_task(ask(pool, [call(1000, 2, floor=10)]))

@@ -92,6 +92,25 @@ async def test_a_replaced_engine_serves_only_after_its_receipt_for_the_newest_ve
         assert await service.receivers("actor") == {"engine-0": at(2)}
 
 
+async def test_an_engine_that_joins_with_a_wrong_receipt_never_serves_and_one_that_leaves_is_forgotten() -> None:
+    async with pool_of("ScriptedEngine", "ScriptedEngine") as (pool, service, told):
+        await service.announce(manifest(1), NONE)
+        await pool.supervisor.update(manifest(1), NONE)
+        ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
+
+        def on_step(engine: str, step: str, why: str) -> None:
+            if step in ("active", "failed", "completed"):
+                ended.put_nowait((engine, step, why))
+
+        pool.grow(slot_of("engine-2", "LyingEngine", pool._slots["engine-0"]._workers), on_step)
+        engine, step, why = await ended.get()
+        assert (engine, step) == ("engine-2", "failed") and "engine-2: actor@0.1 differs on arrival" in why
+        assert await service.receivers("actor") == {"engine-0": at(1), "engine-1": at(1)}
+        pool.drain("engine-1", on_step)
+        assert await ended.get() == ("engine-1", "completed", "")
+        assert await service.receivers("actor") == {"engine-0": at(1)} and told == []
+
+
 async def test_receipts_of_a_replaced_engine_do_not_count_for_its_successor() -> None:
     """Its receipt is accepted after the next one was started, with the weights of the model folder."""
     async with pool_of("ScriptedEngine") as (pool, service, _):

@@ -144,7 +144,7 @@ class Workers(Protocol):
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
-CommandName = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]
+CommandName = Literal["pause", "continue", "stop", "checkpoint", "evaluate", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +393,9 @@ class Context(Protocol[ConfigT_co]):
 
     def take_evaluation_request(self) -> bool:
         """Return True if an evaluation was requested; return True only once for each request."""
+
+    def take_scale_requests(self) -> tuple[str, ...]:
+        """Return the requests to scale engine pools since the last call, each as JSON data of `ScaleRequest`."""
 
 
 class Role(Configurable[OptionsT], Generic[OptionsT]):

@@ -563,11 +563,18 @@ def engines(run: Run = None, address: Address = "", token_file: TokenFile = None
         say(f"{body['run']}: {body['state']}, no engines", err=True)
         return
     rows = [
-        (one["pool"], one["engine"], "serving" if one["serving"] else "loading" if one["loading"] else "not serving",
+        (one["pool"], one["engine"], _state_of(one),
          str(one["version"]), str(one["running"]), str(one["restarts"]))
         for one in body["engines"]
     ]  # fmt: skip
     print_table(("pool", "engine", "state", "version", "requests", "restarts"), rows)
+
+
+def _state_of(engine: Mapping[str, Any]) -> str:
+    """Return an engine's step while it joins or leaves, else whether it serves."""
+    if engine.get("state") not in ("", None, "serving", "out", "waiting"):
+        return str(engine["state"]).replace("_", " ")
+    return "serving" if engine["serving"] else "loading" if engine["loading"] else "not serving"
 
 
 def compare(

@@ -274,6 +274,10 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
     if budget is not None and budget < config.rollout.max_new_tokens:
         fix = f"set at least rollout.max_new_tokens = {config.rollout.max_new_tokens}"
         yield ConfigError("rollout.token_budget", budget, fix)
+    least, engines = placement.rollout.min_engines, placement.rollout.engines
+    if least is not None and least > engines:
+        fix = f"a run begins with placement.rollout.engines = {engines}: set at most as many"
+        yield ConfigError("placement.rollout.min_engines", least, fix)
     if placement.actor.share not in ("", "own"):
         fix = 'other roles use the actor\'s devices: remove this key, or set placement.rollout.share = "actor"'
         yield ConfigError("placement.actor.share", repr(placement.actor.share), fix)

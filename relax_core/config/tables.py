@@ -368,6 +368,8 @@ class EnginePlacement(Options):
 
     engines: PositiveInt = 1
     """Number of engine processes."""
+    min_engines: PositiveInt | None = None
+    """Number of the first engines that `relax scale` never removes; absent: all of `engines`."""
     gpus_per_engine: NonNegativeFloat | None = None
     """GPUs per engine; 0: none; absent: as many as the engine's parallel options need, or 0 if the machine has none."""
     threads: NonNegativeInt = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -298,6 +299,8 @@ class RunController:
                         self._asked = "" if asked else self._asked
                         for role in stateful if receivers is None else self._running & receivers:
                             await self._runner.run_status.command(role, request)
+                for scale in self._prepared.directory.take_scale_requests():
+                    await self._runner.run_status.command("rollout", "scale", json.dumps(scale))
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()
                 for role in stage.launch.plan.roles:

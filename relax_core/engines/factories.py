@@ -18,6 +18,7 @@ from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import RoleFailed, RoleRecovered, WorkRetried
 from relax_core.api.family import ModelFamily
+from relax_core.api.plan import WorkerGroup
 from relax_core.api.role import Phase, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.config.model_folder import bounded_context, vocabulary_size
@@ -26,7 +27,7 @@ from relax_core.config.tables import EngineTable
 from relax_core.data.media_pipeline import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.engines.model_client import PoolModelClient
-from relax_core.engines.pool import EnginePool
+from relax_core.engines.pool import EnginePool, SlotMaker
 from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
 from relax_core.engines.supervisor import Report, WeightUpdater
@@ -45,7 +46,8 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
     run, group = context.config, context.plan.groups["rollout"]
     spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
     placement, weights, timeout_s = run.placement.rollout, run.weights, run.rollout.turn_timeout_s
-    slots = _engine_slots(context, group, "engine", run.engine, spec, placement.silence_s)
+    make_slot = _slot_maker(context, group, run.engine, spec, placement.silence_s)
+    slots = [make_slot(f"engine-{number}", number) for number in range(group.size)]
     updates = WeightUpdater(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
     # Deterministic runs must not split batches, so nothing waits for capacity.
     limits = (
@@ -57,8 +59,9 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
         )
     )  # fmt: skip
     return EnginePool(
-        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits
-    )
+        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits,
+        make_slot,
+    )  # fmt: skip
 
 
 def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
@@ -100,24 +103,25 @@ def _model_table(run: RunConfig, table: EngineTable) -> dict[str, Any]:
     return model
 
 
-def _engine_slots(
-    context: RunContext, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
-) -> list[EngineSlot]:
-    """Return the slots of a worker group's engines, on its devices, without starting them."""
+def _slot_maker(
+    context: RunContext, group: WorkerGroup, choice: BackendChoice, spec: EngineSpec, silence_s: float
+) -> SlotMaker:
+    """Return a function that makes slots of a worker group's engines, on its devices, without starting them.
+
+    An engine with a number beyond the group's size shares a CPU device of the group.
+    """
     engine = type(context.build(choice.chosen, Engine))
-    slots = []
-    for number in range(group.size):
-        name = f"{prefix}-{number}"
+
+    def make_slot(name: str, number: int) -> EngineSlot:
         worker = WorkerSpec(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
             preload=engine.preload,
         )  # fmt: skip
         track = context.track(name, group.devices_of(number))
-        slots.append(
-            EngineSlot(name, choice.chosen, spec, worker, context.workers, engine.capabilities, track, silence_s)
-        )
-    return slots
+        return EngineSlot(name, choice.chosen, spec, worker, context.workers, engine.capabilities, track, silence_s)
+
+    return make_slot
 
 
 class AuxiliaryPools:
@@ -187,9 +191,13 @@ def _client(context: RunContext, table: EngineTable, report: Report) -> PoolMode
     family = context.build(Chosen("model-family", DEFAULT_NAMES["family"]), ModelFamily)
     family.open(_model_table(run, table))
     spec = auxiliary_spec(run, table)
-    slots = _engine_slots(context, group, f"{table.name}-engine", run.backend_of(table), spec, table.silence_s)
+    make_slot = _slot_maker(context, group, run.backend_of(table), spec, table.silence_s)
+    slots = [make_slot(f"{table.name}-engine-{number}", number) for number in range(group.size)]
     limits = RequestLimits(table.timeout_s + LATER_S, 0 if run.deterministic else table.requests_per_engine)
-    pool = EnginePool(slots, context.clock, None, report, deterministic=run.deterministic, limits=limits)
+    pool = EnginePool(
+        slots, context.clock, None, report, deterministic=run.deterministic, limits=limits,
+        make_slot=make_slot,
+    )  # fmt: skip
     limit_s = run.rollout.step_timeout_s
     return PoolModelClient(
         table.name, pool, family, context.clock, table.timeout_s, run.deterministic, limit_s, table.path.name

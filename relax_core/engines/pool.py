@@ -35,7 +35,13 @@ DRAIN_S = 120.0
 NO_LIMITS = RequestLimits()
 OnStep = Callable[[str, Step, str], None]
 """Called with (engine, step of its join or leave, reason of a failure)."""
+SlotMaker = Callable[[str, int], EngineSlot]
+"""A function from an engine's name and number to its slot."""
 LATE = "no engine had room within rollout.turn_timeout_s"
+
+
+def cannot_grow(name: str, number: int) -> EngineSlot:
+    raise InfrastructureError(f"{name}: this pool can't make a further engine")
 
 
 class _Waiter(NamedTuple):
@@ -121,8 +127,10 @@ class EnginePool:
     def __init__(
         self, slots: Sequence[EngineSlot], clock: Clock, updates: WeightUpdater | None, report: Report,
         serve_at_start: bool = True, deterministic: bool = False, offload_parts: Sequence[OffloadPart] = (),
-        suppress: tuple[int, ...] = (), limits: RequestLimits = NO_LIMITS,
+        suppress: tuple[int, ...] = (), limits: RequestLimits = NO_LIMITS, make_slot: SlotMaker = cannot_grow,
     ) -> None:  # fmt: skip
+        """`make_slot`: a function that makes the slot of one more engine, for `grow`."""
+        self.make_slot = make_slot
         self._slots = {slot.name: slot for slot in slots}
         self._clock, self._suppress, self._deterministic = clock, suppress, deterministic
         self._router = Router([slot.state for slot in slots], limits, whole_batches=deterministic)

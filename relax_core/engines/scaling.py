@@ -131,6 +131,10 @@ class PoolScaling:
         """The operation that has not ended yet."""
         return next((one for one in reversed(self.operations.values()) if one.open), None)
 
+    def find(self, key: str) -> ScalingOperation | None:
+        """Return the operation of a key; None if no request with the key was accepted, or it is forgotten."""
+        return next((one for one in self.operations.values() if one.key == key), None)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, request: ScaleRequest, now: float) -> tuple[ScalingOperation, list[Action]]:
@@ -139,7 +143,7 @@ class PoolScaling:
             return self._cancel(request.cancel, now)
         if not _KEY.fullmatch(request.key):
             raise ConfigError("key", repr(request.key[:128]), "give 1 to 128 printable characters without spaces")
-        known = next((one for one in self.operations.values() if one.key == request.key), None)
+        known = self.find(request.key)
         if known is not None:
             if known.engine != request.engine or request.target not in (None, known.target):
                 got = f"the key of operation {known.id}, which asks for something else"
@@ -294,13 +298,13 @@ class PoolScaling:
 
     # -- restarts -----------------------------------------------------------------------------------------------------
 
-    def plain(self) -> dict[str, Any]:
-        """Return the state as JSON data, for `restored` and `of`."""
+    def plain(self, last: int = KEPT) -> dict[str, Any]:
+        """Return the state with the last operations as JSON data, for `restored` and `of`."""
         return {
             "pool": self.pool, "engines": list(self.engines), "protected": list(self.protected), "prefix": self.prefix,
             "target": self.target, "next_engine": self._next_engine, "last_operation": self._last_operation,
             "refusal": list(self.refusal) if self.refusal else None,
-            "operations": [asdict(one) for one in self.operations.values()],
+            "operations": [asdict(one) for one in list(self.operations.values())[-last:]],
         }  # fmt: skip
 
     @classmethod

@@ -47,6 +47,8 @@ TRIES = 200
 RESERVE_BYTES = 64 * 1024
 """Size of a reserve file, whose deletion makes room for `summary.json` on a full disk."""
 EVALUATIONS = "evaluations.jsonl"
+SCALE_REQUESTS = ".scale-requests"
+"""Folder with a file for each open request to scale an engine pool."""
 Request = Literal["checkpoint", "continue", "evaluate", "pause", "stop"]
 """Requests to a run from another process, each made by creating a file; write access to the run directory suffices."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
@@ -108,6 +110,7 @@ class RunDirectory:
             (run.path / "summary.json").unlink(missing_ok=True)
             for request in get_args(Request):
                 run.take_request(request)
+            run.take_scale_requests()
         return run
 
     @classmethod
@@ -262,6 +265,25 @@ class RunDirectory:
         except OSError:  # no such request, or the file system is temporarily unreachable
             return False
         return True
+
+    def request_scale(self, request: Mapping[str, Any]) -> None:
+        """Ask the run's process to scale an engine pool; `request` has the fields of `ScaleRequest`."""
+        folder = self.path / SCALE_REQUESTS
+        with disk_errors(folder):
+            folder.mkdir(exist_ok=True)
+        write_document(folder / f"{time.time_ns()}-{os.getpid()}.json", "relax.scale-request/1", request)
+
+    def take_scale_requests(self) -> list[dict[str, Any]]:
+        """Return the requests of `request_scale` in the order of their writing, and close them."""
+        found = []
+        for path in sorted((self.path / SCALE_REQUESTS).glob("[!.]*.json")):
+            with contextlib.suppress(ConfigError):  # a request that can't be read is dropped
+                request = read_document(path) or {}
+                request.pop("schema", None)
+                found.append(request)
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return found
 
     def _request_file(self, request: Request) -> Path:
         return self.path / f".{request}-request"

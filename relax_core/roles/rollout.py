@@ -23,6 +23,7 @@ from relax_core.config.run_config import RunContext
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
 from relax_core.devices.turns import POLICY, EngineTurns, SharedEngines, TurnMember, TurnRule
 from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
+from relax_core.engines.scaler import Scaler, scaled_pools
 from relax_core.observe.first_step import MOST_TASKS
 from relax_core.sampling.failures import SampleFailures
 from relax_core.sampling.groups import InflightGroup, oldest
@@ -43,7 +44,7 @@ MAX_FINISH_ITERATIONS = 3
 
 
 class Rollout(Role):
-    """The role that generates and scores samples, in five loops: admit, finish, audit, lease devices, follow weights.
+    """The role that generates and scores samples, in six loops: admit, finish, audit, lease devices, scale, follow weights.
 
     A group: `admitted -> generated -> scored -> on the bus | dropped`. An attempt is in `_held` from its admission
     until the bus has its rows.
@@ -85,12 +86,14 @@ class Rollout(Role):
         if state := await context.bus.kept("sampler"):
             worker.selection.load(state)
         self._failures = SampleFailures(context.config, context.run_dir)
+        scaler = Scaler(scaled_pools(context, worker.pool, worker.auxiliary_pools), context)
         context.doing("ready", failures=self._failures.facts, engines=worker.pool.facts,
                       held=lambda: len(self._held), judging=worker.scorer.unanswered,
                       under_way=lambda: oldest(worker.inflight.values(), context.clock.now()),
-                      pools=worker.auxiliary_pools.facts, scheduling=worker.scheduling)  # fmt: skip
+                      pools=worker.auxiliary_pools.facts, scheduling=worker.scheduling,
+                      scaling=scaler.facts)  # fmt: skip
         self._evaluating = asyncio.Lock()
-        work = (self._admit(), self._finish(), self._attend(), self._lease_devices(), self._follow())
+        work = (self._admit(), self._finish(), self._attend(), self._lease_devices(), scaler.run(), self._follow())
         loops = [asyncio.create_task(loop) for loop in work]
         try:
             while not loops[-1].done():  # `_follow` ends the role; the first error of any loop is raised

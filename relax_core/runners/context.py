@@ -89,6 +89,7 @@ class RoleContext:
         self._activity = SpanRecorder(role, clock)
         self._activity.rest("starting", "overhead")
         self._tracks: dict[str, SpanRecorder] = {}
+        self._scale_requests: list[str] = []
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = self._checkpoint_requested = self._evaluation_requested = self._pause_requested = False
@@ -173,6 +174,11 @@ class RoleContext:
         requested, self._evaluation_requested = self._evaluation_requested, False
         return requested
 
+    def take_scale_requests(self) -> tuple[str, ...]:
+        requests = tuple(self._scale_requests)
+        self._scale_requests.clear()
+        return requests
+
     # -- for the role's runner ----------------------------------------------------------------------------------
 
     def heartbeat(self) -> Heartbeat:
@@ -192,7 +198,7 @@ class RoleContext:
         await asyncio.gather(self.workers.close(), self.children.close())
         await self._leases.close()
 
-    def take(self, command: str) -> None:
+    def take(self, command: str, argument: str = "") -> None:
         """Obey a command of a user or the controller."""
         if command == "stop":
             self._stopping = True
@@ -206,6 +212,8 @@ class RoleContext:
             self._checkpoint_requested = True
         elif command == "evaluate":
             self._evaluation_requested = True
+        elif command == "scale":
+            self._scale_requests.append(argument)
 
 
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
@@ -277,7 +285,7 @@ async def _take_commands(context: RoleContext) -> None:
     while True:
         for command in await context.run_status.commands(context.role, last, 5.0):
             last = command.number
-            context.take(command.name)
+            context.take(command.name, command.argument)
 
 
 def _last_heartbeat(context: RoleContext, state: RoleState, doing: str = "") -> Heartbeat:

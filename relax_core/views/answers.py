@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from relax_core.api.errors import ConfigError
+from relax_core.engines.scaling import Action, PoolScaling, ScaleRequest, ScalingOperation
 from relax_core.observe.status import heartbeats
 from relax_core.views.display import doing
 from relax_core.views.run import RunView, health, listed, readable_documents
@@ -50,14 +52,44 @@ def engines_answer(view: RunView, wall: float) -> dict[str, Any]:
     with readable_documents(view):
         state, roles = health(view, wall), view.status().get("roles", [])
         found = [] if state.ended else [one for role in roles for one in _engines(role.get("facts") or {})]
-    return {"schema": "relax.engines/1", "run": view.name, "state": state.state, "engines": found}
+        scaling = [asdict(one) for pool in scaling_of(view).values() for one in pool.operations.values()]
+    return {
+        "schema": "relax.engines/1", "run": view.name, "state": state.state, "engines": found,
+        "operations": [] if state.ended else scaling,
+    }  # fmt: skip
 
 
 def _engines(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     pools = {"rollout": facts, **(facts.get("pools") or {})}
+    steps: dict[str, str] = {}
+    for scaling in (facts.get("scaling") or {}).values():
+        if (operation := PoolScaling.of(scaling).open) is not None:
+            steps |= {name: step for name, step in operation.engines.items() if step != "active"}
     for pool, own in pools.items():
         for name, engine in (own.get("engines") or {}).items():
-            yield {"pool": pool, "engine": name, **engine}
+            yield {"pool": pool, "engine": name, **engine, "state": steps.get(name) or engine.get("state", "")}
+
+
+def scaling_of(view: RunView) -> dict[str, PoolScaling]:
+    """Return a copy of the machine of each engine pool that the run last described."""
+    roles = view.status().get("roles", [])
+    found = {name: one for role in roles for name, one in ((role.get("facts") or {}).get("scaling") or {}).items()}
+    return {name: PoolScaling.of(one) for name, one in found.items()}
+
+
+def try_scaling(view: RunView, request: ScaleRequest, wall: float) -> tuple[ScalingOperation, list[Action]]:
+    """Return the operation and the actions that a request would lead to now, without an effect.
+
+    Raises ConfigError if the run or its pool would refuse the request.
+    """
+    with readable_documents(view):
+        state, pools = health(view, wall), scaling_of(view)
+    if state.ended or state.state == "lost":
+        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can be scaled")
+    if request.pool not in pools:
+        known = f"name a pool of the run: {', '.join(pools)}" if pools else "wait until its rollout has started"
+        raise ConfigError("pool", request.pool, known)
+    return pools[request.pool].ask(request, wall)
 
 
 ANSWERS: Mapping[str, Callable[[RunView, float], dict[str, Any]]] = {

@@ -103,6 +103,10 @@ class RunView:
         """Ask the live run to write a checkpoint, evaluate, pause, continue or stop."""
         self._directory.request(request)
 
+    def request_scale(self, request: Mapping[str, Any]) -> None:
+        """Ask the live run to scale an engine pool; `request` has the fields of `ScaleRequest`."""
+        self._directory.request_scale(request)
+
     def samples(self, step: int) -> list[dict[str, Any]]:
         """Return the sample records of a step."""
         return list(self._directory.samples(step))

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scaler of a role's engine pools: it takes requests, performs the actions of `PoolScaling`, and keeps its state.
+
+The state is a file of the run directory, so that an operation is finished or rolled back after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.events import Logged
+from relax_core.config.run_config import RunContext
+from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.scaling import Action, CancelJoin, Join, PoolScaling, ScaleRequest, Step
+from relax_core.observe.files import read_document, write_document
+from relax_core.registry.shapes import WrongShape, checked
+
+POLICY = "rollout"
+"""Name of the pool of the policy's engines; every other pool has the name of its table in `[[engines]]`."""
+FILE = "scaling.json"
+SCHEMA = "relax.scaling/1"
+POLL_S = 0.25
+"""Seconds between two looks for requests."""
+SHOWN = 10
+"""Operations of a pool in the run's status."""
+
+
+class ScaledPool(NamedTuple):
+    """A pool with the machine that decides which engines join and leave."""
+
+    pool: EnginePool
+    scaling: PoolScaling
+
+
+def scaled_pools(context: RunContext, policy: EnginePool, auxiliary: AuxiliaryPools) -> dict[str, ScaledPool]:
+    """Return the pools of the rollout with their machines. The first engines of each pool never leave."""
+    run, groups = context.config, context.plan.groups
+    placement = run.placement.rollout
+    least = placement.engines if placement.min_engines is None else placement.min_engines
+    pools = {POLICY: (policy, least, "engine", POLICY)}
+    for name, client in auxiliary.clients.items():
+        group = AUXILIARY_GROUP + name
+        pools[name] = (client.pool, groups[group].size, f"{name}-engine", group)
+    return {
+        name: ScaledPool(pool, PoolScaling(name, list(pool.facts()), least, prefix, fixed_size(context, group)))
+        for name, (pool, least, prefix, group) in pools.items()
+    }
+
+
+def fixed_size(context: RunContext, group: str) -> tuple[str, str, str] | None:
+    """Return (field, got, fix) if no engine can join or leave the pool of a worker group; None if engines can."""
+    run, plan = context.config, context.plan
+    own = sorted(plan.groups[group].devices)
+    if run.deterministic:
+        return "deterministic", "true", "results depend on the number of engines: scale a run without it"
+    if run.run.runner == "inline":
+        return "run.runner", "'inline'", "the inline runner has one process for all engines: use 'local' or 'ray'"
+    if neighbours := plan.neighbours(group):
+        got = f"engines that take turns on their devices with {', '.join(neighbours)}"
+        return "placement", got, 'give them devices of their own, as placement = "hybrid" or "async" does'
+    if any(name.startswith("gpu:") for name in own):
+        got = f"engines on {', '.join(own)}"
+        return "placement", got, "the run has no further GPU for one more engine: only engines on CPUs join and leave"
+    return None
+
+
+class Scaler:
+    """The scaler of the pools of one role: `made -> restored -> running`.
+
+    Invariants:
+    - A request is in the file before its first engine starts or leaves.
+    - The pools own the tasks of joins and leaves; closing a pool ends them.
+    """
+
+    def __init__(
+        self, pools: Mapping[str, ScaledPool], context: RunContext, wall: Callable[[], float] = time.time
+    ) -> None:
+        """`pools`: the role's pools by name. `wall`: the time of day, in seconds since 1970."""
+        self._pools, self._context, self._wall = pools, context, wall
+        self._file = Path(context.run_dir) / FILE
+        self._changed = asyncio.Event()
+        self._told: dict[str, tuple[str, str]] = {}
+        """(state, detail) of each operation at its last event."""
+
+    async def run(self) -> None:
+        """Finish what the former process of the role began; then take requests for ever."""
+        kept = await asyncio.to_thread(read_document, self._file) or {}
+        found = kept.get("pools", {})
+        for pool in found.values():
+            self._told |= {one["id"]: (one["state"], one["detail"]) for one in pool["operations"]}
+        restored = {
+            name: one.scaling.restored(found[name], self._wall()) for name, one in self._pools.items() if name in found
+        }
+        await self._keep()
+        for name, actions in restored.items():
+            self._perform(name, actions)
+        while True:
+            asked = [(request.pool, self._ask(request)) for request in await self._requests()]
+            if asked or self._changed.is_set():
+                self._changed.clear()
+                await self._keep()
+            for name, actions in asked:
+                self._perform(name, actions)
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def facts(self) -> dict[str, Any]:
+        """Return each pool's machine with its last operations, for the run's status; see `PoolScaling.of`."""
+        return {name: one.scaling.plain(SHOWN) for name, one in self._pools.items()}
+
+    async def _requests(self) -> list[ScaleRequest]:
+        """Return the requests that have arrived; warn of those that no pool of this role can understand."""
+        found = []
+        for text in self._context.take_scale_requests():
+            try:
+                request = ScaleRequest(**json.loads(text))
+                checked(request, ScaleRequest, "request")
+                if request.pool not in self._pools:
+                    raise ValueError(f"pool: got {request.pool!r}; name one of {', '.join(self._pools)}")
+            except (TypeError, ValueError, WrongShape) as error:
+                said = f"a request to scale was ignored: {error}"
+                await self._context.run_status.emit(Logged("warning", POLICY, said))
+            else:
+                found.append(request)
+        return found
+
+    def _ask(self, request: ScaleRequest) -> list[Action]:
+        scaling = self._pools[request.pool].scaling
+        try:
+            return scaling.ask(request, self._wall())[1]
+        except ConfigError as error:
+            scaling.refused(request, str(error), self._wall())
+            return []
+
+    def _perform(self, name: str, actions: Sequence[Action]) -> None:
+        pool, scaling = self._pools[name]
+
+        def on_step(engine: str, step: Step, why: str) -> None:
+            more = scaling.on_step(engine, step, self._wall(), why)
+            self._changed.set()
+            self._perform(name, more)
+
+        for action in actions:
+            if isinstance(action, Join):
+                pool.grow(pool.make_slot(action.engine, action.number), on_step)
+            elif isinstance(action, CancelJoin):
+                pool.cancel_join(action.engine)
+            else:
+                pool.drain(action.engine, on_step)
+
+    async def _keep(self) -> None:
+        """Write the machines to the file, and tell which operations have changed."""
+        document = {"pools": {name: one.scaling.plain() for name, one in self._pools.items()}}
+        await asyncio.to_thread(self._write, document)
+        for one in self._pools.values():
+            for operation in list(one.scaling.operations.values()):
+                if (now := (operation.state, operation.detail)) == self._told.get(operation.id):
+                    continue
+                self._told[operation.id] = now
+                level = "warning" if operation.state in ("failed", "partial", "refused") else "info"
+                said = f"scaling {operation.pool} to {operation.target} engines ({operation.id}): {operation.state}"
+                said += f"; {operation.detail}" if operation.detail else ""
+                await self._context.run_status.emit(Logged(level, POLICY, said, asdict(operation)))
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        with self._context.changing_files():
+            write_document(self._file, SCHEMA, document)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live run with real engines grows and shrinks at the command line, and accounts for every sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relax_core.views.run import open_run
+from tests.graph.conftest import SMALL, Relax
+from tests.graph.ray_run import Start, until
+
+pytestmark = pytest.mark.process
+
+
+def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
+    start: Start, relax_here: Relax, tiny: Path
+) -> None:
+    run = start.directory / "run"
+    running = start(
+        run, "train", tiny / "recipe.toml", *SMALL, "steps=5000", "run.runner=local", "checkpoint.every=0",
+        "placement=hybrid", "--run-dir", run, "--json",
+    )  # fmt: skip
+    running.until_steps(1)
+    refused = relax_here("scale", run, "rollout=0")
+    assert refused.code == 2 and "target: got 0; the pool rollout keeps its first 1 engines" in refused.err
+    planned = relax_here("scale", run, "rollout=3", "--dry-run")
+    assert planned.out.splitlines() == ["run: engine-1 would join", "run: engine-2 would join"]
+    grown = relax_here("scale", run, "rollout=3", "--json").json
+    assert (grown["state"], grown["engines"]) == ("active", {"engine-1": "active", "engine-2": "active"})
+    until(lambda: {"engine-0", "engine-1", "engine-2"} in proofs(run), "a version that all three have proved")
+    assert relax_here("scale", run, "--drain", "engine-1", "--json").json["state"] == "completed"
+    listed = relax_here("engines", run, "--json").json
+    assert [one["engine"] for one in listed["engines"]] == ["engine-0", "engine-2"]
+    assert relax_here("scale", run, "rollout=1").out == "run: rollout-3: completed, 2 -> 1 engines\n"
+    assert relax_here("stop", run).code == 0
+    assert running.end() == 130
+    summary = open_run(run).summary()
+    assert summary["balanced"] is True and summary["samples_trained"] and summary["restarts"] == {}
+
+
+def proofs(run: Path) -> list[set[str]]:
+    """Return the engines that proved each published version."""
+    return [set(one["receivers"]) for one in open_run(run).events() if one["event"] == "weights published"]

@@ -28,8 +28,8 @@ from .component import (
 )
 from .engine import (
     Capabilities as Capabilities, Delta as Delta, Engine as Engine, EngineSpec as EngineSpec,
-    GenerateRequest as GenerateRequest, Generated as Generated, Health as Health, Load as Load,
-    ModelClient as ModelClient, ScalingPolicy as ScalingPolicy,
+    GenerateRequest as GenerateRequest, Generated as Generated, Health as Health,
+    ModelClient as ModelClient,
 )
 from .environment import (
     Action as Action, Environment as Environment, Observation as Observation, Session as Session, Step as Step,
@@ -73,6 +73,7 @@ from .sandbox import (
     Box as Box, OpenBox as OpenBox, ProgramEnd as ProgramEnd, ProgramResult as ProgramResult, Sandbox as Sandbox,
     SandboxClient as SandboxClient, SandboxLimits as SandboxLimits,
 )
+from .scaling import Proposal as Proposal, ScalingPolicy as ScalingPolicy, Signals as Signals
 from .source import BadRow as BadRow, Filter as Filter, Sampler as Sampler, TaskSource as TaskSource
 from .task import Media as Media, Message as Message, Part as Part, Task as Task, ToolCall as ToolCall
 from .trainer import (

@@ -116,7 +116,7 @@ KINDS: dict[str, Kind] = {
         _kind("sink", "relax_sinks", "events:Sink", "sinks", many=True),
         _kind("bus", "relax_buses", "bus:BusComponent", "bus"),
         _kind("weight-transport", "relax_weight_transports", "weights:WeightTransport", "weights"),
-        _kind("scaling-policy", "relax_scaling_policies", "engine:ScalingPolicy", "scaling"),
+        _kind("scaling-policy", "relax_scaling_policies", "scaling:ScalingPolicy", "autoscale"),
         _kind("sandbox", "relax_sandboxes", "sandbox:Sandbox", "sandbox"),
         _kind("role", "relax_roles", "role:Role"),
     )

@@ -253,27 +253,3 @@ class ModelClient(Protocol):
 
 
 NO_ENGINES: Mapping[str, ModelClient] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The load of a run in its last measuring window."""
-
-    engines: int
-    busy: float
-    waiting_for_rows: float
-    """Share of the window in which the actor waited for rows."""
-    waiting_for_credit: float
-    """Share of the window in which the staleness bound held the rollout back."""
-    free_devices: int
-    now: float
-
-
-class ScalingPolicy(Configurable[OptionsT], Generic[OptionsT]):
-    """A rule for the number of engines; the core does not apply scaling policies yet."""
-
-    kind: ClassVar[str] = "scaling-policy"
-
-    @abstractmethod
-    def engines(self, history: tuple[Load, ...]) -> int:
-        """Return the wanted number of engines, given the loads so far, the newest last."""

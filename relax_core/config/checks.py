@@ -298,9 +298,9 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
 
 def _ignored_errors(config: RunConfig) -> Errors:
     """Refuse a scaling policy, and a sampler beside the order of the file."""
-    if config.scaling is not None:
+    if config.autoscale is not None:
         fix = "the core does not apply scaling policies yet: remove this table, and set placement.rollout.engines"
-        yield ConfigError("scaling.name", config.scaling.name, fix)
+        yield ConfigError("autoscale.name", config.autoscale.name, fix)
     if not config.data.shuffle and config.sampler.name != DEFAULT_NAMES["sampler"]:
         fix = f"the order of the file replaces the sampler {config.sampler.name}: remove this key, or [sampler]"
         yield ConfigError("data.shuffle", False, fix)

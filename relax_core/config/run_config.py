@@ -313,7 +313,7 @@ class RunConfig(Core):
     """Bus, which stores the payloads of rows."""
     weights: WeightChoice
     """Transport of published weights."""
-    scaling: Choice | None = None
+    autoscale: Choice | None = None
     """Scaling policy, a rule for the number of engines. Refused: the core does not apply scaling policies yet."""
     sandbox: SandboxChoice | None = None
     """Sandbox in which rewards and environments run untrusted programs."""

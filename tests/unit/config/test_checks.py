@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.api.engine import Load, ScalingPolicy
+from relax_core.api import Proposal, ScalingPolicy
 from relax_core.api.errors import ConfigError
 from relax_core.api.source import Sampler
 from relax_core.config.compose import compose
@@ -77,14 +77,14 @@ class Orders(Sampler):
 class TwoEngines(ScalingPolicy):
     """Two engines, always."""
 
-    def engines(self, history: tuple[Load, ...]) -> int:
-        return 2
+    def decide(self, state, signals, now):
+        return state, Proposal(2, "two are enough")
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["scaling=two"], "scaling.name (command line): got two; the core does not apply scaling policies yet"),
+        (["autoscale=two"], "autoscale.name (command line): got two; the core does not apply scaling policies yet"),
         (
             ["sampler=orders", "data.shuffle=false"],
             "data.shuffle (command line): got False; the order of the file replaces the sampler orders",

@@ -113,7 +113,7 @@ def test_the_reference_lists_every_key_of_core_and_components(catalogue: Catalog
         ("placement.rollout.engines", 1, "default", "engine processes"),
         ("run.env.LEVEL", "a", "command line", "Environment variables"),
         ("model", None, "my.toml:3", "The policy"),
-        ("scaling", None, "default", "none is chosen"),
+        ("autoscale", None, "default", "none is chosen"),
     ],
 )
 def test_a_key_is_explained(folder: Path, catalogue: Catalogue, key: str, value: Any, origin: str, words: str) -> None:

@@ -71,7 +71,7 @@ def test_unknown_keys_are_always_refused_with_a_hint(catalogue: Catalogue, table
     known = {"": [*top_level_keys(), *table_keys()], **table_keys()}
     assume(key not in known[table] and key not in ("batch", "cache"))
     data: dict[str, Any] = {"model": {"path": "/m"}}
-    chosen = {"filters": None, "media": None, "scaling": None, "rewards": "maths", "sinks": "tensorboard",
+    chosen = {"filters": None, "media": None, "autoscale": None, "rewards": "maths", "sinks": "tensorboard",
               "environments": "single-turn"}  # fmt: skip
     if table in chosen and not chosen[table]:
         return

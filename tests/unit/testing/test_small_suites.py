@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from relax_core.api import Filter, Load, Role, Sampler, ScalingPolicy
+from relax_core.api import Filter, Proposal, Role, Sampler, ScalingPolicy
 from relax_core.api.plan import Operation
 from relax_core.data.chat import ChatFamily
 from relax_core.data.task_files import Files, JsonLines, TableSource
@@ -78,9 +78,9 @@ class TestEqualRewards(FilterSuite):
 
 
 class Busy(ScalingPolicy):
-    def engines(self, history):
-        last = history[-1]
-        return last.engines + min(1, last.free_devices) if last.busy > 0.9 else last.engines
+    def decide(self, state, signals, now):
+        full = signals.size is not None and signals.use is not None and signals.use > 0.9
+        return None, Proposal(signals.size + 1, f"{signals.use:.0%} in use") if full else None
 
 
 class TestBusy(ScalingPolicySuite):
@@ -136,9 +136,25 @@ class Again(ChatFamily):
         return self.start((*before, *appended))
 
 
-class Greedy(ScalingPolicy):
-    def engines(self, history: tuple[Load, ...]):
-        return 64
+class Blind(ScalingPolicy):
+    def decide(self, state, signals, now):
+        return None, Proposal(8, "eight are always enough")
+
+
+class Restless(ScalingPolicy):
+    def decide(self, state, signals, now):
+        return None, Proposal(5 if (signals.size or 0) < 5 else 1, "more") if signals.size else None
+
+
+class Remembering(Busy):
+    def decide(self, state, signals, now):
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.calls, None
+
+
+class Nothing(Busy):
+    def decide(self, state, signals, now):
+        return None, Proposal(0, "no engine is needed")
 
 
 class Stranger(Watcher):
@@ -156,7 +172,10 @@ class Stranger(Watcher):
         (TestJsonLines, Short, "every_row_is_a_task"),
         (TestJsonLines, Shy, "missing_file"),
         (TestChat, Again, "nothing_before_it"),
-        (TestBusy, Greedy, "devices_allow"),
+        (TestBusy, Nothing, "a_number_of_engines"),
+        (TestBusy, Remembering, "only_on_the_arguments"),
+        (TestBusy, Blind, "data_that_are_missing"),
+        (TestBusy, Restless, "oscillate"),
         (TestWatcher, Stranger, "its_own"),
     ],
 )

@@ -34,12 +34,16 @@ class Signals:
     """Requests that wait for an engine, mean over the window."""
     oldest_wait_s: float | None = None
     """Longest time that a waiting request had waited, in seconds; 0 if no request waited."""
+    busy: float | None = None
+    """Share of the serving engines that run at least one request, mean over the window."""
     slot_use: float | None = None
     """Share of the serving engines' request slots in use; None also if the number of requests is not limited."""
     kv_use: float | None = None
     """Share of the serving engines' KV caches in use by running requests; None also if caches are not counted."""
     groups_per_s: float | None = None
     """Groups that were scored in the window, per second."""
+    steps: int | None = None
+    """Steps that the trainer finished in the window."""
     trainer_wait: float | None = None
     """Share of the window in which the trainer waited for rows of the rollout."""
     staleness_wait: float | None = None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from relax_core.api.errors import PluginError
 from relax_core.api.scaling import Proposal, ScalingPolicy, Signals
@@ -106,11 +106,11 @@ class LimitedPolicy:
 
     def _checked(self, proposal: Any) -> Proposal:
         """Return a valid proposal. Raises PluginError for another type or a number below 1."""
-        valid = isinstance(proposal, Proposal) and isinstance(proposal.target, int) and proposal.target >= 1
-        if not valid or isinstance(proposal.target, bool) or not isinstance(proposal.reason, str):
-            fix = "want None, or a Proposal with a target of at least 1 and a reason"
-            raise PluginError(type(self.policy).__name__, f"decide() proposed {shown(proposal)}; {fix}")
-        return proposal
+        typed = isinstance(proposal, Proposal) and type(proposal.target) is int and isinstance(proposal.reason, str)
+        if typed and proposal.target >= 1:
+            return cast(Proposal, proposal)
+        fix = "want None, or a Proposal with a target of at least 1 and a reason"
+        raise PluginError(type(self.policy).__name__, f"decide() proposed {shown(proposal)}; {fix}")
 
     def _limited(self, state: LimitedState, size: int, proposal: Proposal, now: float) -> ScalingDecision:
         limits, wanted = self.limits, proposal.target

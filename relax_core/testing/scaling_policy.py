@@ -14,15 +14,17 @@ from relax_core.testing.simulated_pool import SimulatedPool, reversals, simulate
 from relax_core.testing.suite import Suite
 
 EVEN = Signals(
-    at=0.0, window_s=10.0, serving=4, starting=0, leaving=0, running=8.0, waiting=0.0, oldest_wait_s=0.0, slot_use=0.5,
-    kv_use=0.5, groups_per_s=1.0, trainer_wait=0.1, staleness_wait=0.1,
+    at=0.0, window_s=10.0, serving=4, starting=0, leaving=0, running=8.0, waiting=0.0, oldest_wait_s=0.0, busy=0.8,
+    slot_use=0.5, kv_use=0.5, groups_per_s=1.0, steps=1, trainer_wait=0.1, staleness_wait=0.1,
 )  # fmt: skip
 """A pool that is neither too large nor too small."""
 BUSY = replace(
-    EVEN, running=16.0, waiting=99.0, oldest_wait_s=60.0, slot_use=1.0, kv_use=0.99, trainer_wait=0.9,
+    EVEN, running=16.0, waiting=99.0, oldest_wait_s=60.0, busy=1.0, slot_use=1.0, kv_use=0.99, trainer_wait=0.9,
     staleness_wait=0.0,
 )  # fmt: skip
-IDLE = replace(EVEN, running=0.0, slot_use=0.0, kv_use=0.0, groups_per_s=0.1, trainer_wait=0.0, staleness_wait=0.9)
+IDLE = replace(
+    EVEN, running=0.0, busy=0.0, slot_use=0.0, kv_use=0.0, groups_per_s=0.1, trainer_wait=0.0, staleness_wait=0.9
+)
 MEASURED = tuple(field.name for field in fields(Signals) if field.default is None)
 """Names of the signals that may be None."""
 
@@ -75,13 +77,14 @@ class ScalingPolicySuite(Suite):
         """Without one signal the policy raises nothing; without any it proposes nothing."""
         for load in self.loads:
             for name in MEASURED:
-                list(self.proposals(made, replace(load, **{name: None})))
+                lacking: dict[str, Any] = {name: None}
+                list(self.proposals(made, replace(load, **lacking)))
             for proposal in self.proposals(made, Signals(at=0.0)):
                 assert proposal is None, f"decide() proposed {proposal} without any signal"
 
     def test_a_constant_load_does_not_make_the_pool_oscillate(self, made: Any) -> None:
         limits = ScalingLimits(min_engines=1, max_engines=12)
-        for train_s in (5.0, 60.0, 400.0):
-            windows = simulate(made, limits, SimulatedPool(engines=3, train_s=train_s), 240)
+        for engines, train_s in ((3, 5.0), (3, 60.0), (10, 60.0)):
+            windows = simulate(made, limits, SimulatedPool(engines=engines, train_s=train_s), 200)
             sizes = [window.signals.size for window in windows]
             assert reversals(windows) <= 1, f"with {train_s:g} s of training a step the pool had {sizes} engines"

@@ -18,7 +18,7 @@ GOLDEN = 0.618
 
 @dataclass(slots=True)
 class SimulatedPool:
-    """A run whose rollout keeps as many groups in progress as the staleness bound allows.
+    """A run whose rollout starts groups while the staleness bound and the room of the engines allow.
 
     Each tick: the rollout starts groups, waiting requests take free slots in order of arrival, running requests go on,
     and the trainer takes a step's groups once they are ready. Requests last between half and one and a half of
@@ -74,19 +74,25 @@ class SimulatedPool:
         return Signals(
             at=self.now, window_s=ticks * TICK_S, serving=self.engines, starting=len(self.starting), leaving=0,
             running=sums["running"] / ticks, waiting=sums["waiting"] / ticks, oldest_wait_s=sums["oldest_wait_s"],
-            slot_use=sums["use"] / ticks, groups_per_s=sums["scored"] / (ticks * TICK_S),
+            busy=sums["busy"] / ticks, slot_use=sums["use"] / ticks,
+            groups_per_s=sums["scored"] / (ticks * TICK_S), steps=sums["steps"],
             trainer_wait=sums["trainer_wait"] / ticks, staleness_wait=sums["staleness_wait"] / ticks,
         )  # fmt: skip
+
+    @property
+    def _live(self) -> int:
+        """Number of groups that the staleness bound counts."""
+        return len(self._unfinished) + self._ready + self._in_training
 
     def _tick(self) -> None:
         self.engines += sum(at <= self.now for at in self.starting)
         self.starting = [at for at in self.starting if at > self.now]
+        capacity = self.engines * self.slots
         bound = (self.max_staleness + 1) * self.groups_per_step
-        while len(self._unfinished) + self._ready + self._in_training < bound:
+        while (held := self._live >= bound) is False and len(self._waiting) < capacity:
             self._groups += 1
             self._unfinished[self._groups] = self.group_size
             self._waiting += [(self.now, self._groups)] * self.group_size
-        capacity = self.engines * self.slots
         while len(self._running) > capacity:
             self._waiting.appendleft((self.now, self._running.pop()[1]))
         while self._waiting and len(self._running) < capacity:
@@ -97,10 +103,11 @@ class SimulatedPool:
         sums["ticks"] += 1
         sums["running"] += len(self._running)
         sums["waiting"] += len(self._waiting)
+        sums["busy"] += min(1, len(self._running) / self.engines)  # type: ignore[assignment]
         sums["use"] += len(self._running) / capacity  # type: ignore[assignment]
         waited = self.now - self._waiting[0][0] if self._waiting else 0.0
         sums["oldest_wait_s"] = max(sums["oldest_wait_s"], waited)  # type: ignore[assignment]
-        sums["staleness_wait"] += not self._waiting
+        sums["staleness_wait"] += held
         self._running = [(left - TICK_S, group) for left, group in self._running]
         for group in [group for left, group in self._running if left <= 0]:
             self._unfinished[group] -= 1
@@ -122,6 +129,7 @@ class SimulatedPool:
         self._training_left_s -= TICK_S
         if self._training_left_s <= 0:
             self._in_training, self.steps = 0, self.steps + 1
+            self._sums["steps"] += 1
 
 
 @dataclass(frozen=True, slots=True)

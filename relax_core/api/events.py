@@ -229,10 +229,34 @@ class Logged:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class EnginesMeasured:
+    """The signals of one window, for scaling policies; `signals` are those of `Signals.plain`."""
+
+    signals: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingProposed:
+    """A scaling policy proposed a number of engines for a pool."""
+
+    pool: str
+    size: int
+    """Number of engines when the policy decided."""
+    wanted: int
+    """Number of engines that the policy proposed."""
+    target: int | None
+    """Number of engines within the limits of `[autoscale]`; None: no change."""
+    reason: str
+    held_by: str = ""
+    """Limit that reduced or stopped the proposal; empty: none."""
+
+
 Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
     | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | RunRestarted | WorkRetried
     | EventsDropped | RunFinished | Logged | GuardFired | FirstStepSeen | FirstStepChecked
+    | EnginesMeasured | ScalingProposed
 )  # fmt: skip
 
 

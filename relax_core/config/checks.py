@@ -51,6 +51,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_guard_errors(config, generated),
         *_reward_errors(config, catalogue, found, generated),
         *_placement_errors(config, own),
+        *_autoscale_errors(config, generated),
         *_ignored_errors(config),
     ]
 
@@ -296,11 +297,30 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
             yield ConfigError("placement.critic", "ranks of its own", fix)
 
 
+def _autoscale_errors(config: RunConfig, generated: bool) -> Errors:
+    """Refuse a scaling policy for engines whose number cannot change, and limits that the run does not keep."""
+    table, engines = config.autoscale, config.placement.rollout.engines
+    if table is None:
+        return
+    fixed = "the number of engines cannot change: remove this table"
+    if not generated:
+        fix = f"{config.algorithm.name} trains on the rows of a dataset, without engines: remove this table"
+        yield ConfigError("autoscale.name", table.name, fix)
+    elif config.deterministic:
+        yield ConfigError("autoscale.name", f"{table.name} with deterministic = true", fixed)
+    elif (home := config.placement.home("rollout")) != "rollout":
+        fix = f'{fixed}, or set placement.mode = "hybrid" or "async"'
+        yield ConfigError("autoscale.name", f"{table.name} with engines on the devices of {home}", fix)
+    if table.min_engines > table.max_engines:
+        fix = f"set at most autoscale.max_engines = {table.max_engines}"
+        yield ConfigError("autoscale.min_engines", table.min_engines, fix)
+    elif not table.min_engines <= engines <= table.max_engines:
+        fix = f"the run starts with {engines} engines: set a number from {table.min_engines} to {table.max_engines}"
+        yield ConfigError("placement.rollout.engines", engines, f"{fix}, or change the limits of [autoscale]")
+
+
 def _ignored_errors(config: RunConfig) -> Errors:
-    """Refuse a scaling policy, and a sampler beside the order of the file."""
-    if config.autoscale is not None:
-        fix = "the core does not apply scaling policies yet: remove this table, and set placement.rollout.engines"
-        yield ConfigError("autoscale.name", config.autoscale.name, fix)
+    """Refuse a sampler beside the order of the file."""
     if not config.data.shuffle and config.sampler.name != DEFAULT_NAMES["sampler"]:
         fix = f"the order of the file replaces the sampler {config.sampler.name}: remove this key, or [sampler]"
         yield ConfigError("data.shuffle", False, fix)

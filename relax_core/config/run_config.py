@@ -131,6 +131,27 @@ class SandboxChoice(SandboxKeys, Choice):
     """The chosen sandbox, with its core keys."""
 
 
+class AutoscaleKeys(Options):
+    """Core keys of a scaling policy: limits on its proposals."""
+
+    min_engines: PositiveInt = 1
+    """Least number of engines."""
+    max_engines: PositiveInt = 8
+    """Most engines."""
+    out_cooldown_s: NonNegativeFloat = 60.0
+    """Seconds after a change of the pool, or its start, before engines may join."""
+    in_cooldown_s: NonNegativeFloat = 300.0
+    """Seconds after a change of the pool, or its start, before engines may leave."""
+    max_joining: PositiveInt = 4
+    """Most engines that join in one change."""
+    max_leaving: PositiveInt = 1
+    """Most engines that leave in one change."""
+
+
+class AutoscaleChoice(AutoscaleKeys, Choice):
+    """The chosen scaling policy, with its core keys."""
+
+
 class BackendChoice(BackendKeys, Choice):
     """The chosen engine or trainer, with its core keys."""
 
@@ -210,10 +231,19 @@ COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
     "media": (MediaKeys, MediaChoice),
     "weights": (WeightKeys, WeightChoice),
     "sandbox": (SandboxKeys, SandboxChoice),
+    "autoscale": (AutoscaleKeys, AutoscaleChoice),
 }
 """Component table with core keys -> (model of these keys, class of the resolved table)."""
 OUTLIVE_NAME = frozenset(
-    {"weight", "only", "memory_mb", *EnvironmentKeys.model_fields, *WeightKeys.model_fields, *SandboxKeys.model_fields}
+    {
+        "weight",
+        "only",
+        "memory_mb",
+        *EnvironmentKeys.model_fields,
+        *WeightKeys.model_fields,
+        *SandboxKeys.model_fields,
+        *AutoscaleKeys.model_fields,
+    }
 )
 """Core keys that keep their values when another component is chosen, because they do not depend on the component."""
 DEFAULT_NAMES = {
@@ -313,8 +343,8 @@ class RunConfig(Core):
     """Bus, which stores the payloads of rows."""
     weights: WeightChoice
     """Transport of published weights."""
-    autoscale: Choice | None = None
-    """Scaling policy, a rule for the number of engines. Refused: the core does not apply scaling policies yet."""
+    autoscale: AutoscaleChoice | None = None
+    """Scaling policy, which proposes the number of the policy's engines. The run records the proposals."""
     sandbox: SandboxChoice | None = None
     """Sandbox in which rewards and environments run untrusted programs."""
     environments: tuple[FurtherEnvironmentChoice, ...] = ()

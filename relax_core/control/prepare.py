@@ -184,18 +184,24 @@ class Prepared:
 
 
 def plan_run(
-    sources: Sequence[Source], overrides: Sequence[str], functions: Mapping[str, bytes] | None = None
+    sources: Sequence[Source],
+    overrides: Sequence[str],
+    functions: Mapping[str, bytes] | None = None,
+    *,
+    on_disk: bool = True,
 ) -> PlannedRun:
     """Compose, check and plan a configuration without writing anything. Raises ConfigError.
 
-    The first source may be the name of a recipe; its files are not built yet, so only the keys are checked.
+    The first source may be the name of a recipe; its files are not built yet, so only the keys are checked. `on_disk`:
+    check model folders and task files too.
     """
     first, recipe = sources[0] if sources else "quickstart", None
     if not (isinstance(first, Mapping) or Path(first).suffix or Path(first).exists()):
         recipe = find_recipe(str(first))
     layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
-    composed = compose(layers, overrides, on_disk=recipe is None, passed=partial(announce, functions or {}))
-    composed = composed if recipe else with_steps(composed)
+    reads = on_disk and recipe is None
+    composed = compose(layers, overrides, on_disk=reads, passed=partial(announce, functions or {}))
+    composed = with_steps(composed) if reads else composed
     for number, url in enumerate(composed.config.notify.urls):
         if not is_understood(url.reveal()):
             fix = "Apprise does not understand the address in it; write the address as Apprise's documentation shows"

@@ -27,6 +27,7 @@ from relax_core.api.events import (
     StepFinished,
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
+from relax_core.control.autoscale import Autoscaler
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
@@ -286,6 +287,7 @@ class RunController:
         """
         stop_sent_at: float | None = None
         polled_at = float("-inf")
+        autoscaler = Autoscaler.of(stage.config, self._prepared.catalogue)
         table, target = stage.config.checkpoint, self._prepared.catalogue.target
         stateful = {role for role in self._running if not cast(type[Role], target("role", role)).stateless}
         while self._running:
@@ -293,6 +295,9 @@ class RunController:
             if self._clock.now() - polled_at >= WATCH_S:  # events come more often, but each poll costs several calls
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
+                signals = recorder.signals()
+                if signals and autoscaler and (event := autoscaler.decide(signals, signals.at)):
+                    recorder.write(event)
                 for request, receivers in ROLE_REQUESTS.items():
                     asked = self._asked == request
                     if self._prepared.directory.take_request(request) or asked:

@@ -69,6 +69,11 @@ class AdmissionQueue:
         """Return True if `count` calls may be submitted without waiting."""
         return not self._waiting and self._has_capacity(count + self._admitted)
 
+    @property
+    def waiting(self) -> tuple[int, float | None]:
+        """Number of requests in waiting calls, and the deadline of the first; None without a waiting call."""
+        return sum(waiter.num_calls for waiter in self._waiting), self._waiting[0].deadline if self._waiting else None
+
     async def wait(self, count: int, deadline: float) -> bool:
         """Wait for capacity; return False if the deadline comes first.
 
@@ -424,6 +429,19 @@ class EnginePool:
         """Raise the pool's error if it has failed: PoolFailed if no engine can be replaced any more."""
         if self._failure is not None:
             raise self._failure
+
+    def queue(self) -> dict[str, Any]:
+        """Return the number and the age of waiting requests, for the run's status."""
+        now = self._clock.now()
+        waiting, oldest_wait_s = self._router.queue(now)
+        unadmitted, deadline = self._admission.waiting
+        if deadline is not None:
+            asked_at = deadline - self._router.limits.timeout_s
+            oldest_wait_s = max(oldest_wait_s, self._router.active_time(now) - asked_at)
+        return {
+            "waiting": waiting + unadmitted, "oldest_wait_s": round(oldest_wait_s, 3),
+            "requests_per_engine": self._router.limits.per_engine,
+        }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """Return the state of each engine by name, for the run's status."""

@@ -127,6 +127,12 @@ class Router:
 
     # -- from callers -------------------------------------------------------------------------------------------
 
+    def queue(self, now: float) -> tuple[int, float]:
+        """Return the number of requests that wait for an engine, and the longest wait of a new one in seconds."""
+        waiting = [*self._waiting, *(pending for batch in self._restarting for pending in batch)]
+        time = self.active_time(now)
+        return len(waiting), max((time - one.asked_at for one in waiting if one.began_at is None), default=0.0)
+
     @property
     def num_open(self) -> int:
         """Number of requests that are neither completed nor cancelled."""

@@ -19,11 +19,13 @@ from relax_core.api import events
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import Event, Sink
 from relax_core.api.role import Clock, Heartbeat, SystemClock
+from relax_core.api.scaling import Signals
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.metrics import WHOLE_RUN, EventCounts, MeasuredMetric, Totals
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.observers import CallbackWorker, Report
 from relax_core.observe.run_directory import RunDirectory
+from relax_core.observe.signals import SignalMeter
 from relax_core.observe.spans import TimeAccount, Trace, Window
 from relax_core.observe.status import status_document, status_key
 from relax_core.registry.loader import HOOKS
@@ -79,6 +81,7 @@ class Recorder:
             self._counts.count(record)
         self._elapsed_before = max((float(record.get("elapsed_s") or 0) for record in records), default=0.0)
         self._opened = self._clock.now()
+        self._meter = SignalMeter(self._opened)
         self._ready: float | None = None
         self._tokens_before = self._totals.tokens_generated
         self._trace, self._time = Trace(self._opened), TimeAccount()
@@ -156,6 +159,7 @@ class Recorder:
     def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
         """Show the states of roles, and write `status.json` if they changed or the file is old."""
         self._beats = tuple(beats)
+        self._meter.add(beats, self._clock.now())
         self._show(lambda display: display.heartbeats(beats))
         for worker in (*self._sink_workers.values(), *self._observer_workers.values()):
             worker.check()
@@ -163,6 +167,13 @@ class Recorder:
             self._notifier.heartbeats(beats, self._now())
         if status_key(beats) != self._status_key or self._clock.now() - self._status_at > STATUS_EVERY_S:
             self._write_status()
+
+    def signals(self) -> Signals | None:
+        """Record and return the signals of a window that has ended since the last call; None if none has."""
+        signals = self._meter.window(self._clock.now())
+        if signals is not None and signals.size is not None:
+            self.write(events.EnginesMeasured(signals.plain()))
+        return signals
 
     def span(self, name: str, role: str, start: float, end: float) -> None:
         """Add a span to the trace; `start` and `end` are seconds of the recorder's clock."""
@@ -327,6 +338,7 @@ class Recorder:
         for step in sorted(step for step in self._measured if step <= event.step):
             measured.add(self._measured.pop(step).values())
         metrics = measured.values() | dict(event.metrics)
+        metrics |= self._meter.step()
         metrics |= {"weights/publishes": 0.0} | {key: float(count) for key, count in self._counts.items()}
         at = event.at or self._now()
         behind = self._clock.now() - at

@@ -25,6 +25,7 @@ from relax_core.devices.turns import POLICY, EngineTurns, SharedEngines, TurnMem
 from relax_core.engines.factories import AUXILIARY_GROUP, engine_events
 from relax_core.engines.scaler import Scaler, scaled_pools
 from relax_core.observe.first_step import MOST_TASKS
+from relax_core.observe.signals import STALENESS_WAIT
 from relax_core.sampling.failures import SampleFailures
 from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
@@ -183,7 +184,7 @@ class Rollout(Role):
                 with context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
                     await self._group_or_poll(POLL_S)
                 continue
-            with context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
+            with context.waiting(STALENESS_WAIT, "actor (its version bounds staleness)", POLL_S):
                 issues = await context.bus.admit("rollout", version, room, POLL_S)
             if issues:
                 context.doing("generating")

@@ -112,6 +112,8 @@ class RolloutWorker:
         """Prelaunched groups by group number."""
         self._next_group = 0
         """Lowest group number that was never issued; an earlier group may still be issued again."""
+        self._num_scored = 0
+        """Groups that were scored so far."""
         self._held_by = ""
         """Name of the bound that the last call of `room` found exhausted, or empty."""
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -215,11 +217,12 @@ class RolloutWorker:
                     launched.launch(self.samples(task, prompt, seeds, self._samplings(range(size)), launched, number))
 
     def scheduling(self) -> dict[str, Any]:
-        """Describe the samples in play and the bound that holds back more groups, for `relax why`."""
+        """Describe the samples in play, the bound that holds back more groups, and the engines' queue, for the status."""
         groups = self.inflight.values()
         return {
             "in_play": sum(one.num_in_play for one in groups), "at_engines": sum(one.at_engines for one in groups),
             "prelaunched": sum(one.size for one in self._prelaunched.values()), "held_by": self._held_by,
+            "scored": self._num_scored, **self.pool.queue(),
         }  # fmt: skip
 
     def _take_prelaunched(self, issue: Issue) -> PrelaunchedGroup | None:
@@ -344,6 +347,7 @@ class RolloutWorker:
                 self.inflight.pop(group.issue, None)
         for group, scores in zip(groups, found, strict=True):
             group.scores, group.reward_s = tuple(scores), self._context.clock.now() - began
+        self._num_scored += len(groups)
         self.selection.take(groups)
         return groups
 

@@ -56,7 +56,7 @@ OTHER_KINDS = {
     "sink": "who is told",
     "bus": "where rows are kept",
     "weight-transport": "how weights travel; what arrives is proved to be what was sent",
-    "scaling-policy": "refused",
+    "scaling-policy": "how many engines; each bound is seen in plugins/relax-plugin-scaling/tests",
     "sandbox": "where programs run",
     "role": "has no table",
 }

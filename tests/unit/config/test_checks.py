@@ -75,7 +75,7 @@ class Orders(Sampler):
 
 
 class TwoEngines(ScalingPolicy):
-    """Two engines, always."""
+    """Propose two engines, always."""
 
     def decide(self, state, signals, now):
         return state, Proposal(2, "two are enough")
@@ -84,7 +84,36 @@ class TwoEngines(ScalingPolicy):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["autoscale=two"], "autoscale.name (command line): got two; the core does not apply scaling policies yet"),
+        (
+            [],
+            "autoscale.name (command line): got two with engines on the devices of actor; the number of engines cannot",
+        ),
+        (["deterministic=true"], "autoscale.name (command line): got two with deterministic = true"),
+        (
+            ["algorithm=sft", "rewards=[]"],
+            "autoscale.name (command line): got two; sft trains on the rows of a dataset",
+        ),
+        (["placement=hybrid", "autoscale.min_engines=9"], "autoscale.min_engines (command line): got 9; set at most"),
+        (
+            ["placement=hybrid", "placement.rollout.engines=9"],
+            "placement.rollout.engines (command line): got 9; the run",
+        ),
+        (["placement=hybrid", "autoscale.min_engines=2"], "placement.rollout.engines: got 1; the run starts with 1"),
+    ],
+)
+def test_a_scaling_policy_needs_engines_whose_number_may_change(
+    folder: Path, with_faults: Catalogue, overrides: list[str], message: str
+) -> None:
+    with_faults.add("scaling-policy", "two", TwoEngines)
+    with pytest.raises(ConfigError) as caught:
+        compose(["my.toml"], ["autoscale=two", *overrides], with_faults, on_disk=False)
+    assert message in str(caught.value)
+    compose(["my.toml"], ["autoscale=two", "placement=hybrid"], with_faults, on_disk=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
         (
             ["sampler=orders", "data.shuffle=false"],
             "data.shuffle (command line): got False; the order of the file replaces the sampler orders",
@@ -94,7 +123,6 @@ class TwoEngines(ScalingPolicy):
 def test_what_would_be_ignored_is_refused(
     folder: Path, with_faults: Catalogue, overrides: list[str], message: str
 ) -> None:
-    with_faults.add("scaling-policy", "two", TwoEngines)
     with_faults.add("sampler", "orders", Orders)
     with pytest.raises(ConfigError) as caught:
         compose(["my.toml"], overrides, with_faults, on_disk=False)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scaling policy of a run: fed from heartbeats in a live run, and from recorded signals by `relax plan`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from relax_core.api import Proposal, ScalingPolicy, Signals
+from relax_core.api.errors import ConfigError
+from relax_core.api.events import EnginesMeasured, Logged, StepFinished
+from relax_core.api.role import Heartbeat
+from relax_core.cli.main import app
+from relax_core.config.run_config import to_toml
+from relax_core.control.autoscale import Autoscaler
+from relax_core.engines.scaling_limits import LimitedPolicy, ScalingLimits
+from relax_core.observe.event_log import EventLog
+from relax_core.observe.redaction import Redactor
+from relax_core.registry.catalogue import Catalogue
+from relax_core.testing.scaling_policy import BUSY, EVEN
+from tests.unit.control.conftest import configured
+from tests.unit.control.test_conduct import Life, ScriptedRunner, conducted
+
+PLACED = {"placement": {"mode": "hybrid"}}
+UTILIZATION = {"autoscale": {"name": "target-utilization", "max_engines": 4}, **PLACED}
+LIMITS = ScalingLimits(min_engines=1, max_engines=4, out_cooldown_s=20.0)
+
+
+def loaded(running: int, seconds: float) -> Life:
+    """A rollout with one engine of four slots, which sends heartbeats for a time."""
+
+    async def generates(runner: ScriptedRunner) -> None:
+        engine = {"serving": True, "running": running, "kv_capacity": 0, "kv_running": 0}
+        queue = {"waiting": 0, "oldest_wait_s": 0.0, "requests_per_engine": 4, "scored": 0}
+        for _ in range(int(seconds * 2)):
+            facts = {"engines": {"engine-0": engine}, "scheduling": queue}
+            await runner.run_status.heartbeat(Heartbeat("rollout", "busy", facts=facts))
+            await asyncio.sleep(0.5)
+
+    return generates
+
+
+async def a_step(runner: ScriptedRunner) -> None:
+    await asyncio.sleep(95.0)
+    await runner.run_status.emit(StepFinished(1, {"reward/mean": 0.5}))
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / name).read_text().splitlines()]
+
+
+def test_a_run_records_its_signals_and_what_the_policy_proposes(tmp_path: Path) -> None:
+    summary, raised, _ = conducted(tmp_path, {"rollout": loaded(4, 100.0), "actor": a_step}, **UTILIZATION)
+    assert (summary["status"], raised) == ("finished", None)
+    recorded = lines(tmp_path, "events.jsonl")
+    windows = [record["signals"] for record in recorded if record["event"] == "engines measured"]
+    assert len(windows) >= 9
+    assert {(signals["serving"], signals["slot_use"], signals["busy"]) for signals in windows} == {(1, 1.0, 1.0)}
+    proposed = [record for record in recorded if record["event"] == "scaling proposed"]
+    assert [(one["size"], one["wanted"], one["target"], one["held_by"]) for one in proposed] == [
+        (1, 2, None, "out_cooldown_s = 60"), (1, 2, 2, ""), (1, 2, None, "out_cooldown_s = 60")
+    ]  # fmt: skip
+    assert all(one["reason"].startswith("use 1.00 is above high = 0.85 for ") for one in proposed)
+    (step,) = [record for record in lines(tmp_path, "metrics.jsonl") if record["step"] == 1]
+    assert (step["engines/serving"], step["engines/slot_use"], step["engines/waiting"]) == (1.0, 1.0, 0.0)
+
+
+def test_without_a_policy_a_run_records_only_its_signals(tmp_path: Path) -> None:
+    conducted(tmp_path, {"rollout": loaded(4, 40.0), "actor": a_step}, **PLACED)
+    recorded = [record["event"] for record in lines(tmp_path, "events.jsonl")]
+    assert "engines measured" in recorded and "scaling proposed" not in recorded
+
+
+class Wanting(ScalingPolicy):
+    """Proposes a number in each window; raises it if it is an error."""
+
+    def __init__(self, *numbers: Any) -> None:
+        self.numbers = numbers
+
+    def start(self):
+        return 0
+
+    def decide(self, state, signals, now):
+        number = self.numbers[min(state, len(self.numbers) - 1)]
+        if isinstance(number, Exception):
+            raise number
+        return state + 1, number and Proposal(number, "wanted")
+
+
+def decided(scaler: Autoscaler, windows: int) -> list[Any]:
+    found = [scaler.decide(replace(EVEN, serving=2, at=10.0 * number), 10.0 * number) for number in range(windows)]
+    return [getattr(event, "target", event) if event else "" for event in found]
+
+
+def test_a_stopped_proposal_is_told_once_until_it_changes() -> None:
+    scaler = Autoscaler(LimitedPolicy(Wanting(9, 9, 9, 9, 9, None, 9, 8), replace(LIMITS, max_engines=2)))
+    assert decided(scaler, 10) == ["", None, "", "", "", "", "", None, None, ""]
+
+
+def test_a_policy_that_raises_is_off_and_the_run_goes_on() -> None:
+    scaler = Autoscaler(LimitedPolicy(Wanting(None, ZeroDivisionError("no window")), LIMITS))
+    found = decided(scaler, 6)
+    assert found[:2] == ["", ""] and found[3:] == ["", "", ""]
+    assert isinstance(found[2], Logged) and found[2].level == "error"
+    assert "the scaling policy is off" in found[2].message and "ZeroDivisionError: no window" in found[2].message
+
+
+def test_a_policy_with_an_invalid_proposal_is_off() -> None:
+    found = decided(Autoscaler(LimitedPolicy(Wanting(0.5), LIMITS)), 4)
+    assert "want None, or a Proposal with a target of at least 1" in found[1].message and found[2:] == ["", ""]
+
+
+# -- replay ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, catalogue: Catalogue) -> Path:
+    """A run directory with six windows of an even load and six of a high load; the run had no policy."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.toml").write_text(to_toml(configured(catalogue, **PLACED).dump()))
+    wall = iter(range(1_000_000, 2_000_000, 10))
+    log = EventLog(path, Redactor({}), wall=lambda: float(next(wall)))
+    for number, load in enumerate([EVEN] * 6 + [BUSY] * 6):
+        log.write(EnginesMeasured(replace(load, serving=1, at=float(number % 5)).plain()))  # the run's clock restarts
+    log.close()
+    return path
+
+
+@pytest.fixture
+def relax() -> Iterator[Callable[..., str]]:
+    def call(*arguments: str | Path) -> str:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.stdout
+
+    yield call
+
+
+def test_a_policy_is_replayed_on_a_recorded_run(relax, recorded: Path) -> None:
+    at = ("plan", "autoscale=target-utilization", "--autoscale", recorded)
+    found = json.loads(relax(*at, "--json"))
+    assert (found["schema"], found["policy"], found["windows"]) == ("relax.autoscale/1", "target-utilization", 12)
+    assert [(one["seconds"], one["size"], one["wanted"], one["target"]) for one in found["proposals"]] == [
+        (90.0, 1, 10, 5), (100.0, 1, 10, None)
+    ]  # fmt: skip
+    assert found["proposals"][0]["held_by"] == "max_joining = 4"
+    table = relax(*at)
+    assert "target-utilization on 12 windows of run in 110 s; the recorded run did not obey it" in table
+    assert "max_joining = 4" in table and "use 0.99 is above high" not in table and "use 1.00 is above high" in table
+    calm = relax("plan", "autoscale=target-utilization", "autoscale.waiting_per_engine=1000", "autoscale.high=1.0",
+                 "autoscale.oldest_wait_s=600", "--autoscale", recorded)  # fmt: skip
+    assert "no proposal: the policy keeps the number of engines" in calm
+
+
+def test_a_replay_needs_a_policy_and_signals(relax, recorded: Path) -> None:
+    with pytest.raises(ConfigError, match=r"autoscale: got nothing; name a scaling policy, such as autoscale=balance"):
+        relax("plan", "--autoscale", recorded)
+    (recorded / "events.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"--autoscale: got .*its events.jsonl has no engine signals"):
+        relax("plan", "autoscale=balance", "--autoscale", recorded)
+
+
+def test_signals_of_a_restarted_run_are_in_the_order_of_the_wall_clock(recorded: Path) -> None:
+    from relax_core.control.autoscale import recorded_signals
+
+    records = [json.loads(line) for line in (recorded / "events.jsonl").read_text().splitlines()]
+    found = list(recorded_signals(records))
+    assert [signals.at - found[0].at for signals in found] == [10.0 * number for number in range(12)]
+    assert replace(found[0], at=0.0) == replace(EVEN, serving=1)
+    assert isinstance(found[0], Signals)

@@ -142,6 +142,15 @@ def test_old_late_and_repeated_windows_decide_nothing() -> None:
     assert watched.see(window(80.0)).target == 4
 
 
+def test_a_policy_starts_anew_after_windows_that_are_missing() -> None:
+    watched = watch(None, 4, out_cooldown_s=0.0, max_gap_s=30.0)
+    assert [watched.see(window(at)) for at in (0.0, 10.0)] == [None, None]
+    assert watched.see(window(40.0)).target == 4  # just within the gap
+    again = watch(None, 4, out_cooldown_s=0.0, max_gap_s=30.0)
+    assert [again.see(window(at)) for at in (0.0, 10.0, 41.0)] == [None] * 3
+    assert again.see(window(51.0)).target == 4
+
+
 @pytest.mark.parametrize(("moving", "size"), [({"starting": 1}, 3), ({"leaving": 1}, 2)])
 def test_no_second_change_begins_while_engines_join_or_leave(moving, size) -> None:
     watched = watch(4, out_cooldown_s=20.0)

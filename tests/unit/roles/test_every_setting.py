@@ -235,6 +235,7 @@ TOGETHER = (
 """Settings that are set in one run, since none changes what shows another."""
 TEACHER, ENVIRONMENTS = "tests/unit/roles/test_teacher.py", "tests/unit/roles/test_environments.py"
 ELSEWHERE = {
+    "epochs": "tests/unit/control/test_epochs.py::test_steps_take_as_many_tasks_as_the_epochs_have",
     "model.routing_replay": "tests/graph/test_experts.py::test_a_mixture_of_experts_is_trained_with_the_experts_of_its_rollout",
     "model.head_dtype": "plugins/relax-plugin-torch/tests/test_precision.py"
     "::test_a_float32_head_keeps_what_bfloat16_rounds_away_and_publishes_the_same_bits",

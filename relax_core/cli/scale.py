@@ -39,7 +39,7 @@ def scale(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Change the number of engines of a live run: `relax scale my-run rollout=4`.
+    """Change the number of engines of a live run: `relax scale quickstart rollout=4`.
 
     The pool of the policy's engines is called rollout; other pools have the names of their tables in [[engines]]. An
     engine that joins serves once it has proved the newest weights. The requests of an engine that leaves continue on

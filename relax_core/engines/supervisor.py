@@ -433,7 +433,7 @@ class WeightUpdater:
         target, model, starts = manifest.version, manifest.version.model, slot.starts
         deadline = self._clock.now() + self._timeout_s
         while True:
-            if slot.starts != starts:
+            if starts != slot.starts:
                 raise InfrastructureError(f"{slot.name}: the engine ended before it loaded {target}")
             left = self._time_left(slot, model, deadline)
             route = await self._weights.route(model, slot.state.loaded, 0.0, None, slot.name, left)

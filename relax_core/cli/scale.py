@@ -51,7 +51,7 @@ def scale(
 
     run, request = _request(arguments or [], drain, cancel, keep_partial)
     if address:
-        raise ConfigError("--address", address, "POST /engines of the control API scales a run elsewhere")
+        raise ConfigError("--address", address, "the control API can't scale yet: run this where the run directory is")
     view = open_run(run)
     found = _pool_of(view, request)
     expected, actions = try_scaling(view, found, time.time())

@@ -56,7 +56,7 @@ from .modality import (
 from .files import load_function as load_function
 from .options import Options as Options, Secret as Secret
 from .plan import (
-    Estimate as Estimate, Operation as Operation, Plan as Plan, Reads as Reads, WorkerGroup as WorkerGroup,
+    Estimate as Estimate, Layout as Layout, Operation as Operation, Plan as Plan, Reads as Reads, WorkerGroup as WorkerGroup,
     Workload as Workload,
 )
 from .reward import (

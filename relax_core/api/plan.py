@@ -178,6 +178,20 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """A way in which a trainer can share a model and its rows among ranks; `relax plan --layouts` compares them."""
+
+    options: Mapping[str, int | str | bool]
+    """Options of the trainer that differ from the configured ones."""
+    tokens_per_micro_batch: int
+    """Value of `batch.tokens_per_micro_batch`."""
+    data_parallel: int = 1
+    """Number of groups of ranks that compute different rows."""
+    optimizer_ranks: int = 1
+    """Number of ranks that share the optimizer's state of the same parameters."""
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """An estimate of the memory and work of one process, without the memory of its loaded libraries."""
 
@@ -187,6 +201,12 @@ class Estimate:
     """phase -> floating-point operations of one step in this process."""
     notes: tuple[str, ...] = ()
     """Sentences about what the figures omit or assume."""
+    moved: Mapping[str, float] = field(default_factory=dict)
+    """phase -> bytes of weights, gradients and moments that one step reads and writes in the memory of the device."""
+    sent: Mapping[str, float] = field(default_factory=dict)
+    """phase -> bytes that this process sends to other processes of its group in one step."""
+    idle: Mapping[str, float] = field(default_factory=dict)
+    """phase -> share of the time that this process waits for other stages of a pipeline, from 0 to below 1."""
 
     def tensors(self, phase: str) -> int:
         """Return the bytes of a phase without the allocator's reserve."""

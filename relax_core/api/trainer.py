@@ -8,14 +8,14 @@ The role claims rows and plans chunks; ranks only compute. A step has one or mor
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Generic
 
 from relax_core.api.batch import RowBatch
 from relax_core.api.component import Chosen, Configurable, OptionsT
-from relax_core.api.plan import Estimate, Workload
+from relax_core.api.plan import Estimate, Layout, Workload
 from relax_core.api.weights import Manifest, Payload, Version
 
 
@@ -132,6 +132,14 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         Called on an instance that was not started. Must not load the model's weights.
         """
         raise NotImplementedError
+
+    def layouts(self, spec: TrainerSpec, work: Workload) -> Iterable[Layout]:
+        """Yield the layouts of `spec.world_size` ranks that `relax plan --layouts` compares by their estimates; optional.
+
+        Called on an instance that was not started. A layout that can't work is yielded too: its estimate raises
+        ConfigError with the reason.
+        """
+        return ()
 
     async def ping(self) -> None:
         """Return at once, also while another call works; a process that does not answer is killed."""

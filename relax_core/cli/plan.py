@@ -120,18 +120,44 @@ def plan(
     autoscale: Annotated[
         str, typer.Option("--autoscale", metavar="RUN", help="Replay the scaling policy on the signals of this run.")
     ] = "",
+    layouts: Annotated[
+        bool, typer.Option("--layouts", help="Compare the layouts of the trainer's ranks, the fastest that fits first.")
+    ] = False,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="With --layouts: GPUs of the trainer, one a rank; 0: this machine's.")
+    ] = 0,
+    gpu_memory: Annotated[
+        float, typer.Option(min=0, help="With --layouts: GiB of memory of one GPU; 0: as this machine's.")
+    ] = 0.0,
+    gpu_tflops: Annotated[
+        float, typer.Option(min=0, help="With --layouts: TFLOP/s of one GPU; 0: measured, or 400 for other GPUs.")
+    ] = 0.0,
+    link: Annotated[
+        float, typer.Option(min=0, help="With --layouts: GB/s that a rank sends; 0: 200 for GPUs, 1 for CPUs.")
+    ] = 0.0,
 ) -> None:
-    """Estimate placement, memory and time of a run, or replay its scaling policy on a recorded run.
+    """Estimate placement, memory and time of a run, compare layouts, or replay a scaling policy on a recorded run.
 
-    The exit code is 2 if the run does not fit in memory.
+    The exit code is 2 if the run, or every layout, does not fit in memory.
     """
+    given = {"--gpus": gpus, "--gpu-memory": gpu_memory, "--gpu-tflops": gpu_tflops, "--link": link}
+    for name, value in given.items():
+        if value and not layouts:
+            raise ConfigError(name, f"{value:g} without --layouts", "add --layouts: only layouts are compared for it")
     from relax_core.diagnostics.estimate import estimate_run
 
+    if autoscale and layouts:
+        raise ConfigError("--layouts", "given together with --autoscale", "ask for one of them")
     if autoscale:
         _print_replay(autoscale, *split(arguments or []), as_json)
         return
     if not arguments:
         raise typer.BadParameter("name a TOML file or a recipe, or a run with --autoscale", param_hint="ARGUMENTS...")
+    if layouts:
+        from relax_core.cli.layouts import print_layouts
+
+        print_layouts(*split(arguments), gpus, gpu_memory, gpu_tflops, link, as_json=as_json, anyway=anyway)
+        return
 
     stages = estimate_run(*split(arguments))
     if as_json:

@@ -175,12 +175,21 @@ def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
     return max((len(tasks.prompt(index).tokens) for index in range(min(PROMPTS, len(tasks)))), default=1)
 
 
-def process_needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: int) -> tuple[ProcessNeed, ...]:
-    """Return the estimates of each worker group's trainer or engine; the longest prompt has `prompt_tokens` tokens."""
-    context = PlanContext(config, plan, catalogue.build)
+def process_needs(
+    config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: int, groups: Iterable[WorkerGroup] | None = None
+) -> tuple[ProcessNeed, ...]:
+    """Return the estimates of each worker group's trainer or engine; the longest prompt has `prompt_tokens` tokens.
+
+    `groups`: the groups of the plan to estimate; None: all of them.
+    """
+    context, step = PlanContext(config, plan, catalogue.build), largest_step(config, plan, prompt_tokens)
+    return tuple(_process_need(group, context, step) for group in (plan.groups.values() if groups is None else groups))
+
+
+def largest_step(config: RunConfig, plan: Plan, prompt_tokens: int) -> Workload:
+    """Return the work of one step whose rows have the maximal length, for prompts of `prompt_tokens` tokens."""
     rollout = config.rollout
-    step = Workload(rollout.groups_per_step, plan.group_size, prompt_tokens, rollout.max_new_tokens)
-    return tuple(_process_need(group, context, step) for group in plan.groups.values())
+    return Workload(rollout.groups_per_step, plan.group_size, prompt_tokens, rollout.max_new_tokens)
 
 
 def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> ProcessNeed:
@@ -250,9 +259,14 @@ def memory_budgets(
     libraries = LIBRARIES * sum(need.group.size for need in known)
     needed = shared + libraries + sum(_most_at_once(sharing, sum) for sharing in _sharing_devices(on_host))
     found = [MemoryBudget("host memory", needed, host_bytes, _largest_part(on_host))]
+    alike: dict[tuple[str, ...], tuple[int, str]] = {}  # devices with the same groups need the same
     for device in sorted({name for need in known if _on_gpu(need.group) for name in need.group.devices}):
         here = [need for need in known if device in need.group.devices]
-        found.append(MemoryBudget(device, _most_at_once(here, max), device_bytes.get(device, 0), _largest_part(here)))
+        names = tuple(need.group.name for need in here)
+        if names not in alike:
+            alike[names] = _most_at_once(here, max), _largest_part(here)
+        on_device, largest = alike[names]
+        found.append(MemoryBudget(device, on_device, device_bytes.get(device, 0), largest))
     return tuple(found)
 
 

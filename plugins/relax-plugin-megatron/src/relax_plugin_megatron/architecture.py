@@ -92,30 +92,48 @@ class Architecture:
 
     # -- size -----------------------------------------------------------------------------------------------------------
 
-    def parameters(self, grid: Grid, rank: int, scalar: bool = False) -> int:
-        """Return the number of parameters that a rank holds; `scalar`: with a scalar head."""
+    def sizes(self, grid: Grid, rank: int, scalar: bool = False) -> Sizes:
+        """Return the numbers of parameters that a rank holds; `scalar`: with a scalar head."""
         stage, layers = grid.stage(rank), self.layers // grid.pipeline
-        own = sum(self._layer(layer, grid) for layer in range(stage * layers, (stage + 1) * layers))
-        vocabulary = -(-self.vocabulary // grid.tensor) * self.hidden
-        last = stage == grid.pipeline - 1
-        own += vocabulary if stage == 0 else 0
-        if last and scalar:
-            own += self.hidden
-        elif last and not (self.tied and stage == 0):
-            own += vocabulary
-        return own + (self.hidden if last else 0)
-
-    def _layer(self, layer: int, grid: Grid) -> int:
-        """Return the number of a layer's parameters on one rank."""
-        wide = (self.heads + 2 * self.key_value_heads) * self.head_width // grid.tensor
-        attention = (
-            wide * (self.hidden + self.attention_bias) + self.heads * self.head_width * self.hidden // grid.tensor
+        held = range(stage * layers, (stage + 1) * layers)
+        mixtures = sum(bool(self.experts) and layer not in self.dense_layers for layer in held)
+        matrices = self._attention(grid) * layers + 3 * self.hidden * self.mlp_width // grid.tensor * (
+            layers - mixtures
         )
-        norms = 2 * self.hidden + 2 * self.head_width * self.head_norms
-        if not self.experts or layer in self.dense_layers:
-            return attention + norms + 3 * self.hidden * self.mlp_width // grid.tensor
-        experts = self.experts // grid.expert * 3 * self.hidden * self.expert_width // grid.expert_tensor
-        return attention + norms + experts + self.experts * self.hidden
+        matrices += self.experts * self.hidden * mixtures  # routers
+        one = 3 * self.hidden * self.expert_width
+        experts = self.experts // grid.expert * one // grid.expert_tensor * mixtures
+        vocabulary = -(-self.vocabulary // grid.tensor) * self.hidden
+        first, last = stage == 0, stage == grid.pipeline - 1
+        shared = self.tied and first and not scalar
+        head = (self.hidden if scalar else vocabulary) * last
+        dense = matrices + (2 * self.hidden + 2 * self.head_width * self.head_norms) * layers
+        dense += vocabulary * first + (0 if shared else head) + self.hidden * last
+        return Sizes(dense, experts, matrices + one * self.experts_per_token // grid.tensor * mixtures + head, mixtures)
+
+    def _attention(self, grid: Grid) -> int:
+        """Return the number of parameters of a layer's attention on one rank, without norms."""
+        wide = (self.heads + 2 * self.key_value_heads) * self.head_width // grid.tensor
+        return wide * (self.hidden + self.attention_bias) + self.heads * self.head_width * self.hidden // grid.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Numbers of parameters of one rank."""
+
+    dense: int
+    """Parameters that only tensor and pipeline parallelism split."""
+    experts: int
+    """Parameters of experts."""
+    multiplied: int
+    """Parameters with which each token of the rank's rows is multiplied; experts are balanced, and the tensor-parallel
+    ranks share the tokens' experts."""
+    mixtures: int
+    """Layers with experts."""
+
+    @property
+    def all(self) -> int:
+        return self.dense + self.experts
 
 
 def _rope(config: Mapping[str, Any], path: str) -> tuple[float, float]:

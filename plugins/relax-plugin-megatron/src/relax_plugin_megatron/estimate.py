@@ -1,67 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates of a rank's memory and work by formula, from the configuration of the model.
+"""Estimates of a rank's memory, work and communication by formula, and the layouts that are worth comparing by them.
 
 Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", tables 2 and 3, with
-attention that keeps no scores.
+attention that keeps no scores. Idle time of a pipeline: Narayanan et al. 2021, "Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM", section 2.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
-from relax_core.api import Estimate, TrainerSpec, Workload
+from relax_core.api import ConfigError, Estimate, Layout, TrainerSpec, Workload
 from relax_core.trainer_kit.model_folder import check_folder, read_json
 from relax_core.trainer_kit.setup import TRAINED_ROLES, scalars
-from relax_plugin_megatron.architecture import Architecture, check_parts
+from relax_plugin_megatron.architecture import Architecture, Sizes, check_parts
 from relax_plugin_megatron.layout import Grid
 from relax_plugin_megatron.options import MegatronOptions
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGITS_AT_ONCE = 3
 """Float32 arrays of the size of the logits that scoring holds: logits, their exponentials, and a gradient."""
+MOST_TOKENS = 1 << 17
+"""Largest micro-batch, in tokens, of a layout to compare; a single row may be longer."""
+NOTE = "megatron: activations by the formulas of Korthikanti et al. 2022; buffers of communication are left out"
 
 
 def estimate(
     spec: TrainerSpec, options: MegatronOptions, work: Workload, micro_batches: Sequence[int], build: Callable[..., Any]
 ) -> Estimate:
-    """Estimate the memory by phase and the floating-point operations of one step.
+    """Estimate the memory by phase, the floating-point operations and the communication of one step.
 
     `micro_batches`: rows of each micro-batch of this rank. Raises ConfigError for a layout that can't work.
     """
-    path = str(spec.model["path"])
-    grid = options.grid(spec.world_size)
+    grid, shape = options.grid(spec.world_size), architecture(spec)
     grid.check()
-    shape = Architecture.of(read_json(check_folder(path), "config.json"), path)
     shape.check(grid, options.sequence_parallel)
     check_parts(spec)
     scalar = bool(scalars(spec, build))
     size = BYTES[str(spec.model.get("dtype", "float32"))]
-    own = shape.parameters(grid, spec.rank, scalar)
+    sizes = shape.sizes(grid, spec.rank, scalar)
+    own = sizes.all
     tokens = max(micro_batches, default=0) * work.row_tokens // grid.context
     passed = sum(micro_batches) * work.row_tokens // grid.context
+    trains = spec.role in TRAINED_ROLES
+    again = trains and options.recompute == "full"
+    phase = "train" if trains else "forward"
     logits = 0
     if grid.stage(spec.rank) == grid.pipeline - 1 and not scalar:
         whole = tokens * -(-shape.vocabulary // grid.tensor) * 4
         logits = LOGITS_AT_ONCE * min(whole, options.logits_mb << 20)
-    if spec.role not in TRAINED_ROLES:
-        kept = int(_layer(shape, grid, options, size) * tokens)
-        return Estimate(
-            {"forward": {"parameters": own * size, "activations": kept, "logits": logits}},
-            {"forward": 2.0 * own * passed}, (NOTE,),
-        )  # fmt: skip
-    parts = {
-        "parameters": own * size,
-        "gradients": own * 4,
-        "optimizer": own * (8 if size == 4 else 12) // grid.data,
-        "activations": int(_kept(shape, grid, options, size, spec.rank, len(micro_batches)) * tokens),
-        "logits": logits,
-    }
-    repeats = 8.0 if options.recompute == "full" else 6.0
-    return Estimate({"train": parts}, {"train": repeats * own * passed}, (NOTE,))
+    parts = {"parameters": own * size, "logits": logits}
+    moved = float(own * size * len(micro_batches))
+    if trains:
+        moments = 8 if size == 4 else 12
+        state = _share(sizes, grid)
+        parts |= {
+            "gradients": own * 4,
+            "optimizer": int(state * moments),
+            "activations": int(_kept(shape, grid, options, size, spec.rank, len(micro_batches)) * tokens),
+        }
+        moved += own * (size * (1 + again) + 8) * len(micro_batches) + state * 2 * moments
+    else:
+        parts["activations"] = int(_layer(shape, grid, options, size) * tokens)
+    return Estimate(
+        {phase: parts},
+        {phase: (8.0 if again else 6.0 if trains else 2.0) * sizes.multiplied * passed},
+        (NOTE,),
+        {phase: moved},
+        {phase: _sent(shape, grid, options, sizes, spec.rank, passed, size, trains, again)},
+        {phase: (grid.pipeline - 1) / (max(1, len(micro_batches)) + grid.pipeline - 1)},
+    )
 
 
-NOTE = "megatron: activations by the formulas of Korthikanti et al. 2022; buffers of communication are left out"
+def architecture(spec: TrainerSpec) -> Architecture:
+    """Read the architecture of the model. Raises ConfigError for a model that this trainer does not know."""
+    path = str(spec.model["path"])
+    return Architecture.of(read_json(check_folder(path), "config.json"), path)
 
 
 def _layer(shape: Architecture, grid: Grid, options: MegatronOptions, size: int) -> float:
@@ -81,3 +97,74 @@ def _kept(shape: Architecture, grid: Grid, options: MegatronOptions, size: int, 
         split = grid.tensor if options.sequence_parallel else 1
         return held * layers * size * shape.hidden / split + whole
     return held * layers * whole
+
+
+def _share(sizes: Sizes, grid: Grid) -> float:
+    """Return the number of parameters whose moments a rank holds: ranks with the same parameters share them."""
+    return sizes.dense / (grid.data * grid.context) + sizes.experts / grid.expert_data
+
+
+def _sent(
+    shape: Architecture, grid: Grid, options: MegatronOptions, sizes: Sizes, rank: int, tokens: int, size: int,
+    trains: bool, again: bool,
+) -> float:  # fmt: skip
+    """Return the bytes that a rank sends in one step, in rings, for the `tokens` that it computes.
+
+    `again`: the backward pass computes layers once more.
+    """
+    layers = shape.layers // grid.pipeline
+    passes = 1 + trains + again
+    hidden = tokens * shape.hidden * size
+    split = grid.tensor if options.sequence_parallel else 1
+
+    def others(ranks: int) -> float:
+        return (ranks - 1) / ranks
+
+    # Two sums of hidden states in a layer, each a reduce-scatter and an all-gather.
+    sent = passes * layers * 4 * hidden * others(grid.tensor)
+    if trains and split > 1:  # sequence parallelism gathers the inputs of matrices again for their gradients
+        sent += layers * 2 * hidden * others(grid.tensor)
+    kept = 2 * tokens * shape.key_value_heads * shape.head_width // grid.tensor * size
+    sent += passes * layers * kept * (grid.context - 1)
+    exchanged = hidden / split * shape.experts_per_token
+    sent += passes * sizes.mixtures * 2 * exchanged * others(grid.expert)
+    stage = grid.stage(rank)
+    borders = (stage < grid.pipeline - 1) + (trains and stage > 0)
+    sent += borders * hidden / split
+    if trains:  # gradients in float32 are summed by parts, and the new weights are gathered
+        copies = ((sizes.dense, grid.data * grid.context), (sizes.experts, grid.expert_data))
+        sent += sum(parameters * (4 + size) * others(ranks) for parameters, ranks in copies)
+    return sent
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def layouts(spec: TrainerSpec, work: Workload) -> Iterator[Layout]:
+    """Yield every grid of `spec.world_size` ranks; one that can work with each micro-batch and with recomputation.
+
+    Tensor parallelism goes with sequence parallelism, which saves memory and sends the same bytes. `selective`
+    recomputation is left out: attention keeps no scores, so it saves nothing.
+    """
+    shape = architecture(spec)
+    sizes = [size for size in range(1, spec.world_size + 1) if spec.world_size % size == 0]
+    for tensor, pipeline, context, expert in product(sizes, sizes, sizes, sizes if shape.experts else (1,)):
+        if spec.world_size % (tensor * pipeline * context):
+            continue
+        options: dict[str, int | str | bool] = {
+            "tensor_parallel": tensor, "sequence_parallel": tensor > 1, "pipeline_parallel": pipeline,
+            "context_parallel": context, "expert_parallel": expert, "expert_tensor_parallel": 1,
+        }  # fmt: skip
+        grid = Grid(spec.world_size, tensor, pipeline, context, expert)
+        shared = (grid.data, grid.data * context)
+        try:
+            grid.check()
+            shape.check(grid, sequence_parallel=tensor > 1)
+        except ConfigError:
+            yield Layout(options, work.row_tokens, *shared)
+            continue
+        most, rows = -(-work.rows // grid.data), 1
+        while rows == 1 or (rows < 2 * most and rows * work.row_tokens <= MOST_TOKENS):
+            for recompute in ("none", "full"):
+                yield Layout({**options, "recompute": recompute}, min(rows, most) * work.row_tokens, *shared)
+            rows *= 2

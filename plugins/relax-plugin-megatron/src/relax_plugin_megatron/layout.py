@@ -51,6 +51,11 @@ class Grid:
         """Number of groups of ranks with different rows."""
         return self.world // (self.tensor * self.pipeline * self.context)
 
+    @property
+    def expert_data(self) -> int:
+        """Number of ranks of a pipeline stage that hold the same part of the same experts."""
+        return self.world // (self.pipeline * self.expert * self.expert_tensor)
+
     def data_index(self, rank: int) -> int:
         """Return the index of the rows that this rank computes, below `data`."""
         return rank // (self.tensor * self.context) % self.data

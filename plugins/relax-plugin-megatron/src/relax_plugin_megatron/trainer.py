@@ -7,10 +7,10 @@ This module imports neither torch nor megatron-core, so that a role can plan chu
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from relax_core.api import ChunkPlan, Estimate, TrainerSpec, Workload
+from relax_core.api import ChunkPlan, Estimate, Layout, TrainerSpec, Workload
 from relax_core.learn import plan_micro_batches
 from relax_core.trainer_kit.rank_trainer import RankTrainer
 from relax_plugin_megatron.options import MegatronOptions
@@ -44,6 +44,11 @@ class MegatronTrainer(RankTrainer["Rank", MegatronOptions]):
 
         plan = self.plan([work.row_tokens] * work.rows, spec.world_size, spec.tokens_per_micro_batch)
         return estimate(spec, self.options, work, [len(rows) for rows in plan.micro_batches[spec.rank]], self.build)
+
+    def layouts(self, spec: TrainerSpec, work: Workload) -> Iterable[Layout]:
+        from relax_plugin_megatron.estimate import layouts
+
+        return layouts(spec, work)
 
     def make_rank(self, spec: TrainerSpec) -> Rank:
         from relax_plugin_megatron.rank import Rank

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison of the layouts of a run's trainers: which fit into memory, and which needs the least time for a step.
+
+The trainer names the layouts (`Trainer.layouts`) and estimates each of them (`Trainer.estimate`). No process of the run
+is started. The machine may be a supposed one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Estimate, Layout, Plan, WorkerGroup
+from relax_core.api.trainer import Trainer
+from relax_core.config.layers import Source
+from relax_core.config.run_config import RunConfig, RunContext
+from relax_core.control.memory_check import (
+    MemoryBudget,
+    PlanContext,
+    ProcessNeed,
+    device_memory,
+    free_memory,
+    gib,
+    largest_step,
+    longest_prompt,
+    memory_budgets,
+    process_needs,
+)
+from relax_core.control.placement import ROLLOUT, TABLES, TEACHER
+from relax_core.control.planner import plan
+from relax_core.control.prepare import plan_run
+from relax_core.diagnostics.estimate import measured_rate
+from relax_core.engines.factories import AUXILIARY_GROUP
+from relax_core.registry.catalogue import Catalogue
+from relax_core.registry.error_text import authored
+from relax_core.registry.shapes import checked, returned_by
+from relax_core.roles.rank_group import trainer_spec
+
+GPU_FLOPS, GPU_MEMORY, GPU_LINK = 400e12, 2.5e12, 200e9
+"""Assumed of a GPU, per second: operations in 16 bits, bytes of its memory, bytes sent to other GPUs. About what an
+H100 with NVLink reaches in practice."""
+CPU_MEMORY, CPU_LINK = 10e9, 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The devices of the ranks, one for each rank."""
+
+    ranks: int
+    """Number of ranks; 0: as configured."""
+    on_gpus: bool
+    host_bytes: int
+    """Bytes of the host's memory that a run may use; 0: unknown."""
+    device_bytes: int
+    """Bytes of each GPU's memory."""
+    flops_per_s: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+
+    @classmethod
+    def of(cls, gpus: int, gpu_gib: float, tflops: float, link_gb: float) -> Machine:
+        """Return a machine with this many GPUs; 0 stands for this machine's value. Raises ConfigError without memory."""
+        own = device_memory()
+        memory = int(gpu_gib * 2**30) or min(own.values(), default=0)
+        if not (gpus or own or gpu_gib):
+            return cls(0, False, free_memory(), 0, measured_rate(1), CPU_MEMORY, link_gb * 1e9 or CPU_LINK)
+        if not memory:
+            raise ConfigError("--gpu-memory", "nothing", "this machine has no GPU: give the GiB of one GPU's memory")
+        if not (gpus or own):
+            raise ConfigError("--gpus", "nothing", "this machine has no GPU: give the number of GPUs")
+        supposed = bool(gpus or gpu_gib)
+        rate = tflops * 1e12 or GPU_FLOPS if supposed or tflops else measured_rate(1, dtype="bfloat16")
+        host = 0 if supposed else free_memory()
+        return cls(gpus or len(own), True, host, memory, rate, GPU_MEMORY, link_gb * 1e9 or GPU_LINK)
+
+    def seconds(self, estimate: Estimate, passes: int) -> float:
+        """Return the estimated time of a process for one step, without overlap of computation and communication."""
+        total = 0.0
+        for phase, flops in estimate.flops.items():
+            busy = flops / self.flops_per_s if self.flops_per_s else 0.0
+            busy += estimate.moved.get(phase, 0.0) / self.memory_bytes_per_s
+            waited = busy / (1.0 - estimate.idle.get(phase, 0.0))
+            sent = estimate.sent.get(phase, 0.0) / self.link_bytes_per_s
+            total += (waited + sent) * (passes if phase == "train" else 1)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLayout:
+    """A layout with its estimates, or with the reason why it is refused."""
+
+    layout: Layout
+    seconds: float = 0.0
+    """Estimated time of the trainers' work in one step."""
+    needed: int = 0
+    """Bytes needed in the fullest memory; 0: not estimated."""
+    available: int = 0
+    """Bytes of this memory that a run may use; 0: unknown."""
+    field: str = ""
+    """The field with the value that is refused, or `memory`; empty: the layout fits."""
+    reason: str = ""
+    """The reason of the refusal, the same for layouts that fail alike."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return configuration keys and their values."""
+        options = {f"trainer.{name}": value for name, value in self.layout.options.items()}
+        return {**options, "batch.tokens_per_micro_batch": self.layout.tokens_per_micro_batch}
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutComparison:
+    """The layouts of one stage of a run."""
+
+    stage: str
+    ranks: Mapping[str, int]
+    """Configuration keys of the numbers of ranks, and their values in all layouts."""
+    configured: Mapping[str, Any]
+    """The configured values of the settings that layouts change."""
+    layouts: tuple[ComparedLayout, ...]
+    """Fitting layouts by estimated time and memory, then those refused."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fitting(self) -> tuple[ComparedLayout, ...]:
+        return tuple(one for one in self.layouts if not one.field)
+
+    def best_of_options(self) -> list[ComparedLayout]:
+        """Return the best fitting layout for each set of options; others differ in the size of micro-batches only."""
+        seen: dict[tuple[tuple[str, Any], ...], ComparedLayout] = {}
+        for one in self.fitting:
+            seen.setdefault(tuple(sorted(one.layout.options.items())), one)
+        return list(seen.values())
+
+    def changes(self, one: ComparedLayout) -> dict[str, Any]:
+        """Return the settings of a layout, with the numbers of ranks, that differ from the configured ones."""
+        every = {**self.ranks, **one.settings}
+        return {key: value for key, value in every.items() if self.configured.get(key) != value}
+
+    def refusals(self) -> dict[tuple[str, str], list[ComparedLayout]]:
+        """Return (field, reason) -> layouts refused for this reason, sorted by memory."""
+        found: dict[tuple[str, str], list[ComparedLayout]] = {}
+        for one in sorted(self.layouts, key=lambda one: one.needed):
+            if one.field:
+                found.setdefault((one.field, one.reason), []).append(one)
+        return found
+
+    def check(self) -> None:
+        """Raise ConfigError if no layout fits."""
+        if self.fitting:
+            return
+        close = min((one for one in self.layouts if one.needed), key=lambda one: one.needed, default=None)
+        need = f"; the closest needs {gib(close.needed)} of {gib(close.available)}" if close else ""
+        fix = "use more GPUs or GPUs with more memory, a smaller model, or shorter rows"
+        raise ConfigError("--layouts", f"{len(self.layouts)} layouts, of which none fits{need}", fix)
+
+
+def compare_layouts(sources: Sequence[Source], overrides: Sequence[str], machine: Machine) -> list[LayoutComparison]:
+    """Compare the layouts of each stage. Raises ConfigError if the configuration can't run or has no layouts."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
+        first = plan_run(sources, overrides)
+        keys = {f"placement.{_table(name)}.ranks" for stage in first.stages for name in trainer_groups(stage.plan)}
+        ranks = dict.fromkeys(sorted(keys), machine.ranks or first.stages[0].config.placement.actor.ranks)
+        placed = [*overrides, *(f"{key}={value}" for key, value in ranks.items())]
+        planned = plan_run(sources, placed).build_recipe(Path(directory) / "recipe", sources, placed)
+        for stage in planned.stages:
+            where = plan(stage.config, planned.catalogue, on_gpus=machine.on_gpus)
+            longest = longest_prompt(stage.config, planned.catalogue, where)
+            found.append(compare(stage.config, planned.catalogue, where, longest, machine, ranks, stage.name))
+    return found
+
+
+def trainer_groups(placed: Plan) -> list[str]:
+    """Return the names of the worker groups that are ranks of a trainer."""
+    return [name for name in placed.groups if name != ROLLOUT and not name.startswith(AUXILIARY_GROUP)]
+
+
+def _table(group: str) -> str:
+    role = TEACHER if group.startswith(f"{TEACHER}-") else group
+    return TABLES.get(role, f"roles.{role}")
+
+
+def compare(
+    config: RunConfig, catalogue: Catalogue, placed: Plan, prompt_tokens: int, machine: Machine,
+    ranks: Mapping[str, int], stage: str = "",
+) -> LayoutComparison:  # fmt: skip
+    """Estimate the layouts that the trainer names for this plan; the best first, those refused last.
+
+    Raises ConfigError for a trainer that names no layouts or that can't estimate this run.
+    """
+    choice = config.trainer
+    if choice.python:
+        fix = "layouts are estimated under the interpreter of this command: add trainer.python= to the command"
+        raise ConfigError("trainer.python", choice.python, fix)
+    trainer = cast(Trainer, catalogue.build(choice.chosen))
+    trainer.build = catalogue.build
+    groups = [placed.groups[name] for name in trainer_groups(placed)]
+    others = [group for group in placed.groups.values() if group not in groups]
+    engines = process_needs(config, catalogue, placed, prompt_tokens, others)
+    context = cast(RunContext, PlanContext(config, placed, catalogue.build))
+    spec = trainer_spec(context, "actor", 0, placed.groups["actor"].size, "", None)
+    with authored(f"trainer {type(trainer).__qualname__}"):
+        layouts = tuple(trainer.layouts(spec, largest_step(config, placed, prompt_tokens)))
+        checked(layouts, tuple[Layout, ...], returned_by(trainer.layouts))
+    if not layouts:
+        able = [name for name in catalogue.names("trainer") if _names_layouts(catalogue, name)]
+        fix = f"it names no layouts to compare; choose {' or '.join(able) or 'another trainer'}"
+        raise ConfigError("trainer.name", choice.name, fix)
+
+    def estimated(layout: Layout) -> ComparedLayout:
+        try:
+            needs = process_needs(_changed(config, layout), catalogue, placed, prompt_tokens, groups)
+        except ConfigError as error:
+            name = error.field.removeprefix("trainer.")
+            value = f" {layout.options[name]}" if name in layout.options else ""
+            return ComparedLayout(layout, field=f"{error.field}{value}", reason=str(error.fix))
+        unknown = next((need.unknown for need in needs if not need.processes), "")
+        if unknown:
+            raise ConfigError("trainer.name", choice.name, f"choose another trainer: {unknown}")
+        return _weighed(layout, needs, engines, machine, config.batch.passes)
+
+    ordered = sorted(map(estimated, layouts), key=lambda one: (bool(one.field), one.seconds, one.needed))
+    options = {f"trainer.{name}": value for name, value in trainer.options.model_dump(mode="json").items()}
+    configured = {**options, "batch.tokens_per_micro_batch": config.batch.tokens_per_micro_batch}
+    notes = tuple(f"the memory of {need.group.name} is left out: {need.unknown}" for need in engines if need.unknown)
+    return LayoutComparison(stage, ranks, configured, tuple(ordered), notes)
+
+
+def _names_layouts(catalogue: Catalogue, name: str) -> bool:
+    return cast(type[Trainer], catalogue.target("trainer", name)).layouts is not Trainer.layouts
+
+
+def _changed(config: RunConfig, layout: Layout) -> RunConfig:
+    chosen = config.trainer.chosen
+    chosen = replace(chosen, options={**chosen.options, **layout.options})
+    batch = config.batch.model_copy(update={"tokens_per_micro_batch": layout.tokens_per_micro_batch})
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"chosen": chosen}), "batch": batch})
+
+
+def _weighed(
+    layout: Layout, needs: Sequence[ProcessNeed], engines: Iterable[ProcessNeed], machine: Machine, passes: int
+) -> ComparedLayout:
+    seconds = sum(
+        max(machine.seconds(one, passes) for one in (need.first, need.others) if one is not None) for need in needs
+    )
+    devices = dict.fromkeys(_devices(need.group for need in needs), machine.device_bytes)
+    budgets = memory_budgets([*engines, *needs], machine.host_bytes, devices)
+    fullest: MemoryBudget = max(budgets, key=lambda one: one.needed / one.available if one.available else 0.0)
+    refused = {} if fullest.fits else {"field": "memory", "reason": f"the largest part is {fullest.largest}"}
+    return ComparedLayout(layout, seconds, fullest.needed, fullest.available, **refused)
+
+
+def _devices(groups: Iterable[WorkerGroup]) -> set[str]:
+    return {name for group in groups for name in group.devices if name.startswith("gpu:")}

@@ -3,4 +3,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("vllm") else ["test_conformance.py", "test_prompt_media.py", "test_cpu_stand_ins.py"]
+NEED_VLLM = ["test_conformance.py", "test_cpu_stand_ins.py", "test_own_arguments.py", "test_prompt_media.py"]
+collect_ignore = [] if find_spec("vllm") else NEED_VLLM

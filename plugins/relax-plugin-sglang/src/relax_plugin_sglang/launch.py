@@ -37,7 +37,7 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
         raise InfrastructureError(
             f"{spec.name}: this process runs SGLang already (for {_launched[0]}); start another process"
         )
-    arguments = ServerArgs(**_arguments(spec, options))
+    arguments = ServerArgs(**arguments_of(spec, options))
     try:
         arguments.resolve_once()
         arguments.check_server_args()
@@ -89,7 +89,7 @@ def _ports() -> PortArgs:
     )  # fmt: skip
 
 
-def _arguments(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:
+def arguments_of(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:
     gpu = on_gpu()
     bounded = spec.max_context < 1 << 24
     tokens = options.kv_cache_tokens or (None if gpu else CPU_KV_TOKENS)

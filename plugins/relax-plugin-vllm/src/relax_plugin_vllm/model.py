@@ -42,7 +42,7 @@ class Vllm:
     """A stepper with one model in this process, or in several processes for more than one GPU."""
 
     def __init__(self, spec: EngineSpec, options: VllmOptions) -> None:
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**_arguments(spec, options)))
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments_of(spec, options)))
         self._seeds: dict[str, tuple[str, int, int]] = {}
         """vLLM's name, the seed and the number of prompt tokens of each request, by request id."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
@@ -201,7 +201,7 @@ def _check_heads(size: int) -> None:
         raise ConfigError("model.path", f"heads of size {size}", f"on a CPU vLLM has sizes {has}; use another engine")
 
 
-def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
+def arguments_of(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     gpu = on_gpu()
     kv_mb = options.kv_cache_mb or (None if gpu else CPU_KV_MB)
     arguments: dict[str, Any] = {

@@ -9,7 +9,16 @@ from pydantic import Field, PositiveInt, model_validator
 
 from relax_core.api.options import Options
 
-OWN = frozenset({"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"})
+OWN = {
+    "model": "model.path", "dtype": "model.dtype", "seed": "seed", "tensor_parallel_size": "engine.tensor_parallel",
+    "pipeline_parallel_size": "engine.pipeline_parallel", "data_parallel_size": "placement.rollout.engines",
+    "enable_expert_parallel": "engine.expert_parallel", "kv_cache_memory_bytes": "engine.kv_cache_mb",
+    "gpu_memory_utilization": "engine.gpu_memory", "max_num_seqs": "engine.max_batch_rows",
+    "max_num_batched_tokens": "engine.max_batch_tokens", "enable_prefix_caching": "engine.prefix_cache",
+    "enforce_eager": "engine.graphs", "max_model_len": "", "skip_tokenizer_init": "", "enable_sleep_mode": "",
+    "logprobs_mode": "", "max_logprobs": "", "async_scheduling": "", "disable_log_stats": "",
+}  # fmt: skip
+"""vLLM arguments that this engine sets, and the configuration fields for them; empty: no other value would work."""
 
 
 class VllmOptions(Options):
@@ -36,7 +45,7 @@ class VllmOptions(Options):
     graphs: bool = True
     """Use CUDA graphs and compilation on a GPU; a CPU always runs eagerly."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments for vLLM's `EngineArgs`, under vLLM's names."""
+    """Further arguments for vLLM's `EngineArgs`, under vLLM's names; those that this engine sets are refused."""
 
     @model_validator(mode="after")
     def _parallel(self) -> VllmOptions:
@@ -44,8 +53,7 @@ class VllmOptions(Options):
             raise ValueError(
                 "expert_parallel distributes experts over the tensor_parallel GPUs; set tensor_parallel to 2 or more"
             )
-        if given := sorted(OWN & self.engine_args.keys()):
-            raise ValueError(
-                f"engine_args: got {', '.join(given)}; use this engine's own options, or placement.rollout.engines"
-            )
+        given = self.engine_args
+        if own := [f"{name} ({f'set {OWN[name]}' if OWN[name] else 'remove it'})" for name in given if name in OWN]:
+            raise ValueError(f"engine_args: got {', '.join(own)}, which this engine sets itself")
         return self

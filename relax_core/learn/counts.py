@@ -181,14 +181,15 @@ def rows_with_gradient(rows: RowBatch) -> tuple[int, ...]:
 def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:
     """Return the largest lag: the version at the start of the training step minus the version that sampled a token.
 
-    Raises ValueError naming the first row outside `0 <= lag <= max_staleness`; a `max_staleness` of -1 is unbounded.
+    Raises ValueError naming the first row outside `0 <= lag <= max_staleness` or with a trained token that was not
+    sampled (version -1); a `max_staleness` of -1 is unbounded.
     """
     mask, versions = rows.columns["loss_mask"], rows.columns["weight_versions"].values
     lags = step - versions[mask.values.astype(bool)].astype(np.int64)
     if not len(lags):
         return 0
     bound = max_staleness if max_staleness >= 0 else int(lags.max())
-    wrong = (lags < 0) | (lags > bound)
+    wrong = (lags < 0) | (lags > min(bound, step))
     if wrong.any():
         token = int(np.flatnonzero(mask.values)[np.argmax(wrong)])
         row = int(np.searchsorted(mask.offsets(), token, side="right")) - 1

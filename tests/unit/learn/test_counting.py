@@ -37,10 +37,12 @@ def test_a_trained_token_that_nobody_sampled_names_the_mask(rows):
     versions = np.where(np.arange(len(rows.columns["tokens"].values)) == 0, -1, 8).astype(np.int32)
     columns = {**rows.columns, "weight_versions": Ragged(versions, rows.columns["tokens"].lengths)}
     columns["loss_mask"] = Ragged(np.ones_like(versions), rows.columns["tokens"].lengths)
-    with pytest.raises(
-        ValueError, match=r"loss_mask of row \(.*\): token 0 is trained, but the policy did not sample it"
-    ):
-        learn.check_lag(RowBatch(rows.ids, columns), 8, 1)
+    for step, max_staleness in ((8, 1), (0, 1), (0, -1)):
+        columns["weight_versions"] = Ragged(np.minimum(versions, step), rows.columns["tokens"].lengths)
+        with pytest.raises(
+            ValueError, match=r"loss_mask of row \(.*\): token 0 is trained, but the policy did not sample it"
+        ):
+            learn.check_lag(RowBatch(rows.ids, columns), step, max_staleness)
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4))

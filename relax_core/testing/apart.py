@@ -129,7 +129,7 @@ def _converse(child: ExerciseProcess, payload: bytes, deadline_s: float) -> Apar
     started = _read_until_ready(child.stdout, time.monotonic() + START_S)
     if started is None:
         return Apart(error=f"the component's import did not end within {START_S:g} s", blocked=True)
-    read = _read_to_end((child.stdout, child.stderr), time.monotonic() + deadline_s if started else None)
+    read = _read_to_end((child.stdout, child.stderr), time.monotonic() + deadline_s)
     if read is None:
         return Apart(blocked=True)
     answer, noise = read
@@ -155,14 +155,14 @@ def _read_until_ready(pipe: int, deadline: float) -> bool | None:
     return True
 
 
-def _read_to_end(pipes: tuple[int, int], deadline: float | None) -> tuple[bytes, bytes] | None:
+def _read_to_end(pipes: tuple[int, int], deadline: float) -> tuple[bytes, bytes] | None:
     """Read both pipes until all their writers have closed them; return None if the deadline passed."""
     got = {pipe: bytearray() for pipe in pipes}
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
             selector.register(pipe, selectors.EVENT_READ)
         while selector.get_map():
-            ready = selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
                 return None
             for key, _ in ready:

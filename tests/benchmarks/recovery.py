@@ -308,7 +308,10 @@ def measure(
 ) -> list[report.Row]:
     """Kill every kind so often, or `only` these; a row for each."""
     measured = Measured(runner, recipe, folder, seed)
-    kinds = {name: kind for name, kind in victims(runner).items() if not only or name in only}
+    known = victims(runner)
+    if unknown := sorted(set(only) - known.keys()):
+        raise SystemExit(f"--kinds: {', '.join(unknown)}: the runner {runner} has {', '.join(known)}")
+    kinds = {name: kind for name, kind in known.items() if not only or name in only}
     for first in range(0, kills, ROUNDS):
         measured.kill_each(kinds, min(ROUNDS, kills - first))
     return measured.rows(kinds)

@@ -172,7 +172,11 @@ def test_an_engine_has_the_gpus_that_its_options_spread_it_over(catalogue: Catal
         (("engine=vllm", "engine.engine_args.data_parallel_size=2"), True, "placement.rollout"),
         (("engine=sglang", "engine.server_args.tp_size=2"), True, "works on one GPU"),
         (("engine=sglang", "engine.server_args.dtype=half"), True, r"got dtype \(set model\.dtype\)"),
-        (("engine=sglang", "engine.server_args.context_length=9"), True, r"context_length \(remove it\), which this engine"),
+        (
+            ("engine=sglang", "engine.server_args.context_length=9"),
+            True,
+            r"context_length \(remove it\), which this engine",
+        ),
     ],
 )
 def test_devices_that_do_not_divide_are_refused(

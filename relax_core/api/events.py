@@ -261,9 +261,21 @@ Event = (
 
 
 class Sink(Configurable[OptionsT], Generic[OptionsT]):
-    """A receiver of each step's metrics, in the controller; a sink that raises three times is turned off."""
+    """A receiver of each step's metrics, in the controller.
+
+    Life cycle: `check`, `open`, then `metrics` and `samples` in any order, `close`. After `check`, a thread of the sink
+    makes the calls, and the run waits for none of them. A sink is turned off if `open` raises, if other calls raise
+    three times, or if a call takes longer than 30 seconds. The run continues, and `summary.json` counts failed calls.
+    """
 
     kind: ClassVar[str] = "sink"
+
+    def check(self) -> None:
+        """Raise ConfigError with the fix if an account or a setting is missing; called before the run starts.
+
+        An ImportError also refuses the run, with the extra of the plugin's distribution that installs the package.
+        `check` contacts no service, since the run waits for it.
+        """
 
     @abstractmethod
     def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ def train(
     Examples: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`. At a terminal,
     the command watches a run on Ray as `relax attach` does: Ctrl-C asks whether to detach from the run or to stop it.
     """
-    from relax_core.control.prepare import prepare
+    from relax_core.control.prepare import check_sinks, plan_run, prepare
 
     if detach and not dry_run:
         start_detached("train", as_json)
@@ -74,6 +74,8 @@ def train(
     overrides += [f"run.runner={runner}"] if runner else []
     overrides += [UNCHECKED] if anyway else []
     if dry_run:
+        planned = plan_run(sources, overrides)
+        check_sinks(planned.composed.config, planned.catalogue)
         print_graph(sources, overrides)
         print_tools(sources, overrides)
         print_data(sources, overrides)

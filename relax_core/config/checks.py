@@ -50,6 +50,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_batch_errors(config, generated),
         *_guard_errors(config, generated),
         *_reward_errors(config, catalogue, found, generated),
+        *_sink_errors(config),
         *_placement_errors(config, own),
         *_autoscale_errors(config, generated),
         *_ignored_errors(config),
@@ -267,6 +268,14 @@ def _reward_errors(
         if temperature == 0 and number > 1:
             fix = "temperature 0 gives the same sample each time: set samples = 1"
             yield ConfigError(f"{key}.samples", number, fix)
+
+
+def _sink_errors(config: RunConfig) -> Errors:
+    """Refuse a second table of a sink, which would replace the first."""
+    names = [sink.name for sink in config.sinks]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            yield ConfigError(f"sinks.{at}.name", f"a second {name!r}", "remove one of the two tables")
 
 
 def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:

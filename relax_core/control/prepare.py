@@ -29,6 +29,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.api.events import Sink
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
 from relax_core.bus.ledger_file import FILE as LEDGER, has_started, newest_incarnation, prepare_ledger
@@ -209,6 +210,13 @@ def plan_run(
     return PlannedRun(composed, composed.catalogue, _plan_stages(composed, composed.catalogue), recipe)
 
 
+def check_sinks(config: RunConfig, catalogue: Catalogue) -> None:
+    """Raise ConfigError with the fix for a sink whose package, account or setting is missing."""
+    for choice in config.sinks:
+        with catalogue.authored(choice.chosen):
+            catalogue.build(choice.chosen, Sink).check()
+
+
 def _plan_stages(composed: Composed, catalogue: Catalogue) -> tuple[PlannedStage, ...]:
     check_order(composed.stages, catalogue)
     found = []
@@ -228,6 +236,7 @@ def prepare(
     """Compose, check and plan a configuration; make the run directory; build the named recipe. Raises ConfigError."""
     planned = plan_run(sources, overrides, functions)
     composed, catalogue = planned.composed, planned.catalogue
+    check_sinks(composed.config, catalogue)
     first = sources[0] if sources else "run"
     name = composed.config.run.name or (Path(first).stem if isinstance(first, str | Path) else "run")
     redactor = Redactor(revealed(composed.config.dump()))
@@ -312,6 +321,7 @@ def prepare_resume(
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
+    check_sinks(config, catalogue)
     from_checkpoint = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
     point = choose(paths[0], step, done) if from_checkpoint else None
     resume = point.resume if point is not None else None

@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 import traceback
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 
 from relax_core.api.role import Clock
 
@@ -16,52 +16,44 @@ MAX_FAILURES = 3
 MAX_QUEUED = 4096
 Report = Callable[[str, str, str], None]
 """Callback for a failure; takes the worker's name, a sentence, and the traceback of the last error."""
+Call = Callable[[], object]
 
 
 class CallbackWorker:
     """A thread that runs the calls to one sink or observer in order; `give` never waits.
 
-    Life cycle: `on -> off`. Three exceptions, a call past its deadline, or a full queue turn the worker off for good,
-    which is reported once. The thread of a hanging call is abandoned.
+    Life cycle: `on -> off`. Three exceptions (a vital call: one), a call past its deadline, or a full queue turn the
+    worker off for good, which is reported once. An exception may be a SystemExit. The thread of a hanging call is
+    abandoned.
     """
 
     def __init__(self, name: str, clock: Clock, report: Report, deadline_s: float = 30.0) -> None:
         self.name, self.on = name, True
         self._clock, self._report, self._deadline_s = clock, report, deadline_s
-        self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(MAX_QUEUED)
+        self._calls: queue.Queue[tuple[Call, bool] | None] = queue.Queue(MAX_QUEUED)
         self._since: float | None = None
-        self._failures = 0
+        self._given = self._returned = self._raised = 0
         self._thread = threading.Thread(target=self._work, name=f"relax-{name}", daemon=True)
         self._thread.start()
 
-    def give(self, call: Callable[[], object]) -> None:
-        """Queue a call, unless the worker is off; turn it off if the running call is past its deadline."""
+    @property
+    def failures(self) -> int:
+        """Number of calls that raised, missed the deadline, or were not made because the worker was turned off."""
+        return self._raised if self.on else self._given - self._returned
+
+    def give(self, call: Call, vital: bool = False) -> None:
+        """Queue a call, unless the worker is off; turn it off if the running call is past its deadline.
+
+        `vital`: the worker is turned off if the call raises, because later calls need it.
+        """
         self.check()
+        self._given += 1
         if not self.on:
             return
         try:
-            self._calls.put_nowait(call)
+            self._calls.put_nowait((call, vital))
         except queue.Full:
             self._off(f"is off: it is {MAX_QUEUED} calls behind")
-
-    def ask(self, call: Callable[[], object]) -> None:
-        """Make a call and wait for it within the deadline; if it fails, turn the worker off and raise its exception."""
-        answer: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                call()
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(None)
-
-        self._calls.put_nowait(run)
-        try:
-            answer.result(self._deadline_s)
-        except Exception:
-            self.on = False
-            raise
 
     def check(self) -> None:
         """Turn the worker off if the running call is past its deadline."""
@@ -69,31 +61,44 @@ class CallbackWorker:
         if self.on and since is not None and self._clock.now() - since > self._deadline_s:
             self._off(f"is off: one call took longer than {self._deadline_s:g} s")
 
-    def close(self, last: Callable[[], object] | None = None) -> None:
+    def close(self, last: Call | None = None) -> None:
         """Run the queued calls, then `last`, within the deadline; then end the thread."""
+        close_all([(self, last)], self._deadline_s)
+
+    def end(self, last: Call | None = None) -> None:
+        """Let the thread end after the queued calls and `last`; do not wait for it."""
         if last is not None:
             self.give(last)
         if self.on:
             try:
-                self._calls.put(None, timeout=self._deadline_s)
+                self._calls.put_nowait(None)
             except queue.Full:
                 self._off(f"is off: it is {MAX_QUEUED} calls behind")
-            self._thread.join(self._deadline_s)
+
+    def join(self, wait_s: float) -> None:
+        """Wait for the end of the thread; turn the worker off if the thread has not ended after `wait_s` seconds."""
+        if self.on:
+            self._thread.join(wait_s)
         if self.on and self._thread.is_alive():
             self._off(f"did not finish within {self._deadline_s:g} s")
 
     def _work(self) -> None:
-        while self.on and (call := self._calls.get()) is not None:
+        while self.on and (queued := self._calls.get()) is not None:
+            call, vital = queued
             self._since = self._clock.now()
             try:
                 call()
-            except Exception as error:
-                self._failures += 1
-                frames = "".join(traceback.format_exception(error))
-                if self._failures >= MAX_FAILURES:
-                    self._off(f"is off: it raised {MAX_FAILURES} times, last {type(error).__name__}: {error}", frames)
+                if self.on:
+                    self._returned += 1
+            except BaseException as error:  # a SystemExit would end the thread, and later calls would pile up
+                self._raised += 1
+                said, frames = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+                if vital:
+                    self._off(f"is off: it could not start: {said}", frames)
+                elif self._raised >= MAX_FAILURES:
+                    self._off(f"is off: it raised {MAX_FAILURES} times, last {said}", frames)
                 elif self.on:
-                    self._report(self.name, f"raised {type(error).__name__}: {error}", frames)
+                    self._report(self.name, f"raised {said}", frames)
             finally:
                 self._since = None
 
@@ -103,3 +108,13 @@ class CallbackWorker:
             with contextlib.suppress(queue.Full):
                 self._calls.put_nowait(None)  # ends an idle thread
             self._report(self.name, why, frames)
+
+
+def close_all(workers: Iterable[tuple[CallbackWorker, Call | None]], deadline_s: float) -> None:
+    """Close workers at the same time, each after its last call; `deadline_s` bounds the wait for all of them."""
+    workers = list(workers)
+    for worker, last in workers:
+        worker.end(last)
+    until = time.monotonic() + deadline_s
+    for worker, _ in workers:
+        worker.join(max(0.0, until - time.monotonic()))

@@ -2,13 +2,14 @@
 """The recorder of a run: passes each event to the run directory, sinks, observers, display and notifications.
 
 Files are written at once, and a failure to write a file fails the run. Sinks and observers work in threads of their own
-and can neither delay the run nor fail it.
+and can neither delay the run nor fail it; `summary.json` counts their failed calls.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,14 +17,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from relax_core.api import events
-from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
+from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import Event, Sink
 from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.api.scaling import Signals
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.metrics import WHOLE_RUN, EventCounts, MeasuredMetric, Totals
 from relax_core.observe.notifications import Notifier
-from relax_core.observe.observers import CallbackWorker, Report
+from relax_core.observe.observers import CallbackWorker, Report, close_all
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.signals import SignalMeter
 from relax_core.observe.spans import TimeAccount, Trace, Window
@@ -99,7 +100,10 @@ class Recorder:
         self._status_key: tuple[Any, ...] | None = None
         self._status_at = float("-inf")
         self._restarting_since: float | None = None
-        self._sinks = dict(sinks or {})
+        self._deadline_s = deadline_s
+        self._summary: dict[str, Any] | None = None
+        """The summary as last written; None before the end of the run."""
+        self._sinks, self._sinks_opened = dict(sinks or {}), False
         self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._sinks}
         self._observers = dict(observers or {})
         self._observer_workers = {
@@ -205,7 +209,7 @@ class Recorder:
             raise RelaxError(f"status: got {status!r}; a run ends as one of {', '.join(ENDINGS)}")
         self.ending = status
         self._account(finish=True)
-        summary = self.summary(status) | dict(more or {})
+        self._summary = summary = self.summary(status) | dict(more or {})
         self.run_dir.write("summary", summary)
         self._facts["state"] = status
         self._write_status()
@@ -229,21 +233,40 @@ class Recorder:
             "tokens_per_second": tokens / (now - ready) if now > ready else 0.0,
             **totals,
             **self._counts.summary(),
+            "callback_failures": self._callback_failures(),
             **({"notifications": self._notifier.counts} if self._notifier is not None else {}),
         }
 
     def close(self) -> None:
         """Let sinks and observers finish within their deadlines, then close all files and threads."""
-        for name, sink in self._sinks.items():
-            self._sink_workers[name].close(sink.close)
-        for worker in self._observer_workers.values():
-            worker.close()
+        last = {name: sink.close for name, sink in self._sinks.items() if self._sinks_opened}
+        workers = [(worker, last.get(name)) for name, worker in self._sink_workers.items()]
+        close_all([*workers, *((worker, None) for worker in self._observer_workers.values())], self._deadline_s)
+        self._count_last_failures()
         if self._notifier is not None:
             self._notifier.close()
             self._log.note("info", "notifications", **self._notifier.counts)
         self._show(lambda display: display.close())
         self._log.close()
         self.run_dir.close()
+
+    def _callback_failures(self) -> dict[str, int]:
+        """Return the numbers of failed calls to sinks and observers, by name; names without a failure are left out."""
+        workers = (*self._sink_workers.values(), *self._observer_workers.values())
+        failures = Counter({worker.name: 0 for worker in workers})
+        for worker in workers:
+            failures[worker.name] += worker.failures
+        return {name: count for name, count in failures.items() if count}
+
+    def _count_last_failures(self) -> None:
+        """Write the summary again if sinks or observers failed after it was written."""
+        failures = self._callback_failures()
+        if self._summary is None or failures == self._summary["callback_failures"]:
+            return
+        try:
+            self.run_dir.write("summary", self._summary | {"callback_failures": failures})
+        except InfrastructureError as error:
+            self._log.note("warning", f"failures of sinks and observers are not in the summary: {error}")
 
     # -- handling of each kind of event
 
@@ -255,7 +278,8 @@ class Recorder:
                 self._start(event)
             case events.SamplesScored(step, samples):
                 self.run_dir.append_samples(step, samples)
-                self._to_sinks(lambda sink: sink.samples(step, samples[:SHOWN_SAMPLES]))
+                shown = self.run_dir.redactor.value(list(samples[:SHOWN_SAMPLES])) if self._sinks else []
+                self._to_sinks(lambda sink: sink.samples(step, shown))
             case events.RolloutMeasured():
                 self._measured.setdefault(event.step, MeasuredMetric()).add(event.metrics)
             case events.StepFinished():
@@ -309,18 +333,14 @@ class Recorder:
         return replace(event, evidence=evidence, folder=str(folder))
 
     def _start(self, event: events.RunStarted) -> None:
-        """Open the sinks. If a sink cannot start, raise PluginError, which ends the run."""
+        """Open the sinks; do not wait for them. A sink that cannot open is turned off."""
         self._ready = self._clock.now()
         self._facts |= {"run_id": event.run_id, "state": "running", "steps": event.config.get("steps")}
         self._trace.span("startup", "controller", self._opened, self._ready)
-        path, name = str(self.run_dir.path), self.run_dir.name
+        path, name, config = str(self.run_dir.path), self.run_dir.name, self.run_dir.redactor.value(dict(event.config))
+        self._sinks_opened = True
         for sink_name, sink in self._sinks.items():
-            try:
-                self._sink_workers[sink_name].ask(partial(sink.open, path, name, event.config))
-            except RelaxError:
-                raise
-            except Exception as error:
-                raise PluginError(sink_name, f"the sink could not start: {type(error).__name__}: {error}") from error
+            self._sink_workers[sink_name].give(partial(sink.open, path, name, config), vital=True)
         self._write_status()
 
     def _restart(self, step: int) -> None:

@@ -11,7 +11,8 @@ import ast
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -138,9 +139,7 @@ class Catalogue:
         try:
             target = cls or import_target(found.component.target)
         except (Exception, SystemExit) as error:
-            if extra := extra_for(found.distribution, error):
-                fix = f"the component needs a package that is not installed ({said(error)}); pip install '{extra}'"
-                raise ConfigError(known_kind(kind).table or kind, repr(name), fix) from error
+            _refuse_missing_package(kind, name, found, error)
             message = f"cannot import {found.component.target}: {said(error)}"
             raise PluginError(f"{kind} {found.title}", message, plugin_frames(error)) from error
         reason = "" if (kind, target) in self._conforming else contract_violation(known_kind(kind), target)
@@ -164,16 +163,24 @@ class Catalogue:
             whole: Any = import_target(COMPOUNDS[chosen.kind])
             return whole.of([(part.name, self.build(part)) for part in chosen.parts])
         cls = self.target(chosen.kind, chosen.name)
+        with self.authored(chosen, "cannot be built"):
+            return cls(build_options(cls.options_model(), chosen.options, f"{chosen.kind}.{chosen.name}"))
+
+    @contextmanager
+    def authored(self, chosen: Chosen, failed: str = "is not ready") -> Iterator[None]:
+        """Charge the author of a component for an exception or an exit of the body: raise PluginError.
+
+        Raises ConfigError instead if a package is missing that an extra of the component's distribution installs.
+        """
         try:
-            options = build_options(cls.options_model(), chosen.options, f"{chosen.kind}.{chosen.name}")
-            return cls(options)
+            yield
         except RelaxError:
             raise
-        except Exception as error:
-            title = self.find(chosen.kind, chosen.name).title
-            raise PluginError(
-                f"{chosen.kind} {title}", f"cannot be built: {said(error)}", plugin_frames(error)
-            ) from error
+        except (Exception, SystemExit) as error:
+            found = self.find(chosen.kind, chosen.name)
+            _refuse_missing_package(chosen.kind, chosen.name, found, error)
+            message = f"{failed}: {said(error)}"
+            raise PluginError(f"{chosen.kind} {found.title}", message, plugin_frames(error)) from error
 
     def observers(self) -> dict[str, object]:
         """Return the plugins that implement an observer hook, by name; observers must not change any data."""
@@ -361,6 +368,13 @@ def missing_anywhere(name: str, records: Sequence[Record]) -> RelaxError:
     known = {component.name for record in records for _, component in record.components}
     known |= {record.distribution for record in records}
     return ConfigError("NAME", repr(name), f"no plugin has this name; {did_you_mean(bare, known)}{_failures(records)}")
+
+
+def _refuse_missing_package(kind: str, name: str, found: Found, error: BaseException) -> None:
+    """Raise ConfigError if the error is a missing package that an extra of the component's distribution installs."""
+    if extra := extra_for(found.distribution, error):
+        fix = f"the component needs a package that is not installed ({said(error)}); pip install '{extra}'"
+        raise ConfigError(known_kind(kind).table or kind, repr(name), fix) from error
 
 
 def extra_for(distribution: str, error: BaseException) -> str:

@@ -24,14 +24,12 @@ SMALL = (
     "max_staleness=1",
 )  # fmt: skip
 DEADLINE_S = 400.0
-FULL_SINK = """
-from relax_core.api import Options, Sink
+FULL_FILTER = """
+from relax_core.api import Filter
 
-class FullSink(Sink[Options]):
-    def open(self, run_dir, name, config):
+class FullFilter(Filter):
+    def reject(self, task, attempts, trajectories, rewards):
         raise RuntimeError("no room")
-
-    def metrics(self, step, values): ...
 """
 
 
@@ -149,10 +147,10 @@ def test_a_detached_run_that_does_not_start_ends_with_the_error_of_one_in_the_fo
     foreground, detached = relax(*words), relax(*words, "--detach")
     assert (detached.code, detached.json) == (foreground.code, foreground.json) and detached.code == 2
     assert detached.err == foreground.err
-    (tmp_path / "full_sink.py").write_text(FULL_SINK)
+    (tmp_path / "full_filter.py").write_text(FULL_FILTER)
     run = tmp_path / "failed"
-    late = relax("train", tiny / "recipe.toml", *SMALL, f'plugins=["{tmp_path}/full_sink.py"]', 'sinks=["full-sink"]',
-                 "--run-dir", run, "--detach", "--json")  # fmt: skip
+    late = relax("train", tiny / "recipe.toml", *SMALL, f'plugins=["{tmp_path}/full_filter.py"]',
+                 'filters=["full-filter"]', "--run-dir", run, "--detach", "--json")  # fmt: skip
     assert late.code == document(run, "summary")["exit_code"] == late.json["exit_code"] == 3, late.err
     assert late.json["error"] == document(run, "summary")["error"]
     assert f"relax: the run failed; its files are in {run}" in late.err

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from relax_core.api.errors import PluginError, RelaxError
+from relax_core.api.errors import RelaxError
 from relax_core.api.events import (
     CheckpointSaved,
     EvalFinished,
@@ -33,6 +33,7 @@ from relax_core.api.weights import Version
 from relax_core.observe.files import read_document
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.records import read_frames
+from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory
 
 BALANCE = {
@@ -42,7 +43,7 @@ BALANCE = {
 SUMMARY_FIELDS = {
     "status", "steps", "wall_seconds", "startup_seconds", "reward_first", "reward_last", "eval_first", "eval_last",
     "samples_issued", "samples_trained", "samples_dropped", "samples_in_flight", "max_lag", "tokens_generated",
-    "tokens_per_second", "weight_publishes", "restarts",
+    "tokens_per_second", "weight_publishes", "restarts", "callback_failures",
 }  # fmt: skip
 
 
@@ -223,11 +224,105 @@ def test_a_sink_that_raises_three_times_is_off_and_the_others_continue(run_dir, 
     assert len(told) == 3 and "is off: it raised 3 times, last RuntimeError: no network" in told[-1]
 
 
-def test_a_sink_that_cannot_start_is_a_plugin_error(run_dir, clock):
-    run = recorder(run_dir, clock, sinks={"bad": Remembers(fail={"open"})})
-    with pytest.raises(PluginError, match="bad: the sink could not start: RuntimeError: no network"):
+def test_a_sink_that_cannot_open_is_off_at_once_and_the_run_continues(run_dir, clock):
+    bad, good = Remembers(fail={"open"}), Remembers()
+    with recorder(run_dir, clock, sinks={"bad": bad, "good": good}) as run:
         run.write(RunStarted("r", "", {}))
+        run.write(StepFinished(1, {"reward/mean": 0.5}))
+        run.write(RunFinished("finished", {}))
+    assert bad.calls == [("open", run_dir.name)] and [call[0] for call in good.calls] == ["open", "metrics", "close"]
+    assert [note["message"] for note in notes(run_dir)] == ["bad is off: it could not start: RuntimeError: no network"]
+    assert run_dir.read("summary")["callback_failures"] == {"bad": 3}
+
+
+class Exits(Remembers):
+    """A sink that ends its process instead of raising, as command-line clients do."""
+
+    def _call(self, *what):
+        self.calls.append(what)
+        if what[0] in self.fail:
+            raise SystemExit(1)
+
+
+@pytest.mark.parametrize(("fail", "calls", "failures"), [("open", 1, 7), ("metrics", 4, 6), ("close", 7, 1)])
+def test_a_sink_that_exits_fails_like_a_sink_that_raises(run_dir, clock, fail, calls, failures):
+    sink = Exits(fail={fail})
+    with recorder(run_dir, clock, sinks={"exits": sink}) as run:
+        run.write(RunStarted("r", "", {}))
+        for step in range(1, 6):
+            run.write(StepFinished(step, {"reward/mean": 0.5}))
+        run.write(RunFinished("finished", {}))
+    assert len(sink.calls) == calls
+    assert "SystemExit: 1" in notes(run_dir)[-1]["message"]
+    summary = run_dir.read("summary")
+    assert summary["callback_failures"] == {"exits": failures} and summary["status"] == "finished"
+
+
+def test_a_hanging_open_neither_delays_nor_ends_the_run_and_all_its_calls_count_as_failed(run_dir, clock):
+    opening, release = threading.Event(), threading.Event()
+
+    class Hangs(Remembers):
+        def open(self, run_dir, name, config):
+            opening.set()
+            release.wait(300)
+
+    sink, good = Hangs(), Remembers()
+    with recorder(run_dir, clock, sinks={"hangs": sink, "good": good}, deadline_s=5.0) as run:
+        run.write(RunStarted("r", "", {}))  # returns, although the sink does not
+        assert opening.wait(120)
+        run.write(StepFinished(1, {"reward/mean": 0.5}))
+        clock.at += 6
+        run.heartbeats([])
+        run.write(StepFinished(2, {"reward/mean": 0.5}))
+        run.write(RunFinished("finished", {}))
+    release.set()
+    assert sink.calls == [] and [call[0] for call in good.calls] == ["open", "metrics", "metrics", "close"]
+    assert run_dir.read("summary")["callback_failures"] == {"hangs": 4}
+    assert [note["message"] for note in notes(run_dir)] == ["hangs is off: one call took longer than 5 s"]
+
+
+def test_sinks_that_hang_at_the_end_share_one_deadline(run_dir, clock, monkeypatch):
+    release, waits = threading.Event(), []
+
+    class Hangs(Remembers):
+        def close(self):
+            release.wait(300)
+
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", lambda thread, wait_s: (waits.append(wait_s), join(thread, 0))[1])
+    run = recorder(run_dir, clock, sinks={"one": Hangs(), "two": Hangs()}, deadline_s=100.0)
+    run.write(RunStarted("r", "", {}))
+    run.write(RunFinished("finished", {}))
     run.close()
+    release.set()
+    assert 100.0 >= waits[0] > waits[1], "the second wait ends when the first would have"
+    failures = run_dir.read("summary")["callback_failures"]
+    assert set(failures) == {"one", "two"}
+
+
+def test_a_sink_that_was_never_opened_is_not_closed(run_dir, clock):
+    sink = Remembers()
+    with recorder(run_dir, clock, sinks={"mine": sink}) as run:
+        run.write(RunFinished("failed", {}))
+    assert sink.calls == [] and run_dir.read("summary")["callback_failures"] == {}
+
+
+def test_sinks_get_no_secrets(tmp_path, clock):
+    run_dir = RunDirectory.create(tmp_path / "run", "maths", None, None, redactor=Redactor(["hunter2"]))
+    seen = []
+
+    class Keeps(Remembers):
+        def open(self, run_dir, name, config):
+            seen.append(config)
+
+        def samples(self, step, samples):
+            seen.extend(samples)
+
+    with recorder(run_dir, clock, sinks={"mine": Keeps()}) as run:
+        run.write(RunStarted("r", "", {"steps": 4, "sinks": [{"name": "mine", "url": "http://me:hunter2@host"}]}))
+        run.write(SamplesScored(1, ({"response": "it is hunter2", "reward": 1.0},)))
+    assert "hunter2" not in str(seen)
+    assert seen[0]["steps"] == 4 and seen[1] == {"response": "it is [redacted]", "reward": 1.0}
 
 
 def test_sinks_get_a_few_samples_and_the_run_directory_all(run_dir, clock):

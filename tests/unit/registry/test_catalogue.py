@@ -219,3 +219,23 @@ def test_the_suggested_plugins_are_those_that_offer_the_component():
     assert len(box) > 5
     assert set(suggested.values()) <= folders
     assert {key: plugin for key, plugin in suggested.items() if plugin in box} == offered
+
+
+def test_a_package_that_is_missed_late_names_the_extra_that_installs_it(site):
+    code = "@hook\ndef relax_sinks():\n    return [Component('far', 'fake_far.sink:Far', '')]"
+    sink = """
+        from relax_core.api import Sink
+
+        class Far(Sink):
+            def check(self):
+                import fake_client
+
+            def open(self, run_dir, name, config): ...
+            def metrics(self, step, values): ...
+    """
+    requires = ("relax-core>=0.1,<0.2", 'fake-client>=1; extra == "client"')
+    site.install("fake-far", code, requires=requires, files={"sink.py": sink})
+    catalogue, chosen = load(), Chosen("sink", "far")
+    with pytest.raises(ConfigError, match=r"sinks: got 'far'; .*pip install 'fake-far\[client\]'"), \
+            catalogue.authored(chosen):  # fmt: skip
+        catalogue.build(chosen).check()

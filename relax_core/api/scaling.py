@@ -36,6 +36,8 @@ class Signals:
     """Longest time that a waiting request had waited, in seconds; 0 if no request waited."""
     busy: float | None = None
     """Share of the serving engines that run at least one request, mean over the window."""
+    busy_in_wait: float | None = None
+    """`busy` over the time in which the trainer waited for rows; None also if the trainer did not wait."""
     slot_use: float | None = None
     """Share of the serving engines' request slots in use; None also if the number of requests is not limited."""
     kv_use: float | None = None
@@ -62,7 +64,7 @@ class Signals:
     def plain(self) -> dict[str, float]:
         """Return the measured fields as JSON data, the input of `from_plain`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: round(value, 6) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Signals:

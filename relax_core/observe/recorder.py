@@ -82,7 +82,7 @@ class Recorder:
             self._counts.count(record)
         self._elapsed_before = max((float(record.get("elapsed_s") or 0) for record in records), default=0.0)
         self._opened = self._clock.now()
-        self._meter = SignalMeter(self._opened)
+        self._meter = SignalMeter()
         self._ready: float | None = None
         self._tokens_before = self._totals.tokens_generated
         self._trace, self._time = Trace(self._opened), TimeAccount()

@@ -35,6 +35,7 @@ class _Load:
     slot_use: float | None
     kv_use: float | None
     scored: int
+    trainer_waits: bool
     held: bool
     """True if the staleness bound keeps groups from starting."""
 
@@ -47,8 +48,9 @@ class SignalMeter:
     - A value of a role without a heartbeat in the last `FRESH_S` seconds of a window is None.
     """
 
-    def __init__(self, now: float) -> None:
-        self._window_at = now
+    def __init__(self) -> None:
+        self._window_at: float | None = None
+        """Start of the window; None before the first heartbeat."""
         self._seen: dict[str, tuple[float, float]] = {}
         """(own time, time of arrival here) of each role's newest heartbeat."""
         self._window: list[_Load] = []
@@ -58,18 +60,22 @@ class SignalMeter:
         self._steps = 0
         self._last: _Load | None = None
         """Newest load of the windows before."""
+        self._trainer_waits = False
+        """True if the trainer waited for rows at its newest heartbeat."""
 
     def add(self, heartbeats: Iterable[Heartbeat], now: float) -> None:
         """Count the heartbeats that were not seen before."""
-        for beat in heartbeats:
+        for beat in sorted(heartbeats, key=lambda one: one.role):  # the trainer's before the rollout's
             if beat.role not in (ROLLOUT, TRAINER) or beat.state in ("starting", "stopped", "failed"):
                 continue
             if self._seen.get(beat.role, (None, 0.0))[0] == beat.at:
                 continue
+            self._window_at = now if self._window_at is None else self._window_at
             self._seen[beat.role] = (beat.at, now)
             if beat.role == TRAINER:
-                self._trainer.append(any(first_blocker(wait.blocked_by) == ROLLOUT for wait in beat.waits))
-            elif (load := _load(beat, now)) is not None:
+                self._trainer_waits = any(first_blocker(wait.blocked_by) == ROLLOUT for wait in beat.waits)
+                self._trainer.append(self._trainer_waits)
+            elif (load := _load(beat, now, self._trainer_waits)) is not None:
                 self._window.append(load)
                 self._step.append(load)
 
@@ -93,8 +99,7 @@ class SignalMeter:
 
     def window(self, now: float) -> Signals | None:
         """Return the signals of the window that ends now; None before `WINDOW_S` have passed."""
-        window_s = now - self._window_at
-        if window_s < WINDOW_S:
+        if self._window_at is None or (window_s := now - self._window_at) < WINDOW_S:
             return None
         loads, trainer, steps = self._window, self._trainer, self._steps
         self._window_at, self._window, self._trainer, self._steps = now, [], [], 0
@@ -108,6 +113,7 @@ class SignalMeter:
             at=now, window_s=window_s, serving=newest.serving, starting=newest.starting, leaving=newest.leaving,
             running=_mean(load.running for load in loads), waiting=_mean(load.waiting for load in loads),
             oldest_wait_s=max(load.oldest_wait_s for load in loads), busy=_mean(load.busy for load in loads),
+            busy_in_wait=_mean(load.busy for load in loads if load.trainer_waits),
             slot_use=_mean(load.slot_use for load in loads), kv_use=_mean(load.kv_use for load in loads),
             groups_per_s=scored / seconds if seconds > 0 and scored >= 0 else None,  # a restarted role counts from 0
             steps=steps, trainer_wait=waits, staleness_wait=_mean(load.held for load in loads),
@@ -117,7 +123,7 @@ class SignalMeter:
         return role in self._seen and now - self._seen[role][1] <= FRESH_S
 
 
-def _load(beat: Heartbeat, now: float) -> _Load | None:
+def _load(beat: Heartbeat, now: float, trainer_waits: bool) -> _Load | None:
     """Return the load in a heartbeat of the rollout; None if the rollout does not report its engines."""
     engines: Mapping[str, Mapping[str, Any]] = beat.facts.get("engines") or {}
     queue = beat.facts.get("scheduling") or {}
@@ -133,7 +139,7 @@ def _load(beat: Heartbeat, now: float) -> _Load | None:
         queue["oldest_wait_s"], sum(engine["running"] > 0 for engine in serving) / len(serving) if serving else None,
         running / slots if slots else None,
         sum(engine["kv_running"] for engine in counted) / kv if kv else None, queue["scored"],
-        any(wait.reason == STALENESS_WAIT for wait in beat.waits),
+        trainer_waits, any(wait.reason == STALENESS_WAIT for wait in beat.waits),
     )  # fmt: skip
 
 

@@ -15,15 +15,23 @@ from relax_core.testing.suite import Suite
 
 EVEN = Signals(
     at=0.0, window_s=10.0, serving=4, starting=0, leaving=0, running=8.0, waiting=0.0, oldest_wait_s=0.0, busy=0.8,
-    slot_use=0.5, kv_use=0.5, groups_per_s=1.0, steps=1, trainer_wait=0.1, staleness_wait=0.1,
+    busy_in_wait=0.8, slot_use=0.5, kv_use=0.5, groups_per_s=1.0, steps=1, trainer_wait=0.1, staleness_wait=0.1,
 )  # fmt: skip
 """A pool that is neither too large nor too small."""
 BUSY = replace(
-    EVEN, running=16.0, waiting=99.0, oldest_wait_s=60.0, busy=1.0, slot_use=1.0, kv_use=0.99, trainer_wait=0.9,
-    staleness_wait=0.0,
+    EVEN, running=16.0, waiting=99.0, oldest_wait_s=60.0, busy=1.0, busy_in_wait=1.0, slot_use=1.0, kv_use=0.99,
+    trainer_wait=0.9, staleness_wait=0.0,
 )  # fmt: skip
 IDLE = replace(
-    EVEN, running=0.0, busy=0.0, slot_use=0.0, kv_use=0.0, groups_per_s=0.1, trainer_wait=0.0, staleness_wait=0.9
+    EVEN,
+    running=0.0,
+    busy=0.0,
+    busy_in_wait=None,
+    slot_use=0.0,
+    kv_use=0.0,
+    groups_per_s=0.1,
+    trainer_wait=0.0,
+    staleness_wait=0.9,
 )
 MEASURED = tuple(field.name for field in fields(Signals) if field.default is None)
 """Names of the signals that may be None."""

@@ -74,8 +74,9 @@ class SimulatedPool:
         return Signals(
             at=self.now, window_s=ticks * TICK_S, serving=self.engines, starting=len(self.starting), leaving=0,
             running=sums["running"] / ticks, waiting=sums["waiting"] / ticks, oldest_wait_s=sums["oldest_wait_s"],
-            busy=sums["busy"] / ticks, slot_use=sums["use"] / ticks,
-            groups_per_s=sums["scored"] / (ticks * TICK_S), steps=sums["steps"],
+            busy=sums["busy"] / ticks,
+            busy_in_wait=sums["busy_in_wait"] / sums["trainer_wait"] if sums["trainer_wait"] else None,
+            slot_use=sums["use"] / ticks, groups_per_s=sums["scored"] / (ticks * TICK_S), steps=sums["steps"],
             trainer_wait=sums["trainer_wait"] / ticks, staleness_wait=sums["staleness_wait"] / ticks,
         )  # fmt: skip
 
@@ -103,7 +104,9 @@ class SimulatedPool:
         sums["ticks"] += 1
         sums["running"] += len(self._running)
         sums["waiting"] += len(self._waiting)
-        sums["busy"] += min(1, len(self._running) / self.engines)  # type: ignore[assignment]
+        busy = min(1, len(self._running) / self.engines)
+        sums["busy"] += busy  # type: ignore[assignment]
+        sums["busy_in_wait"] += 0 if self._in_training else busy  # type: ignore[assignment]
         sums["use"] += len(self._running) / capacity  # type: ignore[assignment]
         waited = self.now - self._waiting[0][0] if self._waiting else 0.0
         sums["oldest_wait_s"] = max(sums["oldest_wait_s"], waited)  # type: ignore[assignment]
@@ -120,11 +123,11 @@ class SimulatedPool:
         self.now += TICK_S
 
     def _train(self) -> None:
+        self._sums["trainer_wait"] += not self._in_training
         if not self._in_training and self._ready >= self.groups_per_step:
             self._ready -= self.groups_per_step
             self._in_training, self._training_left_s = self.groups_per_step, self.train_s
         if not self._in_training:
-            self._sums["trainer_wait"] += 1
             return
         self._training_left_s -= TICK_S
         if self._training_left_s <= 0:

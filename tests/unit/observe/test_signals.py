@@ -25,8 +25,15 @@ def actor(at: float, *, waits: bool) -> Heartbeat:
     return Heartbeat("actor", "busy", waits=waiting, at=at)
 
 
+def metered(now: float) -> SignalMeter:
+    """Return a meter whose window begins now."""
+    meter = SignalMeter()
+    meter.add([Heartbeat("rollout", "busy", at=-1.0)], now)
+    return meter
+
+
 def test_a_window_has_the_newest_counts_and_the_means_of_its_heartbeats() -> None:
-    meter = SignalMeter(100.0)
+    meter = metered(100.0)
     meter.add([rollout(0.0, {}, {}, scored=4), actor(0.0, waits=True)], 100.5)
     meter.add([rollout(0.0, {}, {}, scored=4), actor(0.5, waits=False)], 101.0)  # the rollout's was seen before
     assert meter.window(105.0) is None
@@ -38,7 +45,8 @@ def test_a_window_has_the_newest_counts_and_the_means_of_its_heartbeats() -> Non
     meter.add([newest, actor(9.0, waits=True), actor(9.5, waits=True)], 108.5)
     assert meter.window(110.0) == Signals(
         at=110.0, window_s=10.0, serving=2, starting=1, leaving=1, running=7.0, waiting=4.0, oldest_wait_s=9.0,
-        busy=1.0, slot_use=(6 / 8 + 1) / 2, kv_use=(0.5 + 0.75) / 2, groups_per_s=8 / 8.0, steps=1, trainer_wait=0.75,
+        busy=1.0, busy_in_wait=1.0, slot_use=(6 / 8 + 1) / 2, kv_use=(0.5 + 0.75) / 2,
+        groups_per_s=8 / 8.0, steps=1, trainer_wait=0.75,
         staleness_wait=0.5,
     )  # fmt: skip
     meter.add([rollout(19.0, {}, scored=20)], 118.5)
@@ -47,7 +55,7 @@ def test_a_window_has_the_newest_counts_and_the_means_of_its_heartbeats() -> Non
 
 
 def test_a_silent_role_has_no_signals() -> None:
-    meter = SignalMeter(0.0)
+    meter = metered(0.0)
     assert meter.window(10.0) == Signals(at=10.0, window_s=10.0, steps=0)
     meter.add([rollout(1.0, {}), actor(1.0, waits=True)], 14.0)
     meter.add([rollout(2.0, {})], 17.0)
@@ -58,30 +66,42 @@ def test_a_silent_role_has_no_signals() -> None:
 
 
 @pytest.mark.parametrize("beat", [
-    Heartbeat("rollout", "starting", facts=rollout(0.0, {}).facts), Heartbeat("rollout", "busy"),
+    Heartbeat("rollout", "failed", facts=rollout(0.0, {}).facts), Heartbeat("rollout", "busy"),
     Heartbeat("rollout", "busy", facts={"engines": {"engine-0": ENGINE}}), Heartbeat("judge", "busy"),
 ])  # fmt: skip
 def test_a_heartbeat_without_engines_is_not_counted(beat: Heartbeat) -> None:
-    meter = SignalMeter(0.0)
+    meter = metered(0.0)
     meter.add([beat], 9.0)
     assert meter.window(10.0).size is None and meter.step() == {}
 
 
 def test_unlimited_slots_and_uncounted_caches_have_no_use() -> None:
-    meter = SignalMeter(0.0)
+    meter = metered(0.0)
     meter.add([rollout(0.0, {"kv_capacity": 0}, requests_per_engine=0)], 9.0)
     signals = meter.window(10.0)
     assert (signals.slot_use, signals.kv_use, signals.use, signals.running) == (None, None, None, 3.0)
 
 
 def test_engines_without_requests_are_not_busy() -> None:
-    meter = SignalMeter(0.0)
+    meter = metered(0.0)
     meter.add([rollout(0.0, {}, {"running": 0}, {"running": 0}, {"running": 0})], 9.0)
-    assert meter.window(10.0).busy == 0.25
+    meter.add([rollout(1.0, {}), actor(1.0, waits=True)], 9.5)
+    meter.add([rollout(2.0, {}), actor(2.0, waits=False)], 9.7)
+    busy = meter.window(10.0)
+    assert (busy.busy, busy.busy_in_wait) == (0.75, 1.0)
+
+
+def test_the_first_window_begins_with_the_first_heartbeat() -> None:
+    meter = SignalMeter()
+    assert meter.window(94.0) is None
+    meter.add([Heartbeat("rollout", "starting"), Heartbeat("judge", "busy")], 94.0)
+    meter.add([rollout(0.0, {})], 95.0)
+    assert meter.window(104.9) is None
+    assert meter.window(105.0).window_s == 10.0
 
 
 def test_a_restarted_role_has_no_rate_in_its_window() -> None:
-    meter = SignalMeter(0.0)
+    meter = metered(0.0)
     meter.add([rollout(0.0, {}, scored=50)], 9.0)
     meter.window(10.0)
     meter.add([rollout(1.0, {}, scored=1)], 19.0)
@@ -89,7 +109,7 @@ def test_a_restarted_role_has_no_rate_in_its_window() -> None:
 
 
 def test_a_step_has_metrics_of_the_heartbeats_since_the_step_before() -> None:
-    meter = SignalMeter(0.0)
+    meter = metered(0.0)
     meter.add([rollout(0.0, {"running": 2}, held=True)], 1.0)
     meter.add([rollout(0.5, {"running": 4}, waiting=0, oldest_wait_s=0.0)], 1.5)
     assert meter.step() == {

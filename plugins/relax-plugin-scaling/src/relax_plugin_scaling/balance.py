@@ -50,7 +50,7 @@ class BalanceSums:
     staleness_wait: float = 0.0
     busy: float = 0.0
     busy_in_wait: float = 0.0
-    """Busy time of the engines, weighted by the trainer's wait."""
+    """Busy time of the engines while the trainer waited."""
 
 
 class Balance(ScalingPolicy[BalanceOptions]):
@@ -67,12 +67,13 @@ class Balance(ScalingPolicy[BalanceOptions]):
     def decide(self, state: BalanceSums, signals: Signals, now: float) -> tuple[BalanceSums, Proposal | None]:
         options, size, busy, steps = self.options, signals.size, signals.busy, signals.steps
         waits, holds, seconds = signals.trainer_wait, signals.staleness_wait, signals.window_s
+        in_wait = signals.busy_in_wait
         if size is None or busy is None or steps is None or waits is None or holds is None:
             return BalanceSums(), None
         state = BalanceSums(
             state.seconds + seconds, state.steps + steps, state.trainer_wait + waits * seconds,
             state.staleness_wait + holds * seconds, state.busy + busy * seconds,
-            state.busy_in_wait + busy * waits * seconds,
+            state.busy_in_wait + (busy if in_wait is None else in_wait) * waits * seconds,
         )  # fmt: skip
         if state.steps < options.steps or state.seconds < max(options.average_s, ROUNDING):
             return state, None

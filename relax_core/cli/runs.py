@@ -209,7 +209,7 @@ TokenFile = Annotated[
 ]
 
 
-def _remote(address: str, token_file: Path | None, run: str | None = None) -> ControlClient:
+def remote(address: str, token_file: Path | None, run: str | None = None) -> ControlClient:
     from relax_core.api.errors import ConfigError
     from relax_core.control_api.client import ControlClient
     from relax_core.control_api.server import read_token
@@ -224,7 +224,7 @@ def _answer(what: str, run: str | None, address: str, token_file: Path | None) -
     from relax_core.views.answers import ANSWERS
     from relax_core.views.run import open_run
 
-    return _remote(address, token_file, run).get(f"/{what}") if address else ANSWERS[what](open_run(run), time.time())
+    return remote(address, token_file, run).get(f"/{what}") if address else ANSWERS[what](open_run(run), time.time())
 
 
 def _change_remotely(client: ControlClient, action: Action, wait_s: float, as_json: bool) -> None:
@@ -273,7 +273,7 @@ def pause(
     from relax_core.views.run import health, open_run, pause_reason
 
     if address:
-        _change_remotely(_remote(address, token_file, run), "pause", wait_s, json)
+        _change_remotely(remote(address, token_file, run), "pause", wait_s, json)
         return
     view, deadline, asked = open_run(run), time.monotonic() + wait_s, False
     while not (reason := pause_reason(view.status())):
@@ -310,7 +310,7 @@ def checkpoint(
     from relax_core.views.run import health, open_run
 
     if address:
-        _change_remotely(_remote(address, token_file, run), "checkpoint", wait_s, json)
+        _change_remotely(remote(address, token_file, run), "checkpoint", wait_s, json)
         return
     view = open_run(run)
     wanted, deadline = max(int(view.status().get("step", 0)), 1), time.monotonic() + wait_s
@@ -353,7 +353,7 @@ def evaluate(
     from relax_core.views.run import health, open_run
 
     if address:
-        _change_remotely(_remote(address, token_file, run), "evaluate", wait_s, json)
+        _change_remotely(remote(address, token_file, run), "evaluate", wait_s, json)
         return
     view, deadline, asked = open_run(run), time.monotonic() + wait_s, False
     count = EvaluationCount(view)
@@ -393,7 +393,7 @@ def continue_(
     from relax_core.views.run import health, open_run, pause_reason
 
     if address:
-        _change_remotely(_remote(address, token_file, run), "continue", wait_s, json)
+        _change_remotely(remote(address, token_file, run), "continue", wait_s, json)
         return
     view, deadline = open_run(run), time.monotonic() + wait_s
     reason = paused = pause_reason(view.status())
@@ -430,7 +430,7 @@ def stop(
     from relax_core.views.run import health, open_run, process_of
 
     if address:
-        _change_remotely(_remote(address, token_file, run), "stop", wait_s, json)
+        _change_remotely(remote(address, token_file, run), "stop", wait_s, json)
         return
     view = open_run(run)
     deadline, asked = time.monotonic() + wait_s, 0

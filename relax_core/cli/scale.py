@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.runs import REQUEST_POLL_S, Address, TokenFile
+from relax_core.cli.runs import REQUEST_POLL_S, Address, TokenFile, remote
 from relax_core.cli.terminal import AsJson, print_json, say
 
 if TYPE_CHECKING:
+    from relax_core.control_api.client import ControlClient
     from relax_core.engines.scaling import ScaleRequest
     from relax_core.views.run import RunView
-
-GOOD = ("active", "completed", "noop", "partial")
-"""States in which an operation has ended well."""
 
 
 def scale(
@@ -46,17 +44,23 @@ def scale(
     other engines from their last token; the newest engines leave first.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.views.answers import scaling_of, try_scaling
-    from relax_core.views.run import health, open_run
+    from relax_core.engines.scaling import GOOD
+    from relax_core.views.answers import scale_plan, scaling_of, try_scaling
+    from relax_core.views.run import health, open_run, readable_documents
 
     run, request = _request(arguments or [], drain, cancel, keep_partial)
     if address:
-        raise ConfigError("--address", address, "the control API can't scale yet: run this where the run directory is")
+        _scale_remotely(remote(address, token_file, run), request, dry_run, wait_s if wait else None, json)
+        return
     view = open_run(run)
     found = _pool_of(view, request)
-    expected, actions = try_scaling(view, found, time.time())
+    with readable_documents(view):
+        state, pools = health(view, time.time()), scaling_of(view)
+    if state.ended or state.state == "lost":
+        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can be scaled")
+    operation, actions = try_scaling(pools, found, time.time())
     if dry_run:
-        _show_plan(view.name, asdict(expected), [(type(one).__name__.lower(), one.engine) for one in actions], json)
+        _show_plan(scale_plan(view.name, operation, actions), json)
         return
     deadline, asked = time.monotonic() + wait_s, -1
     while True:
@@ -79,7 +83,7 @@ def scale(
         print_json({"schema": "relax.scale/1", "run": view.name, **asdict(done)})
     else:
         say(f"{view.name}: {_told(asdict(done))}")
-    if not done.open and done.state not in GOOD and not (found.cancel and done.state == "cancelled"):
+    if not done.open and done.state not in (("cancelled",) if found.cancel else GOOD):
         raise InfrastructureError(f"{view.name}: {done.id} is {done.state}: {done.detail}")
 
 
@@ -101,6 +105,23 @@ def _request(arguments: Sequence[str], drain: str, cancel: str, keep_partial: bo
     return (runs[0] if runs else None), ScaleRequest(uuid.uuid4().hex, pool, target, drain, cancel, keep_partial)
 
 
+def _scale_remotely(
+    client: ControlClient, request: ScaleRequest, dry_run: bool, wait_s: float | None, json: bool
+) -> None:
+    path, fields = "/engines", {"pool": request.pool, "target": request.target, "keep_partial": request.keep_partial}
+    if request.engine or request.cancel:
+        path = f"/engines/{request.engine}/drain" if request.engine else f"/operations/{request.cancel}/cancel"
+        fields = {}
+    if dry_run:
+        _show_plan(client.ask(path, {**fields, "dry_run": True}), json)
+        return
+    operation = client.ask(path, fields) if wait_s is None else client.change("scale", wait_s, path, fields)
+    if json:
+        print_json(operation)
+    else:
+        say(f"scale: {operation['state']}" + (f"; {operation['detail']}" if operation["detail"] else ""))
+
+
 def _pool_of(view: RunView, request: ScaleRequest) -> ScaleRequest:
     """Find the pool of an engine or operation that the request names."""
     from dataclasses import replace
@@ -114,15 +135,14 @@ def _pool_of(view: RunView, request: ScaleRequest) -> ScaleRequest:
     return replace(request, pool=own[0] if own else "rollout")
 
 
-def _show_plan(name: str, operation: Mapping[str, Any], actions: Sequence[tuple[str, str]], json: bool) -> None:
+def _show_plan(plan: Mapping[str, Any], json: bool) -> None:
     if json:
-        steps = [{"action": action, "engine": engine} for action, engine in actions]
-        print_json({"schema": "relax.scale-plan/1", "run": name, "operation": operation, "actions": steps})
+        print_json(plan)
         return
-    for action, engine in actions:
-        say(f"{name}: {engine} would {action.replace('canceljoin', 'not join')}")
-    if not actions:
-        say(f"{name}: nothing would change: {operation['detail']}")
+    for one in plan["actions"]:
+        say(f"{plan['run']}: {one['engine']} would {one['action'].replace('canceljoin', 'not join')}")
+    if not plan["actions"]:
+        say(f"{plan['run']}: nothing would change: {plan['operation']['detail']}")
 
 
 def _told(operation: Mapping[str, Any]) -> str:

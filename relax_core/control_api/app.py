@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -28,16 +28,26 @@ from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.control.stages import resumable_step
-from relax_core.control_api.operations import ACTIONS, Action, Book, ControlOperation, Facts, Refused
+from relax_core.control_api.operations import (
+    ACTIONS,
+    Action,
+    Book,
+    ControlOperation,
+    Facts,
+    PlainAction,
+    Refused,
+    expected,
+)
+from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import encode, read_document, write_document
-from relax_core.views.answers import ANSWERS
+from relax_core.views.answers import ANSWERS, scale_plan, scaling_of
 from relax_core.views.follower import EvaluationCount, LineFollower
 from relax_core.views.run import RunView, health, pause_reason, readable_documents
 
 BOOK = "operations"
 MAX_BODY = 1 << 16
-"""Bytes of a request's body; changes have no fields so far, so only an empty JSON object is accepted."""
+"""Bytes of a request's body, which is a JSON object with the route's fields."""
 BODY_S = 30.0
 """Seconds in which a request's body must arrive."""
 MAX_ROWS = 1000
@@ -56,6 +66,8 @@ class ApiRoute:
     answer: Callable[[RunApi, Request], Response]
     query: Mapping[str, str]
     """Name of an integer parameter in the query -> its meaning."""
+    fields: Mapping[str, tuple[type, str]] = field(default_factory=dict)
+    """Name of a field of the body -> its type and meaning."""
 
 
 class RunApi:
@@ -80,17 +92,23 @@ class RunApi:
             return Facts(
                 state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
                 resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
-                self._evaluations.sets, self._evaluations.now(),
+                self._evaluations.sets, self._evaluations.now(), scaling_of(self.view),
             )  # fmt: skip
 
-    def ask(self, action: Action, key: str) -> tuple[ControlOperation, bool]:
+    def ask(self, action: Action, key: str, fields: Mapping[str, Any] | None = None) -> tuple[ControlOperation, bool]:
         """Ask the run for a change; return the operation, and True if it is new. Raises Refused."""
         with self._lock:
-            operation, new = self.book.ask(action, key, self.facts(), time.time())
+            operation, new = self.book.ask(action, key, self.facts(), time.time(), fields)
             if new:
                 self._keep()  # first, so that a caller who repeats the request after a crash gets this operation
-                self.view.request(operation.action)
+                self._send(operation)
             return operation, new
+
+    def _send(self, operation: ControlOperation) -> None:
+        if operation.action == "scale":
+            self.view.request_scale({"key": operation.key, **operation.fields})
+        else:
+            self.view.request(operation.action)
 
     def settle(self) -> None:
         """Follow the open operations, and ask again for those that a new process of the run has not seen."""
@@ -99,7 +117,7 @@ class RunApi:
             if not any(one.state == "requested" for one in before.values()):
                 return
             for operation in self.book.settle(self.facts(), time.time()):
-                self.view.request(operation.action)
+                self._send(operation)
             if self.book.operations != before:
                 self._keep()
 
@@ -179,13 +197,71 @@ def _change(action: Action) -> Callable[[RunApi, Request], Response]:
     return ask
 
 
-CHANGES: Mapping[Action, str] = {
+def _scale(api: RunApi, request: Request) -> Response:
+    fields = dict(request.state.fields)
+    if "target" not in fields:
+        raise Refused(400, "target", "nothing", "give the number of engines that the pool is to have")
+    return _ask_to_scale(api, request, {"pool": "rollout", **fields})
+
+
+def _drain(api: RunApi, request: Request) -> Response:
+    engine = request.path_params["id"]
+    own = [name for name, one in api.facts().pools.items() if engine in one.engines]
+    if not own:
+        return _error(404, "engine", engine, "GET /engines lists the engines of the run")
+    return _ask_to_scale(api, request, {**request.state.fields, "pool": own[0], "engine": engine})
+
+
+def _cancel(api: RunApi, request: Request) -> Response:
+    wanted, pools = request.path_params["id"], api.facts().pools
+    asked = api.book.operations.get(wanted)
+    for name, one in pools.items():
+        found = one.operations.get(wanted) or (one.find(asked.key) if asked is not None else None)
+        if found is not None:
+            return _ask_to_scale(api, request, {**request.state.fields, "pool": name, "cancel": found.id})
+    fix = "GET /engines lists the operations that can be cancelled"
+    return _error(404, "operation", repr(wanted), fix)
+
+
+def _ask_to_scale(api: RunApi, request: Request, fields: dict[str, Any]) -> Response:
+    key = request.headers.get("idempotency-key", "")
+    if fields.pop("dry_run", False):
+        operation, actions = expected(ScaleRequest(key or "dry-run", **fields), api.facts(), time.time())
+        return _json(scale_plan(api.view.name, operation, actions))
+    asked, new = api.ask("scale", key, fields)
+    return _json({"schema": "relax.operation/1", **asdict(asked)}, 202 if new else 200)
+
+
+def _fields(path: ApiRoute, body: bytes) -> dict[str, Any]:
+    """Return the fields of a body. Raises Refused for anything else than a JSON object with the route's fields."""
+    if not path.fields:
+        if body not in (b"", b"{}"):
+            got = repr(body[:40].decode(errors="replace"))
+            raise Refused(400, "body", got, f"send no body or {{}}: {path.path} has no fields")
+        return {}
+    try:
+        found = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(400, "body", repr(body[:40].decode(errors="replace")), "send a JSON object")
+    for name, value in found.items():
+        if name not in path.fields:
+            raise Refused(400, name[:40], "a field that the route has not", f"it has {', '.join(path.fields)}")
+        kind = path.fields[name][0]
+        if type(value) is not kind:
+            raise Refused(400, name, repr(value)[:40], f"give a value of type {kind.__name__}")
+    return found
+
+
+CHANGES: Mapping[PlainAction, str] = {
     "pause": "Hold the run before its next step, until it is continued.",
     "continue": "Continue a run that a guard or a user has paused.",
     "stop": "Save a checkpoint and end the run.",
     "checkpoint": "Save a checkpoint after the current step.",
     "evaluate": "Evaluate the newest weights once on every set of [eval].",
 }
+DRY_RUN = (bool, "true: answer which engines would join or leave, and change nothing")
 PATHS = (
     ApiRoute("GET", "/status", "The run's progress, reward and roles, as `relax status --json`.", _answer("status"), {}),
     ApiRoute("GET", "/why", "What the run waits for, and which role must act, as `relax why --json`.", _answer("why"), {}),
@@ -198,6 +274,13 @@ PATHS = (
     ApiRoute("GET", "/operations", "The changes that were asked of this run, newest first.", _operations, {}),
     ApiRoute("GET", "/operations/{id}", "One of these changes: requested, done or failed.", _operation, {}),
     *(ApiRoute("POST", f"/{action}", CHANGES[action], _change(action), {}) for action in ACTIONS),
+    ApiRoute(
+        "POST", "/engines", "Change the number of a pool's engines, as `relax scale`.", _scale, {},
+        {"pool": (str, "name of the pool; absent: rollout"), "target": (int, "number of engines that it is to have"),
+         "keep_partial": (bool, "true: keep engines that joined if another one can't"), "dry_run": DRY_RUN},
+    ),
+    ApiRoute("POST", "/engines/{id}/drain", "Let this engine leave its pool.", _drain, {}, {"dry_run": DRY_RUN}),
+    ApiRoute("POST", "/operations/{id}/cancel", "Undo an open operation that scales.", _cancel, {}, {"dry_run": DRY_RUN}),
 )  # fmt: skip
 
 
@@ -220,10 +303,8 @@ def make_app(api: RunApi) -> Starlette:
                         body = (await request.body()).strip()
                 except TimeoutError:
                     return _error(408, "body", f"no whole body within {BODY_S:.0f} s", "send the request again")
-                if body not in (b"", b"{}"):
-                    got = repr(body[:40].decode(errors="replace"))
-                    return _error(400, "body", got, f"send no body or {{}}: {path.path} has no fields")
             try:
+                request.state.fields = _fields(path, body) if path.method == "POST" else {}
                 return await asyncio.to_thread(path.answer, api, request)
             except Refused as refused:
                 return _error(refused.status, refused.field, refused.got, refused.fix)
@@ -284,10 +365,18 @@ def openapi() -> dict[str, Any]:
                 "description": "new for each change; a repeated request with the same key is done once",
             })  # fmt: skip
             codes = ("202", "200", "400", "401", "409")
-        paths.setdefault(path.path, {})[path.method.lower()] = {
+        described: dict[str, Any] = {
             "summary": path.summary, "parameters": parameters,
             "responses": {code: {"description": HTTPStatus(int(code)).phrase} for code in codes},
         }  # fmt: skip
+        if path.fields:
+            kinds = {str: "string", int: "integer", bool: "boolean"}
+            properties = {
+                name: {"type": kinds[kind], "description": means} for name, (kind, means) in path.fields.items()
+            }
+            schema = {"type": "object", "properties": properties, "additionalProperties": False}
+            described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        paths.setdefault(path.path, {})[path.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Relax: control API of a run", "version": version("relax-core")},
@@ -302,6 +391,7 @@ def docs_page() -> str:
     rows = "".join(
         f"<tr><td><code>{path.method} {html.escape(path.path)}</code></td><td>{html.escape(path.summary)}"
         + "".join(f"<br><code>?{name}=</code> {html.escape(means)}" for name, means in path.query.items())
+        + "".join(f"<br><code>{name}</code> {html.escape(means)}" for name, (_, means) in path.fields.items())
         + "</td></tr>"
         for path in PATHS
     )

@@ -42,13 +42,19 @@ class ControlClient:
         """Return the document of a route."""
         return self._call("GET", path, {})
 
-    def change(self, action: Action, wait_s: float) -> dict[str, Any]:
+    def ask(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for a change once; return the operation, or what a dry run answers. Raises ConfigError."""
+        return self._call("POST", path, {"idempotency-key": uuid.uuid4().hex}, fields)
+
+    def change(
+        self, action: Action, wait_s: float, path: str = "", fields: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Ask for a change and wait until it is done; return the operation.
 
         Raises ConfigError if the run refuses it, InfrastructureError if it fails or is not done within `wait_s`.
         """
         deadline = time.monotonic() + wait_s
-        operation = self._call("POST", f"/{action}", {"idempotency-key": uuid.uuid4().hex})
+        operation = self.ask(path or f"/{action}", fields or {})
         while operation["state"] == "requested":
             if time.monotonic() > deadline:
                 raise InfrastructureError(
@@ -61,10 +67,12 @@ class ControlClient:
             raise InfrastructureError(f"{self._address}: {action} failed: {operation['detail']}")
         return operation
 
-    def _call(self, method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, headers: Mapping[str, str], fields: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         for left in reversed(range(TRIES)):
             try:
-                answer = self._http.request(method, path, headers=dict(headers))
+                answer = self._http.request(method, path, headers=dict(headers), json=dict(fields) if fields else None)
                 break
             except self._errors as error:
                 if not left:

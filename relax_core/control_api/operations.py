@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
 
-Action = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]
-ACTIONS: tuple[Action, ...] = get_args(Action)
+from relax_core.api.errors import ConfigError
+from relax_core.engines import scaling
+from relax_core.engines.scaling import GOOD, PoolScaling, ScaleRequest
+from relax_core.views.answers import try_scaling
+
+PlainAction = Literal["pause", "continue", "stop", "checkpoint", "evaluate"]
+Action: TypeAlias = PlainAction | Literal["scale"]
+ACTIONS: tuple[PlainAction, ...] = get_args(PlainAction)
+"""Changes without fields."""
 OperationState = Literal["requested", "done", "failed"]
 KEPT = 1000
 """Operations that a book keeps; older ones that are not `requested` are forgotten, and with them their keys."""
@@ -39,6 +46,8 @@ class Facts:
     """Number of evaluation sets; 0: the run has none."""
     evaluations: int = 0
     """Number of evaluations of a set that have finished so far."""
+    pools: Mapping[str, PoolScaling] = field(default_factory=dict)
+    """The machine of each engine pool that can be asked to scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,8 @@ class ControlOperation:
     detail: str = ""
     evaluations: int = 0
     """Evaluations of a set that had finished at the request."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the request: of `ScaleRequest` without its key, if the action is `scale`."""
 
 
 class Refused(Exception):
@@ -74,7 +85,7 @@ class Book:
 
     Invariants:
     - One key belongs to one operation; asking again with the key returns that operation.
-    - At most one operation of each action is `requested`.
+    - At most one operation of each action is `requested`; the pools themselves refuse a second `scale`.
     - An operation that is `done` or `failed` never changes.
     """
 
@@ -82,15 +93,17 @@ class Book:
         """Continue a book; `number` is the number of the last operation ever asked."""
         self.operations, self.number = dict(operations or {}), number
 
-    def ask(self, action: Action, key: str, facts: Facts, now: float) -> tuple[ControlOperation, bool]:
+    def ask(
+        self, action: Action, key: str, facts: Facts, now: float, fields: Mapping[str, Any] | None = None
+    ) -> tuple[ControlOperation, bool]:
         """Return the operation of a key, and True if it is new, so that the run must be asked. Raises Refused."""
         if not _KEY.fullmatch(key):
             fix = "send a header Idempotency-Key with 1 to 128 printable characters without spaces, new for each change"
             raise Refused(400, "Idempotency-Key", repr(key[:128]), fix)
         known = next((one for one in self.operations.values() if one.key == key), None)
         if known is not None:
-            if known.action != action:
-                got = f"the key of operation {known.id}, which is a {known.action}"
+            if known.action != action or known.fields != (fields or {}):
+                got = f"the key of operation {known.id}, which is another {known.action}"
                 raise Refused(409, "Idempotency-Key", got, f"send another key for a {action}")
             return known, False
         self.settle(facts, now)
@@ -100,12 +113,15 @@ class Book:
             raise Refused(409, "run", f"a run that is {facts.state}", "only a paused run can be continued")
         if action == "evaluate" and not facts.sets:
             raise Refused(409, "eval.every", "0, so the run has no evaluation sets", "set it when you start a run")
-        if same := next((one for one in self._open() if one.action == action), None):
+        if action == "scale":
+            expected(ScaleRequest(key, **fields or {}), facts, now)
+        elif same := next((one for one in self._open() if one.action == action), None):
             raise Refused(409, "operation", f"{same.id}, which is still requested", f"wait for /operations/{same.id}")
         self.number += 1
         made = ControlOperation(
-            f"{self.number}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations
-        )
+            f"{self.number}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations,
+            fields=fields or {},
+        )  # fmt: skip
         self.operations[made.id] = made
         settled = [one for one in self.operations.values() if one.state != "requested"]
         for old in settled[: max(len(self.operations) - KEPT, 0)]:
@@ -139,8 +155,30 @@ class Book:
         return [one for one in self.operations.values() if one.state == "requested"]
 
 
+def expected(request: ScaleRequest, facts: Facts, now: float) -> tuple[scaling.ScalingOperation, list[scaling.Action]]:
+    """Return the operation and the actions that a request to scale would lead to now. Raises Refused."""
+    if facts.ended:
+        raise Refused(409, "run", f"a run that is {facts.state}", "only a live run can be scaled")
+    try:
+        return try_scaling(facts.pools, request, now)
+    except ConfigError as error:
+        unknown = error.field == "pool" and facts.pools
+        raise Refused(404 if unknown else 409, error.field, str(error.got), error.fix) from error
+
+
+def _scaled(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
+    pool, cancelled = facts.pools.get(one.fields["pool"]), one.fields.get("cancel", "")
+    found = None if pool is None else pool.operations.get(cancelled) or pool.find(one.key)
+    said = "" if found is None else "; ".join(part for part in (f"{found.id} is {found.state}", found.detail) if part)
+    if found is not None and not found.open:
+        return ("done" if found.state in (("cancelled",) if cancelled else GOOD) else "failed"), said
+    return ("failed", f"the run is {facts.state}") if facts.ended else ("requested", said)
+
+
 def _outcome(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
     """Return the present state of an open operation, and a sentence about it for the caller."""
+    if one.action == "scale":
+        return _scaled(one, facts)
     if one.action == "stop":
         if facts.ended:
             return "done", f"the run is {facts.state}"

@@ -23,6 +23,8 @@ OperationState: TypeAlias = Step | Literal["cancelled", "partial", "noop", "refu
 JOINING: tuple[Step, ...] = get_args(JoiningStep)
 LEAVING: tuple[Step, ...] = get_args(LeavingStep)
 ORDER: Mapping[str, int] = {step: number for number, step in enumerate(JOINING + LEAVING)}
+GOOD: tuple[OperationState, ...] = ("active", "completed", "partial", "noop")
+"""States of an operation that has ended well."""
 KEPT = 100
 """Operations that are remembered, and with them their keys; older ones that have ended are forgotten."""
 MAX_ENGINES = 1024

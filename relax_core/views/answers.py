@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -77,19 +77,23 @@ def scaling_of(view: RunView) -> dict[str, PoolScaling]:
     return {name: PoolScaling.of(one) for name, one in found.items()}
 
 
-def try_scaling(view: RunView, request: ScaleRequest, wall: float) -> tuple[ScalingOperation, list[Action]]:
+def try_scaling(
+    pools: Mapping[str, PoolScaling], request: ScaleRequest, wall: float
+) -> tuple[ScalingOperation, list[Action]]:
     """Return the operation and the actions that a request would lead to now, without an effect.
 
-    Raises ConfigError if the run or its pool would refuse the request.
+    Raises ConfigError if its pool would refuse the request.
     """
-    with readable_documents(view):
-        state, pools = health(view, wall), scaling_of(view)
-    if state.ended or state.state == "lost":
-        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can be scaled")
     if request.pool not in pools:
         known = f"name a pool of the run: {', '.join(pools)}" if pools else "wait until its rollout has started"
         raise ConfigError("pool", request.pool, known)
-    return pools[request.pool].ask(request, wall)
+    return PoolScaling.of(pools[request.pool].plain()).ask(request, wall)
+
+
+def scale_plan(name: str, operation: ScalingOperation, actions: Iterable[Action]) -> dict[str, Any]:
+    """Return what `relax scale --dry-run` prints with `--json`."""
+    steps = [{"action": type(action).__name__.lower(), "engine": action.engine} for action in actions]
+    return {"schema": "relax.scale-plan/1", "run": name, "operation": asdict(operation), "actions": steps}
 
 
 ANSWERS: Mapping[str, Callable[[RunView, float], dict[str, Any]]] = {

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from relax_core.control_api.server import ControlServer
 from relax_core.views.run import open_run
 from tests.graph.conftest import SMALL, Relax
 from tests.graph.ray_run import Start, until
 
 pytestmark = pytest.mark.process
+TOKEN = "0123456789abcdef"
 
 
 def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
-    start: Start, relax_here: Relax, tiny: Path
+    start: Start, relax_here: Relax, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The last change is asked over HTTP."""
+    monkeypatch.setenv("RELAX_TOKEN", TOKEN)
     run = start.directory / "run"
     running = start(
         run, "train", tiny / "recipe.toml", *SMALL, "steps=5000", "run.runner=local", "checkpoint.every=0",
@@ -33,7 +38,17 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     assert relax_here("scale", run, "--drain", "engine-1", "--json").json["state"] == "completed"
     listed = relax_here("engines", run, "--json").json
     assert [one["engine"] for one in listed["engines"]] == ["engine-0", "engine-2"]
-    assert relax_here("scale", run, "rollout=1").out == "run: rollout-3: completed, 2 -> 1 engines\n"
+    server = ControlServer(open_run(run), "unix", TOKEN)
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    try:
+        at = ("--address", server.address)
+        assert relax_here("scale", "rollout=1", "--dry-run", *at).out == "run: engine-2 would leave\n"
+        assert relax_here("scale", "--drain", "engine-0", *at).code == 2
+        assert relax_here("scale", "rollout=1", *at).out == "scale: done; rollout-3 is completed\n"
+    finally:
+        server.stop()
+        serving.join(30)
     assert relax_here("stop", run).code == 0
     assert running.end() == 130
     summary = open_run(run).summary()

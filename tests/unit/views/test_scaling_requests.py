@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to scale a run: what the control API and the command line refuse at once, and what they pass to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.cli.scale import _request
+from relax_core.control_api.app import RunApi
+from relax_core.control_api.operations import Book, Facts
+from relax_core.engines.scaling import JOINING, PoolScaling, ScaleRequest
+from relax_core.observe.run_directory import RunDirectory
+from tests.unit.views.test_control_api import LIVE, call
+
+
+def pools() -> dict[str, PoolScaling]:
+    judge = PoolScaling("judge", ["judge-engine-0"], 1, "judge-engine", ("placement", "engines on gpu:1", "use CPUs"))
+    return {"rollout": PoolScaling("rollout", ["engine-0", "engine-1"], 1), "judge": judge}
+
+
+@pytest.fixture
+def live(write_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a run with two pools."""
+    monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, pools=pools()))
+    return write_run(tmp_path, steps=4)
+
+
+def test_a_request_is_passed_to_the_run_once(live: Path) -> None:
+    first = call(live, "POST", "/engines", "one", json={"target": 3, "keep_partial": True})
+    again = call(live, "POST", "/engines", "one", json={"target": 3, "keep_partial": True})
+    assert (first.status_code, again.status_code) == (202, 200) and first.json() == again.json()
+    other = call(live, "POST", "/engines", "one", json={"target": 4})
+    assert (other.status_code, other.json()["field"]) == (409, "Idempotency-Key")
+    drained = call(live, "POST", "/engines/engine-1/drain", "two")
+    assert drained.status_code == 202
+    assert RunDirectory.open(live).take_scale_requests() == [
+        {"key": "one", "pool": "rollout", "target": 3, "keep_partial": True},
+        {"key": "two", "pool": "rollout", "engine": "engine-1"},
+    ]
+    assert RunDirectory.open(live).take_scale_requests() == []
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "field"),
+    [
+        ("/engines", {"target": 0}, 409, "target"),
+        ("/engines", {}, 400, "target"),
+        ("/engines", {"target": "3"}, 400, "target"),
+        ("/engines", {"target": True}, 400, "target"),
+        ("/engines", {"target": 3, "size": 4}, 400, "size"),
+        ("/engines", [3], 400, "body"),
+        ("/engines", {"target": 3, "pool": "teacher"}, 404, "pool"),
+        ("/engines", {"target": 3, "pool": "judge"}, 409, "placement"),
+        ("/engines/engine-0/drain", {}, 409, "engine"),
+        ("/engines/engine-7/drain", {}, 404, "engine"),
+        ("/engines/engine-1/drain", {"now": True}, 400, "now"),
+        ("/operations/rollout-1/cancel", {}, 404, "operation"),
+    ],
+)
+def test_what_the_run_would_refuse_is_refused_at_once(
+    live: Path, route: str, body: Any, status: int, field: str
+) -> None:
+    answer = call(live, "POST", route, "key", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (status, field) and answer.json()["fix"]
+    assert RunDirectory.open(live).take_scale_requests() == []
+    assert call(live, "GET", "/operations").json()["operations"] == []
+
+
+def test_a_dry_run_names_the_engines_and_asks_nothing(live: Path) -> None:
+    answer = call(live, "POST", "/engines", json={"target": 3, "dry_run": True}).json()
+    assert answer["actions"] == [{"action": "join", "engine": "engine-2"}]
+    answer = call(live, "POST", "/engines/engine-1/drain", json={"dry_run": True}).json()
+    assert answer["actions"] == [{"action": "leave", "engine": "engine-1"}]
+    assert RunDirectory.open(live).take_scale_requests() == []
+
+
+def test_an_operation_follows_what_the_pool_says() -> None:
+    pool = pools()["rollout"]
+    facts = replace(LIVE, pools={"rollout": pool})
+    book, fields = Book(), dict[str, Any](pool="rollout", target=3)
+    book.ask("scale", "key", facts, 1.0, fields)
+    book.settle(facts, 2.0)
+    assert (book.operations["1"].state, book.operations["1"].detail) == ("requested", "")
+    assert book.settle(replace(facts, pid=8), 2.0)[0].fields == fields, "a new process of the run is asked again"
+    pool.ask(ScaleRequest("key", **fields), 3.0)
+    pool.on_step("engine-2", "creating", 3.0)
+    book.settle(replace(facts, pid=8), 3.0)
+    assert (book.operations["1"].state, book.operations["1"].detail) == ("requested", "rollout-1 is creating")
+    for step in JOINING[2:]:
+        pool.on_step("engine-2", step, 4.0)
+    book.settle(replace(facts, pid=8), 4.0)
+    assert (book.operations["1"].state, book.operations["1"].detail) == ("done", "rollout-1 is active")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_operation_that_fails_says_why(ended: bool) -> None:
+    pool = pools()["rollout"]
+    facts = replace(LIVE, pools={"rollout": pool})
+    book = Book()
+    book.ask("scale", "key", facts, 1.0, {"pool": "rollout", "target": 3})
+    pool.ask(ScaleRequest("key", target=3), 2.0)
+    pool.on_step("engine-2", "failed", 3.0, "engine-2: no memory")
+    book.settle(Facts("stopped", ended=True) if ended else facts, 4.0)
+    wanted = "the run is stopped" if ended else "rollout-1 is failed; engine-2: no memory"
+    assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", wanted)
+
+
+def test_a_cancelled_operation_is_done_when_its_engines_are_gone(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = pools()
+    monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, pools=found))
+    call(live, "POST", "/engines", "one", json={"target": 3})
+    found["rollout"].ask(ScaleRequest("one", target=3), 1.0)
+    cancelled = call(live, "POST", "/operations/1/cancel", "two")  # by the number that the API gave it
+    assert cancelled.status_code == 202
+    *_, request = RunDirectory.open(live).take_scale_requests()
+    assert request == {"key": "two", "pool": "rollout", "cancel": "rollout-1"}
+    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    found["rollout"].on_step("engine-2", "completed", 3.0)
+    states = {one["id"]: one["state"] for one in call(live, "GET", "/operations").json()["operations"]}
+    assert states == {"1": "failed", "2": "done"}
+
+
+def test_a_cancellation_that_comes_too_late_has_failed() -> None:
+    pool = pools()["rollout"]
+    facts = replace(LIVE, pools={"rollout": pool})
+    pool.ask(ScaleRequest("grow", target=3), 1.0)
+    book = Book()
+    book.ask("scale", "key", facts, 2.0, {"pool": "rollout", "cancel": "rollout-1"})
+    for step in JOINING[1:]:
+        pool.on_step("engine-2", step, 3.0)
+    book.settle(facts, 4.0)
+    assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", "rollout-1 is active")
+
+
+def test_the_command_line_takes_one_run_and_one_change() -> None:
+    run, request = _request(["my-run", "judge=3"], "", "", True)
+    assert (run, request.pool, request.target, request.keep_partial) == ("my-run", "judge", 3, True)
+    run, request = _request([], "engine-2", "", False)
+    assert (run, request.engine, request.target) == (None, "engine-2", None)
+    for words, drain, wrong in (
+        (["a", "b", "rollout=2"], "", "arguments: got a b rollout=2; give one run"),
+        (["a"], "", "arguments: got a; give one run, and one of POOL=N"),
+        (["rollout=2"], "engine-1", "arguments: got rollout=2"),
+        (["rollout=two"], "", "rollout: got two; give the number of engines"),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            _request(words, drain, "", False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax.train`, `relax.export` and `relax.bundle` for Python and notebooks, which do what the verbs of the command do."""
+"""`relax.train`, `evaluate`, `export` and `bundle` for Python and notebooks, which do what the verbs of the command do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.events import Event
 from relax_core.control.prepare import Prepared, prepare
 from relax_core.control.run import run
+from relax_core.diagnostics.evaluate import evaluate as evaluate_target, find_target
 from relax_core.diagnostics.export import export as export_checkpoint
+from relax_core.observe.eval_result import EvalResult, is_result, read_result
 from relax_core.observe.files import disk_errors
 from relax_core.observe.run_directory import runs_root
 from relax_core.rewards.host import pack
 from relax_core.views.bundle import write_bundle
+from relax_core.views.compare import SetComparison, compare_results
 from relax_core.views.display import LiveDisplay
 from relax_core.views.report import write_report
 from relax_core.views.run import RunView, open_run
@@ -71,6 +74,40 @@ def export(run: str | Path | None, out: str | Path, *, step: int | None = None, 
     name = None if run is None else str(run)
     with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already has an event loop
         return pool.submit(export_checkpoint, name, Path(out), step, overrides).result().directory
+
+
+def evaluate(
+    target: str | Path,
+    *sources: str | Path | Mapping[str, Any],
+    against: str | Path | None = None,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> tuple[EvalResult, list[SetComparison]]:
+    """Evaluate a model folder, a checkpoint, a run or RUN@STEP, as `relax eval` does.
+
+    Return the result, and its comparison with that of `against` on each set: another target, or the folder of an earlier
+    result; empty without `against`. `sources`: TOML files or mappings over the run's configuration. `out`: a new
+    folder; None: a new one under ./evals. Raises the errors of `relax_core.diagnostics.evaluate.evaluate`.
+    """
+    folder = None if out is None else Path(out)
+    other = None if against is None else str(against)
+    with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already has an event loop
+        return pool.submit(evaluate_against, str(target), sources, overrides, other, folder).result()
+
+
+def evaluate_against(
+    target: str, sources: Sequence[str | Path | Mapping[str, Any]], overrides: Sequence[str], against: str | None,
+    out: Path | None,
+) -> tuple[EvalResult, list[SetComparison]]:  # fmt: skip
+    """Do the work of `evaluate` in this thread. The other target's result goes to the folder `against` below `out`."""
+    if against is None:
+        return evaluate_target(target, sources, overrides, out), []
+    earlier = read_result(Path(against)) if is_result(Path(against)) else None
+    if earlier is None:
+        find_target(against)  # refuses a wrong name before the long evaluation of the first target
+    after = evaluate_target(target, sources, overrides, out)
+    before = earlier or evaluate_target(against, sources, overrides, after.directory / "against")
+    return after, compare_results(before, after)
 
 
 def bundle(run: str | Path | None = None, out: str | Path | None = None, *, samples: bool = False) -> Path:

@@ -127,7 +127,8 @@ async def survey_golds(found: DataFile, result: Survey) -> None:
     scorer = RewardScorer(found.rewards, workers, SystemClock(), filters=found.filters)
     try:
         await scorer.start()
-        result.golds = await check_golds(scorer, found.source, sorted(result.rows))
+        tasks = found.tasks if isinstance(found.tasks, TaskSet) else found.source
+        result.golds = await check_golds(scorer, tasks, sorted(result.rows))
     finally:
         await scorer.stop()
         await workers.close()
@@ -307,7 +308,7 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     sets: list[TaskSet] = []
     for number, (path, columns, table) in enumerate(files, 1):
         if form is Form.ROLLOUT:
-            settings = task_settings(config, catalogue.build, str(path), tools, () if sets else teachers)
+            settings = task_settings(config, catalogue.build, str(path), tools, () if sets else teachers, table)
         else:
             settings = dataset_settings(config, catalogue.build, str(path))
         read = Processors(config.media, kinds, model, family, settings["access"], plugins)

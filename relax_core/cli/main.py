@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from relax_core.cli import config, data, plan, plugins, runs, scale
+from relax_core.cli import config, data, models, plan, plugins, runs, scale
 from relax_core.cli.terminal import Interrupted, fail
 
 app = typer.Typer(
@@ -42,8 +42,9 @@ app.command("why", help="Show what a run waits for, and which role must act.")(r
 app.command("engines")(runs.engines)
 app.command("scale")(scale.scale)
 app.command("serve")(runs.serve)
-app.command("compare")(runs.compare)
-app.command("export")(runs.export)
+app.command("compare")(models.compare)
+app.command("eval")(models.eval_)
+app.command("export")(models.export)
 app.command("bundle")(runs.bundle)
 app.command("report", help="Rewrite a run's report and print its path.")(runs.report)
 app.add_typer(plan.verbs, name="bench")

@@ -383,6 +383,11 @@ def _context_errors(config: RunConfig) -> Errors:
         yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of the two")
     elif new >= context:
         yield ConfigError("rollout.max_new_tokens", new, f"{holds}, and a prompt needs some of them: set a lower value")
+    for at, known in enumerate(config.eval.sets):
+        if known.max_new_tokens is not None and known.max_new_tokens + (prompt or 1) > context:
+            with_prompt = f" and data.max_prompt_tokens is {prompt}" if prompt else ", and a prompt needs some of them"
+            fix = f"{holds}{with_prompt}: set a lower value"
+            yield ConfigError(f"eval.sets.{at}.max_new_tokens", known.max_new_tokens, fix)
     if budget is not None and budget > context:
         yield ConfigError("rollout.token_budget", budget, f"{holds}: set {context} or less")
 

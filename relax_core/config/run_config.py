@@ -79,7 +79,8 @@ class RewardKeys(Options):
     credentials, such as `OPENAI_API_KEY`. The process always gets the variables of `[run] env`."""
     only: str = Field("", pattern=r"^$|^otherwise$|^[^=]+=")
     """Limits the reward to tasks in which a column has this value, such as `source=algebra`; dots address values inside
-    a column that is a table. `otherwise`: tasks that no other reward selects by its `only`. Empty: all tasks."""
+    a column that is a table. `eval_set=NAME`: the tasks of this evaluation set. `otherwise`: tasks that no other reward
+    selects by its `only`. Empty: all tasks."""
 
 
 class MediaKeys(Options):

@@ -329,7 +329,8 @@ class EvalSetTable(Options):
     """One evaluation set; `[eval]` provides the values of absent keys."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")
-    """Name of the set in metrics: `eval/<name>/mean`."""
+    """Name of the set in metrics: `eval/<name>/mean`. Its tasks have the column `eval_set` with this name, so a reward
+    with `only = "eval_set=<name>"` judges this set alone."""
     path: Path
     """Task file of the set."""
     columns: dict[str, str] = {}
@@ -338,6 +339,8 @@ class EvalSetTable(Options):
     """Number of samples per task; absent: `eval.samples`."""
     temperature: NonNegativeFloat | None = None
     """Sampling temperature, 0 is greedy; absent: `eval.temperature`."""
+    max_new_tokens: PositiveInt | None = None
+    """Most tokens of one turn of the policy; absent: `rollout.max_new_tokens`."""
     size: PositiveInt | None = None
     """Number of tasks to use, from the start of the file; absent: all."""
 

@@ -27,7 +27,7 @@ from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunConfig, RunContext
-from relax_core.config.tables import TeacherTable
+from relax_core.config.tables import EvalSetTable, TeacherTable
 from relax_core.data.chat_template import THINKS
 from relax_core.data.overlap import RowContent, row_content
 from relax_core.data.placeholders import media_of, misplaced
@@ -41,6 +41,8 @@ from relax_core.registry.error_text import authored
 from relax_core.registry.shapes import checked, returned_by
 from relax_core.rpc.messages import encode
 
+EVAL_SET = "eval_set"
+"""Column with the name of the evaluation set, in the tasks of `[[eval.sets]]`; rewards may select tasks by it."""
 HOLD_OUT = "held-out"
 """Name of the evaluation set that is held out of the training tasks."""
 NOT_SHOWN = f'to keep the column as data for rewards, rename it: columns = {{described = "{TOOLS}"}}'
@@ -274,18 +276,19 @@ class TaskSet(RowSet):
         too_long: str = "skip", needs: Sequence[ColumnNeed] = (), tools: Sequence[Tool] = (),
         tools_of: Mapping[str, Sequence[Tool]] | None = None, media: Sequence[str] = (), check: bool = True,
         access: SourceAccess | None = None, rules: Sequence[Rule] = (), filters: Sequence[str] = (),
-        answered_once: Callable[[Task], bool] = lambda task: True,
+        answered_once: Callable[[Task], bool] = lambda task: True, eval_set: str = "",
     ) -> None:  # fmt: skip
         """Check the tasks if `check` is set; raise ConfigError at the first unusable task.
 
         `tools_of`: tools by environment name. A task whose environment is missing there gets `tools`. `filters`: the
         filters `only` of rewards and teachers; those that select no checked task stay in `unmatched`. `answered_once`
         returns True for a task without a multi-turn environment: then the prompt alone decides what the policy reads.
+        `eval_set`: name of the evaluation set, which becomes a column of each task; empty for the tasks to train on.
         """
         super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
         self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
         self._needs, self._rules = tuple(need for need in needs if need.columns), tuple(rules)
-        self._answered_once = answered_once
+        self._answered_once, self._eval_set = answered_once, eval_set
         self.filters, self.unmatched = tuple(filters), list(filters)
         """All filters, and the filters that have selected no task yet."""
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
@@ -293,8 +296,19 @@ class TaskSet(RowSet):
             self._check()
 
     def content(self, index: int) -> RowContent:
-        task = self._read(self._kept[index])
+        task = super()._read(self._kept[index])  # the name of the evaluation set is not part of a row
         return row_content(task, whole=not self._answered_once(task))
+
+    def _read(self, row: int) -> Task:
+        task = super()._read(row)
+        if not self._eval_set:
+            return task
+        given = task.column(EVAL_SET)
+        if has_value(given) and given != self._eval_set:
+            got = f"{self._source.where(row)}, whose column {EVAL_SET} is {given!r}"
+            fix = f'this column is for the name of the set, {self._eval_set!r}: set columns = {{given = "{EVAL_SET}"}}'
+            raise ConfigError("eval.sets", got, fix)
+        return replace(task, metadata={**task.metadata, EVAL_SET: self._eval_set})
 
     def prompt(self, index: int) -> Rendered:
         """Return the rendered prompt of a task, tokenized once."""
@@ -418,11 +432,12 @@ def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequen
 
 def task_set(
     context: RunContext, family: ModelFamily, key: str, path: str, columns: Any, found: Mapping[str, Sequence[Tool]],
-    teachers: Sequence[TeacherTable] = (),
+    teachers: Sequence[TeacherTable] = (), evaluated: EvalSetTable | None = None,
 ) -> TaskSet:  # fmt: skip
     """Open the task file of a configuration key and check every task for the run's rewards, environments and teachers.
 
-    `found`: tools by environment name, for environments that discover their tools at the start of the run.
+    `found`: tools by environment name, for environments that discover their tools at the start of the run. `evaluated`:
+    the evaluation set of the file; None: the file of `data.train`.
     """
     source = context.build(context.config.source.chosen, TaskSource)
     try:
@@ -430,17 +445,18 @@ def task_set(
             source.open(path, columns)
     except ConfigError as error:
         raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
-    return TaskSet(source, family, **task_settings(context.config, context.build, path, found, teachers))
+    return TaskSet(source, family, **task_settings(context.config, context.build, path, found, teachers, evaluated))
 
 
 def task_settings(
     run: RunConfig, build: Callable[..., Any], path: str, found: Mapping[str, Sequence[Tool]],
-    teachers: Sequence[TeacherTable] = (),
+    teachers: Sequence[TeacherTable] = (), evaluated: EvalSetTable | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings of the `TaskSet` of a run's task file, for the run itself and for checks before the run.
 
-    `teachers`: the run's teachers if the tasks of the file are taught.
+    `teachers`: the run's teachers if the tasks of the file are taught. `evaluated`: the evaluation set of the file.
     """
+    longest_turn = (evaluated and evaluated.max_new_tokens) or run.rollout.max_new_tokens
     filters = [choice.only for choice in run.rewards]
     needs = [
         ColumnNeed(
@@ -464,7 +480,7 @@ def task_settings(
         rules.append(partial(teaching_fault, teachers))
     return {
         "system_prompt": run.data.system_prompt,
-        "max_prompt_tokens": run.data.max_prompt_tokens or bounded_context(run.model.path) - run.rollout.max_new_tokens,
+        "max_prompt_tokens": run.data.max_prompt_tokens or bounded_context(run.model.path) - longest_turn,
         "too_long": run.data.too_long,
         "needs": needs,
         "tools": tools[main],
@@ -476,6 +492,7 @@ def task_settings(
             only for only in (*filters, *(teacher.only for teacher in teachers)) if only not in ("", OTHERWISE)
         ],
         "answered_once": lambda task: (task.environment or main) in once,
+        "eval_set": evaluated.name if evaluated else "",
     }
 
 

@@ -14,20 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.options import revealed
 from relax_core.config.compose import compose
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
-from relax_core.diagnostics.try_run import single_role
-from relax_core.observe.redaction import Redactor
+from relax_core.diagnostics.try_run import local_workers, single_role
+from relax_core.observe.files import check_new_folder
 from relax_core.observe.run_directory import find_run
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.rank_group import RankGroup
-from relax_core.runners.inline import InlineWorkers
 from relax_core.runners.launch import Launch
-from relax_core.runners.local.workers import LocalWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +48,8 @@ def export(run: str | None, out: Path, step: int | None = None, overrides: Seque
     configuration, DamagedCheckpoint, and InfrastructureError if the folder can't be written.
     """
     out = out.absolute()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError("--out", f"{out}, which exists", "name a folder that is new or empty")
-    found = _checkpoints(find_run(run))
+    check_new_folder(out)
+    found = checkpoints(find_run(run))
     counted = max(found) if step is None else step
     steps = f"the run has checkpoints of these steps: {', '.join(map(str, found))}"
     if counted not in found:
@@ -74,12 +70,7 @@ def export(run: str | None, out: Path, step: int | None = None, overrides: Seque
 
 async def _write(launch: Launch, catalogue: Catalogue, inline: bool, checkpoint: str, out: str) -> None:
     """Start the run's trainer, load a checkpoint and export it; `inline`: in this process."""
-    workers = (
-        InlineWorkers(catalogue, launch.run_env) if inline else
-        LocalWorkers(launch.plugin_files, launch.resolved, redactor=Redactor(revealed(launch.config)),
-                     run_env=launch.run_env)
-    )  # fmt: skip
-    async with single_role("actor", launch, catalogue, workers) as context:
+    async with single_role("actor", launch, catalogue, local_workers(launch, catalogue, inline)) as context:
         trainer = await RankGroup.start(context, "actor")
         try:
             await trainer.call("load", checkpoint)
@@ -88,7 +79,7 @@ async def _write(launch: Launch, catalogue: Catalogue, inline: bool, checkpoint:
             await trainer.stop()
 
 
-def _checkpoints(run_dir: Path) -> dict[int, tuple[Path, Path]]:
+def checkpoints(run_dir: Path) -> dict[int, tuple[Path, Path]]:
     """Return the directory of the run or stage and its checkpoint, by step of the whole run, in order of steps."""
     found: dict[int, tuple[Path, Path]] = {}
     done = 0

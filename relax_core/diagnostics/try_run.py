@@ -22,6 +22,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
+from relax_core.api.options import revealed
 from relax_core.api.role import SystemClock
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
@@ -45,11 +46,13 @@ from relax_core.data.tasks import has_value
 from relax_core.diagnostics.agreement import Agreement, Labelled, agreement
 from relax_core.engines.factories import AuxiliaryPools
 from relax_core.observe.first_step import FirstStepCheck, first_step_checks
+from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import GoldResult
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
 from relax_core.roles.first_rows import row_facts
 from relax_core.runners.context import RoleContext
+from relax_core.runners.inline import InlineWorkers
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
@@ -146,6 +149,14 @@ def try_launch(sources: Sequence[Source], overrides: Sequence[str], directory: P
     planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
     stage = planned.stages[0]
     return make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
+
+
+def local_workers(launch: Launch, catalogue: Catalogue, inline: bool) -> InlineWorkers | LocalWorkers:
+    """Return workers on this machine for a role of a run; `inline`: in this process."""
+    if inline:
+        return InlineWorkers(catalogue, launch.run_env)
+    redactor = Redactor(revealed(launch.config))
+    return LocalWorkers(launch.plugin_files, launch.resolved, redactor=redactor, run_env=launch.run_env)
 
 
 @asynccontextmanager

@@ -23,6 +23,12 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise disk_error(path, error) from error
 
 
+def check_new_folder(out: Path) -> None:
+    """Raise ConfigError if the folder of the option `--out` exists and is not empty."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError("--out", f"{out}, which exists", "name a folder that is new or empty")
+
+
 def encode(value: Any) -> str:
     """Encode one line of strict JSON; NaN and infinities become null, values of unknown types become strings."""
     try:

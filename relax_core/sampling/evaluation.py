@@ -28,20 +28,24 @@ from relax_core.sampling.session import sample_seed
 SEED_STREAM = 0x5EED
 """Value mixed into the run's seed, so that evaluation and training draw with different seeds."""
 SHOWN = 16
-"""Number of groups of each evaluation set whose samples are recorded."""
+"""Number of groups of each evaluation set whose samples a run records."""
 
 Samples = Callable[..., Awaitable[Sequence[Trajectory]]]
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """One evaluation set: the `indices` of its tasks, its samples per task, and its sampling parameters."""
+    """One evaluation set: the `indices` of its tasks, its samples per task, and its sampling parameters.
+
+    `max_new_tokens`: most tokens of a turn; None: as in training.
+    """
 
     name: str
     tasks: TaskSet
     indices: Sequence[int]
     samples: int
     sampling: SamplingParams
+    max_new_tokens: int | None = None
 
 
 class Evaluation:
@@ -53,8 +57,11 @@ class Evaluation:
     """
 
     def __init__(
-        self, sets: Sequence[EvalSet], run: Any, samples: Samples, scorer: RewardScorer, pool: EnginePool
-    ) -> None:
+        self, sets: Sequence[EvalSet], run: Any, samples: Samples, scorer: RewardScorer, pool: EnginePool,
+        shown: int | None = SHOWN,
+    ) -> None:  # fmt: skip
+        """`shown`: number of groups of each set whose samples are recorded; None: all groups."""
+        self._shown = shown
         self._sets, self._run, self._samples, self._scorer, self._pool = sets, run, samples, scorer, pool
         self._draws = {one.name: _draws(one) for one in sets}
         self.done: set[Version] = set()
@@ -89,7 +96,7 @@ class Evaluation:
         failed = sum(map(len, scored_groups)) - len(values)
         records = tuple(
             sample_record(task, trajectory, scored)
-            for (task, trajectories), scores in zip(groups[:SHOWN], scored_groups, strict=False)
+            for (task, trajectories), scores in zip(groups[: self._shown], scored_groups, strict=False)
             for trajectory, scored in zip(trajectories, scores, strict=True)
         )
         metrics = {"standard_error": standard_error(judged), "failed": float(failed), **best_of(judged)}
@@ -104,7 +111,9 @@ class Evaluation:
         key, first = draw
         seeds = [sample_seed(self._run.seed ^ SEED_STREAM, key, first + number) for number in range(one.samples)]
         turns = EvaluatedTask((one.name, index), step, self._pool)
-        return task, tuple(await self._samples(task, prompt, seeds, [one.sampling] * one.samples, turns))
+        sampling = [one.sampling] * one.samples
+        played = await self._samples(task, prompt, seeds, sampling, turns, max_new_tokens=one.max_new_tokens)
+        return task, tuple(played)
 
 
 def _draws(one: EvalSet) -> list[tuple[int, int]]:
@@ -179,29 +188,33 @@ def is_due(run: Any, step: int) -> bool:
 
 
 def open_tasks(
-    context: RunContext, family: ModelFamily, tools: Mapping[str, Sequence[Tool]]
+    context: RunContext, family: ModelFamily, tools: Mapping[str, Sequence[Tool]], trains: bool = True
 ) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
     """Open the task files; return (tasks of data.train, indices of the tasks to train on, evaluation sets).
 
-    `tools` is the result of `found_tools`.
+    `tools` is the result of `found_tools`. If not `trains` and the configuration has evaluation sets, `data.train` is
+    not opened: the first set is returned in its place.
     """
     run = context.config
     teachers = run.teachers if "teacher" in context.plan.roles else ()
-    tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns, tools, teachers)
     given = run.eval.sets if run.eval.every else ()
-    found = [tasks]
+    found = []
+    if trains or not given:
+        found = [task_set(context, family, "data.train", str(run.data.train), run.data.columns, tools, teachers)]
     for at, table in enumerate(given):
         columns = table.columns or run.data.columns
-        found.append(task_set(context, family, f"eval.sets.{at}.path", str(table.path), columns, tools))
-    for error in unmatched_filters(run, found):
+        found.append(task_set(context, family, f"eval.sets.{at}.path", str(table.path), columns, tools, (), table))
+    for error in unmatched_filters(run, found) if trains else ():
         raise error
+    tasks = found[0]
     if not run.eval.every:
         return tasks, range(len(tasks)), []
     if given:
         sets = []
-        for table, own in zip(given, found[1:], strict=True):
+        for table, own in zip(given, found[-len(given) :], strict=True):
             size, sampling = min(table.size or len(own), len(own)), eval_sampling(run, table.temperature)
-            sets.append(EvalSet(table.name, own, range(size), table.samples or run.eval.samples, sampling))
+            samples = table.samples or run.eval.samples
+            sets.append(EvalSet(table.name, own, range(size), samples, sampling, table.max_new_tokens))
         return tasks, range(len(tasks)), sets
     train, held = tasks.hold_out(run.eval.size, run.seed)
     return tasks, train, [EvalSet(HOLD_OUT, tasks, held, run.eval.samples, eval_sampling(run, None))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from relax_core.api.bus import Issue
@@ -33,7 +34,7 @@ from relax_core.rpc.isolated_pool import replaced_events
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
-from relax_core.sampling.evaluation import Evaluation, open_tasks
+from relax_core.sampling.evaluation import SHOWN, Evaluation, open_tasks
 from relax_core.sampling.failures import keep_sample
 from relax_core.sampling.first_samples import answer_facts, own_tokenizer, stops, task_facts
 from relax_core.sampling.groups import InflightGroup, Selection, Turns, make_sampler
@@ -56,17 +57,23 @@ class RolloutWorker:
     """
 
     def __init__(
-        self, context: RunContext, report: Report, version: Version, tools: Mapping[str, tuple[Tool, ...]]
-    ) -> None:
+        self, context: RunContext, report: Report, version: Version, tools: Mapping[str, tuple[Tool, ...]],
+        trains: bool = True,
+    ) -> None:  # fmt: skip
         """Make all parts without starting them. `version`: the run's weights now. `tools`: result of `found_tools`."""
         run, build, children = context.config, context.build, context.children
         self._context, self.family = context, build(run.family.chosen, ModelFamily)
         self.family.open(run.model.model_dump(mode="json"))
-        self._tasks, self._train, self._sets = open_tasks(context, self.family, tools)
-        self._remarks = [("info", remark) for remark in self._tasks.remarks(self._train)]
-        held = {one.name: EvalRows(one.tasks, one.indices) for one in self._sets}
-        self._train, compared = kept_apart(run, self._tasks, self._train, held)
-        self._remarks += compared
+        self._tasks, self._train, self._sets = open_tasks(context, self.family, tools, trains)
+        self._trains = trains
+        if trains:
+            self._remarks = [("info", remark) for remark in self._tasks.remarks(self._train)]
+            held = {one.name: EvalRows(one.tasks, one.indices) for one in self._sets}
+            self._train, compared = kept_apart(run, self._tasks, self._train, held)
+            self._remarks += compared
+        else:
+            remarks = [remark for one in self._sets for remark in one.tasks.remarks(range(len(one.tasks)))]
+            self._remarks = [("warning", remark) for remark in remarks]
         rewards = [RewardSettings.of(table, context.functions) for table in run.rewards]
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
         replaced = replaced_events(context.run_status)
@@ -117,17 +124,20 @@ class RolloutWorker:
         self._held_by = ""
         """Name of the bound that the last call of `room` found exhausted, or empty."""
         self._cancelling: set[asyncio.Task[None]] = set()
-        self.evaluation = Evaluation(self._sets, run, self.samples, self.scorer, self.pool)
+        shown = SHOWN if trains else None
+        self.evaluation = Evaluation(self._sets, run, self.samples, self.scorer, self.pool, shown)
 
     @classmethod
-    async def open(cls, context: RunContext, report: Report, *, in_turns: bool = False) -> Self:
+    async def open(cls, context: RunContext, report: Report, *, in_turns: bool = False, trains: bool = True) -> Self:
         """Make and start all parts; if a part fails to start, close all.
 
         `in_turns`: pools on shared devices start paused, and the caller schedules their turns; else they stay loaded.
+        `trains`: False for a worker that only evaluates, which needs no task file but those of the evaluation sets, and
+        records all samples. Such a worker makes no groups.
         """
         run, tools = context.config, await found_tools(context.config, context.build, context.children)
         await keep_tools(context.bus, tools)
-        made = cls(context, report, await context.bus.version(), tools)
+        made = cls(context, report, await context.bus.version(), tools, trains)
         for level, remark in made._remarks:
             await context.run_status.emit(Logged(level, "rollout", remark))
         try:
@@ -147,9 +157,12 @@ class RolloutWorker:
             if "max_context" not in facts:
                 raise PluginError(f"engine {run.engine.name}", "start() returned facts without max_context")
             max_context, rollout = int(facts["max_context"]), run.rollout
+            fix = f"choose less than the model's context of {max_context} tokens"
             if rollout.max_new_tokens >= max_context:
-                fix = f"choose less than the model's context of {max_context} tokens"
                 raise ConfigError("rollout.max_new_tokens", f"{rollout.max_new_tokens}", fix)
+            for at, one in enumerate(made._sets):
+                if (one.max_new_tokens or 0) >= max_context:
+                    raise ConfigError(f"eval.sets.{at}.max_new_tokens", f"{one.max_new_tokens}", fix)
             made._limits = Limits(
                 rollout.max_new_tokens, rollout.max_turns, rollout.token_budget or 0, max_context, tuple(rollout.stop)
             )
@@ -162,11 +175,12 @@ class RolloutWorker:
         """Score the gold answers of all task files, log the result, and raise ConfigError if too many are bad."""
         if not self.scorer.reads_golds:
             return
-        run, files = self._context.config, [("data.train", self._tasks, self._train)]
+        run = self._context.config
+        files = [("data.train", self._tasks, self._train)] if self._trains else []
         files += [
-            (f"eval.sets.{at}.path", one.tasks, one.indices)
+            (f"eval.sets.{at}.path" if run.eval.sets else "data.train", one.tasks, one.indices)
             for at, one in enumerate(self._sets)
-            if one.tasks is not self._tasks
+            if one.tasks is not self._tasks or not self._trains
         ]
         for key, tasks, indices in files:
             report = await check_golds(self.scorer, tasks, indices)
@@ -276,34 +290,36 @@ class RolloutWorker:
 
     async def samples(
         self, task: Task, prompt: Rendered, seeds: Sequence[int], samplings: Sequence[SamplingParams], turns: Turns,
-        group: int | None = None,
+        group: int | None = None, max_new_tokens: int | None = None,
     ) -> Sequence[Trajectory]:  # fmt: skip
         """Play one sample per seed and sampling parameters; `turns` samples their turns.
 
         Media stay in the store until the bus no longer needs `group`; without a `group`, until this call ends.
+        `max_new_tokens`: most tokens of a turn; None: `rollout.max_new_tokens`.
         """
+        limits = self._limits if max_new_tokens is None else replace(self._limits, max_new_tokens=max_new_tokens)
         owner = object() if group is None else group
         messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
         try:
             if num_media := len(media_of(messages)):
                 # The headers of the media alone may show that the prompt is too long.
-                self._check_room(len(prompt.tokens) - num_media + await self.media.num_features(messages))
+                self._check_room(len(prompt.tokens) - num_media + await self.media.num_features(messages), limits)
                 await self.media.prepare(messages, owner)
                 prompt = self.media.fill_placeholders(prompt, messages)
-                self._check_room(len(prompt.tokens))
+                self._check_room(len(prompt.tokens), limits)
             environments = self._environments.get(task.environment, self._default_environments)
             if environments.answers_once:
                 for place in range(len(seeds)):
                     turns.sample_started(place)
                 return await run_answers(
-                    task, prompt, seeds, samplings, self.family, turns.generate, self._limits, turns.sample_ended
+                    task, prompt, seeds, samplings, self.family, turns.generate, limits, turns.sample_ended
                 )
 
             async def episode(place: int, seed: int) -> Trajectory:
                 def begin(environment: EnvironmentHandle) -> Awaitable[Trajectory]:
                     turns.sample_started(place)
                     return run_episode(
-                        task, prompt, seed, environment, self.family, turns.generate, self._limits, self.media, owner,
+                        task, prompt, seed, environment, self.family, turns.generate, limits, self.media, owner,
                         samplings[place], place,
                     )  # fmt: skip
 
@@ -321,9 +337,9 @@ class RolloutWorker:
             if group is None:
                 self.media.release(owner)
 
-    def _check_room(self, length: int) -> None:
+    def _check_room(self, length: int, limits: Limits) -> None:
         """Raise PromptTooLong if a prompt of `length` tokens leaves no room for a turn or is over max_prompt_tokens."""
-        most = self._limits.max_context - self._limits.max_new_tokens
+        most = limits.max_context - limits.max_new_tokens
         asked: int | None = self._context.config.data.max_prompt_tokens
         if length > min(most, asked or most):
             bound = f"data.max_prompt_tokens is {asked}" if asked and asked < most else f"the context allows {most}"

@@ -9,13 +9,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from relax_core.api.errors import ConfigError
+from relax_core.observe.eval_result import EvalResult, is_result, read_result
 from relax_core.sampling.evaluation import standard_error
-from relax_core.views.run import RunView, open_run, readable_documents
+from relax_core.views.run import open_run, readable
 
 RESAMPLES, AT_ONCE = 10_000, 100
 """Resamples of the bootstrap, and those that are in memory at a time."""
@@ -88,24 +90,18 @@ def paired_difference(
 def compare(first: str, second: str | None = None, set_name: str = "", seed: int = 0) -> list[SetComparison]:
     """Compare the evaluations of two runs, or of one run, on each set that both have.
 
-    `first` and `second` are RUN or RUN@STEP; without a step, the last evaluation counts. Without `second`, the first
-    evaluation of the run `first` is compared with the evaluation that `first` names. `set_name`: the only set to
-    compare; empty: all sets. Raises ConfigError if no task is judged in two evaluations.
+    `first` and `second` are RUN, RUN@STEP or the folder of a `relax eval`; without a step, the last evaluation counts.
+    Without `second`, the first evaluation of the run `first` is compared with the evaluation that `first` names.
+    `set_name`: the only set to compare; empty: all sets. Raises ConfigError if no task is judged in two evaluations.
     """
-    run, step = _split(first)
-    other, other_step = (run, step) if second is None else _split(second)
-    with readable_documents(run), readable_documents(other):
-        records, others = run.evaluations(), other.evaluations()
+    path, records, step = _split(first)
+    other_path, others, other_step = (path, records, step) if second is None else _split(second)
+    with readable(path), readable(other_path):
         before = _by_set(records, step) if second is not None else _by_set(records[::-1], None)
         after = _by_set(others, other_step)
-        found = []
-        for name in before if not set_name else before.keys() & {set_name}:
-            start, end = before[name], after.get(name)
-            if end is None or (run.path == other.path and start["step"] == end["step"]):
-                continue
-            if (paired := paired_difference(start["tasks"], end["tasks"], seed)) is not None:
-                steps, heats = (int(start["step"]), int(end["step"])), (start["temperature"], end["temperature"])
-                found.append(SetComparison(name, *steps, (float(heats[0]), float(heats[1])), paired))
+        if path == other_path:
+            before = {name: one for name, one in before.items() if one["step"] != after.get(name, one)["step"]}
+        found = compare_records(before, after, set_name, seed)
     if not found:
         kept = " and ".join(_steps(one) for one in ((records,) if second is None else (records, others)))
         got = f"{first} and {second or 'its first evaluation'}, which judged no task of the same set"
@@ -114,10 +110,37 @@ def compare(first: str, second: str | None = None, set_name: str = "", seed: int
     return found
 
 
-def _split(name: str) -> tuple[RunView, int | None]:
-    """Return the run and the step of RUN or RUN@STEP."""
-    run, _, step = name.rpartition("@")
-    return (open_run(run), int(step)) if run and step.isdecimal() else (open_run(name), None)
+def compare_records(
+    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]], set_name: str = "", seed: int = 0
+) -> list[SetComparison]:
+    """Compare the records of two evaluations by set: keys `step`, `temperature` and `tasks`, the rewards by task."""
+    found = []
+    for name in before if not set_name else before.keys() & {set_name}:
+        start, end = before[name], after.get(name)
+        if end is not None and (paired := paired_difference(start["tasks"], end["tasks"], seed)) is not None:
+            steps, heats = (int(start["step"]), int(end["step"])), (start["temperature"], end["temperature"])
+            found.append(SetComparison(name, *steps, (float(heats[0]), float(heats[1])), paired))
+    return found
+
+
+def compare_results(first: EvalResult, second: EvalResult) -> list[SetComparison]:
+    """Compare two evaluations of `relax eval` on each set that both have. Raises ConfigError if they share no task."""
+    with readable(first.directory), readable(second.directory):
+        found = compare_records(_by_set(first.sets, None), _by_set(second.sets, None))
+    if not found:
+        got = f"{first.directory}, which shares no set with a judged task with {second.directory}"
+        raise ConfigError("--against", got, "name an evaluation of the same tasks")
+    return found
+
+
+def _split(name: str) -> tuple[Path, list[dict[str, Any]], int | None]:
+    """Return the path, the evaluations and the step of RUN or RUN@STEP, or of the folder of a `relax eval`."""
+    if is_result(Path(name)):
+        return Path(name).resolve(), [*read_result(Path(name)).sets], None
+    given, _, text = name.rpartition("@")
+    run, step = (open_run(given), int(text)) if given and text.isdecimal() else (open_run(name), None)
+    with readable(run.path):
+        return run.path, run.evaluations(), step
 
 
 def _by_set(records: Iterable[dict[str, Any]], step: int | None) -> dict[str, dict[str, Any]]:

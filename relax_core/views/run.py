@@ -144,12 +144,19 @@ def open_run(run: str | Path | None = None) -> RunView:
 @contextmanager
 def readable_documents(run: RunView) -> Iterator[None]:
     """Raise ConfigError naming the run if the body fails on one of the run's files."""
+    with readable(run.path):
+        yield
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise ConfigError naming a run directory if the body fails on one of its files."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         got = f"files with unexpected content ({type(error).__name__}: {error})"
         fix = "restore status.json, summary.json, the .jsonl files and samples from a copy, or undo changes to these files"
-        raise ConfigError(str(run.path), got, fix) from error
+        raise ConfigError(str(path), got, fix) from error
 
 
 STALE_S = 30.0

@@ -11,7 +11,7 @@ import pytest
 
 import relax_core
 from relax_core.api.errors import ConfigError
-from relax_core.diagnostics.export import _checkpoints
+from relax_core.diagnostics.export import checkpoints
 from tests.graph.conftest import Relax, exported
 
 pytestmark = pytest.mark.process
@@ -57,9 +57,9 @@ def test_steps_of_checkpoints_count_from_the_start_of_a_run_with_stages(tmp_path
         checkpoint.mkdir(parents=True)
         (checkpoint / "state.json").touch()
     (tmp_path / "stages/0-first/stage.json").write_text(json.dumps({"steps": 3}))
-    assert [(step, owner.name) for step, (owner, _) in _checkpoints(tmp_path).items()] == [
+    assert [(step, owner.name) for step, (owner, _) in checkpoints(tmp_path).items()] == [
         (2, "0-first"), (5, "1-second"), (7, "1-second"),
     ]  # fmt: skip
     shutil.rmtree(tmp_path / "stages")
     with pytest.raises(ConfigError, match="no complete checkpoint; a live run writes one with `relax checkpoint RUN`"):
-        _checkpoints(tmp_path)
+        checkpoints(tmp_path)

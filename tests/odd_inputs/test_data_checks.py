@@ -111,6 +111,16 @@ def test_the_sets_of_an_evaluation_are_checked_with_the_names_that_they_inherit(
     assert checked(file) == (2, 0, [])
 
 
+def test_a_reward_for_one_evaluation_set_reads_only_the_answers_of_that_set(folder):
+    for name in ("one", "two"):
+        (folder / f"{name}.jsonl").write_text('{"prompt": "q", "answer": "no option"}\n')
+    sets = "".join(f'[[eval.sets]]\nname = "{name}"\npath = "{name}.jsonl"\n' for name in ("one", "two"))
+    own = '[[rewards]]\nname = "multiple-choice"\nonly = "eval_set=one"\n'
+    rest = '[[rewards]]\nname = "repetition"\nonly = "otherwise"\n'
+    file = configured(folder, sets + own + rest, rewards="")
+    assert [one.partition(": ")[0] for one in checked(file)[2]] == [f"{folder}/one.jsonl:1"]
+
+
 def test_rows_that_evaluation_shares_are_shown_and_refused_alike_everywhere(folder):
     (folder / "held.jsonl").write_text('{"prompt": " 1+1 =", "answer": "2"}\n{"prompt": "3+3=", "answer": "6"}\n')
     sets = ("[[eval.sets]]", 'name = "held"', 'path = "held.jsonl"')

@@ -158,6 +158,8 @@ def refused(catalogue: Catalogue, *overrides: str) -> str:
 
 def test_a_context_longer_than_the_models_is_refused(folder: Path, catalogue: Catalogue) -> None:
     assert "context is 64 tokens" in refused(catalogue, "rollout.max_new_tokens=64")
+    longer = 'eval.sets=[{name="a", path="train.jsonl"}, {name="b", path="train.jsonl", max_new_tokens=64}]'
+    assert "eval.sets.1.max_new_tokens (command line): got 64; the model's context is 64" in refused(catalogue, longer)
     assert "which is 65 together" in refused(catalogue, "data.max_prompt_tokens=49")
     assert "set 64 or less" in refused(catalogue, "rollout.token_budget=65")
     (folder / "model/config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 16}}))

@@ -179,3 +179,17 @@ def test_the_content_of_a_task_is_its_prompt_and_for_a_longer_game_its_row(tmp_p
     plain = keys()
     assert plain[0] == plain[1] and len(set(plain)) == 3
     assert keys(system_prompt="be good") == plain
+
+
+def test_tasks_of_an_evaluation_set_carry_its_name_which_is_not_part_of_their_content(tmp_path, family):
+    rows = [{"prompt": "a", "answer": "1", "eval_set": "aime"}, {"prompt": "b", "answer": "2"}]
+    needs = (ColumnNeed("exact", ("missing",), lambda task: task.column("eval_set") == "other"),)
+    plain = opened(tmp_path, family, rows, answered_once=lambda task: False)
+    named = opened(
+        tmp_path, family, rows, needs, filters=["eval_set=aime"], eval_set="aime", answered_once=plain._answered_once
+    )
+    assert [named[at].column("eval_set") for at in (0, 1)] == ["aime", "aime"] and named.unmatched == []
+    assert plain[1].column("eval_set") is None
+    with pytest.raises(ConfigError, match=r"column eval_set is 'aime'; .* columns = \{given = \"eval_set\"\}"):
+        opened(tmp_path, family, rows, eval_set="other")
+    assert [named.content(at).key for at in (0, 1)] == [plain.content(at).key for at in (0, 1)]

@@ -209,6 +209,12 @@ SEEN = {
         0.25, lambda run: run.of_requests("temperature"), {0.25, 1.0}, {"eval": {"every": 2}}
     ),
     "eval.sets.samples": Seen(3, lambda run: set(run.evaluated("count")), {48}, {"eval": {"every": 2}}),
+    "eval.sets.max_new_tokens": Seen(
+        2,
+        lambda run: run.of_requests("max_new_tokens"),
+        {2, 4},
+        {"eval": {"every": 2}, "rollout": {"max_new_tokens": 4}},
+    ),
     "eval.sets.size": Seen(5, lambda run: set(run.evaluated("count")), {5}, {"eval": {"every": 2}}),
     "eval.sets.name": Seen("own", lambda run: set(run.evaluated("set_name")), {"own"}, {"eval": {"every": 2}}),
     "eval.sets.columns": Seen({"prompt": "question"}, _questions, {"p", "q"}, {"eval": {"every": 2}}),

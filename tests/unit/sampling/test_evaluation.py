@@ -21,7 +21,7 @@ from relax_core.data.overlap import RowContent, row_content
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.requests import PendingRequest, SamplingParams
 from relax_core.rewards.scorer import RewardScorer, ScoredSample
-from relax_core.sampling.evaluation import EvalSet, Evaluation, best_of, standard_error
+from relax_core.sampling.evaluation import SHOWN, EvalSet, Evaluation, best_of, standard_error
 from relax_core.sampling.groups import Turns
 from relax_core.sampling.session import sample_seed
 
@@ -71,18 +71,20 @@ class Scorer:
 
 
 def _evaluation(
-    pool: Pool, scorer: Scorer, indices: Sequence[int], samples: int, prompts: Mapping[int, str] | None = None
-) -> Evaluation:
+    pool: Pool, scorer: Scorer, indices: Sequence[int], samples: int, prompts: Mapping[int, str] | None = None,
+    shown: int | None = SHOWN,
+) -> Evaluation:  # fmt: skip
     async def play(
-        task: Task, prompt: Any, seeds: Sequence[int], samplings: Sequence[SamplingParams], turns: Turns
-    ) -> Any:
+        task: Task, prompt: Any, seeds: Sequence[int], samplings: Sequence[SamplingParams], turns: Turns,
+        *, max_new_tokens: int | None,
+    ) -> Any:  # fmt: skip
         pairs = enumerate(zip(seeds, samplings, strict=True))
         await turns.generate([PendingRequest(prompt, 4, seed, own, place=place) for place, (seed, own) in pairs])
         return [Trajectory((Message("user", "?"), Message("assistant", "!")), "!", ()) for _ in seeds]
 
     sampling = SamplingParams(0.5, 0.8)
     held = EvalSet("held-out", cast(Any, Tasks(prompts)), indices, samples, sampling)
-    return Evaluation([held], RUN, play, cast(RewardScorer, scorer), cast(EnginePool, pool))
+    return Evaluation([held], RUN, play, cast(RewardScorer, scorer), cast(EnginePool, pool), shown)
 
 
 async def test_an_evaluation_reports_mean_error_and_best_and_counts_unjudged_samples_separately() -> None:
@@ -96,6 +98,13 @@ async def test_an_evaluation_reports_mean_error_and_best_and_counts_unjudged_sam
         "best_of_2": 1.0,
     }
     assert list(found.tasks.values()) == [(1.0, 0.0), (0.0,), (1.0, 1.0)], "what was not judged is no reward"
+
+
+async def test_a_run_records_the_samples_of_some_groups_and_an_evaluation_alone_those_of_all() -> None:
+    for shown, want in ((SHOWN, SHOWN), (None, SHOWN + 4)):
+        evaluation = _evaluation(Pool(), Scorer(*[1.0] * (SHOWN + 4)), range(SHOWN + 4), 1, shown=shown)
+        (found,) = await evaluation.run(Version("actor", 0, 1))
+        assert len(found.samples) == want
 
 
 async def test_draws_belong_to_the_content_of_a_task_wherever_it_stands_in_a_file() -> None:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs for the models that runs leave: evaluate and compare them, and export checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from relax_core.cli.terminal import AsJson, print_json, print_table, say, split
+
+if TYPE_CHECKING:
+    from relax_core.observe.eval_result import EvalResult
+    from relax_core.views.compare import SetComparison
+
+
+def eval_(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A Hugging Face folder, a checkpoint, a run, or RUN@STEP.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILES...] [KEY=VALUE]...", help="TOML files with [[eval.sets]], then overrides."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the result; it must be new or empty. Default: a new one in ./evals.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Also compare with this target, or with the folder of an earlier result.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Evaluate a model on the sets of `[eval]` with the policy's engines, and keep rewards and samples in a folder.
+
+    A run's own configuration is the first layer. Its sets are evaluated with the seeds of its own evaluations, so the
+    results can be compared by task. The run directory is only read. The engines run on this machine.
+    """
+    from relax_core.notebook import evaluate_against
+
+    result, found = evaluate_against(target, *split(arguments or []), against, out)
+    for notice in result.notices:
+        say(notice, err=True)
+    if json:
+        document = {"schema": "relax.eval/1", **result.document(), "directory": str(result.directory)}
+        compared = {"against": against, "comparison": [asdict(one) for one in found]} if against else {}
+        print_json({**document, **compared})
+        return
+    _print_result(result)
+    if found:
+        say(f"\n{result.target} (second) against {against} (first)")
+        _print_comparison(found)
+    say(f"result: {result.directory}")
+
+
+def _print_result(result: EvalResult) -> None:
+    best = sorted({name for one in result.sets for name in one["metrics"] if name.startswith("best_of_")},
+                  key=lambda name: int(name.removeprefix("best_of_")))  # fmt: skip
+    rows = []
+    for one in result.sets:
+        metrics = one["metrics"]
+        rows.append((
+            one["set"], str(len(one["tasks"])), str(one["count"]), f"{one['mean']:.3f}",
+            f"{metrics['standard_error']:.3f}", *(f"{metrics[k]:.3f}" if k in metrics else "-" for k in best),
+            f"{metrics['failed']:.0f}",
+        ))  # fmt: skip
+    heads = ("set", "tasks", "samples", "mean", "error", *(name.replace("_", " ") for name in best), "failed")
+    print_table(heads, rows)
+
+
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(metavar="RUN[@STEP]", help="A run, with the step of an evaluation; or a result of relax eval."),
+    ],
+    second: Annotated[
+        str | None, typer.Argument(metavar="RUN[@STEP]", help="The evaluation to compare; default: the first of RUN.")
+    ] = None,
+    set_name: Annotated[str, typer.Option("--set", help="Compare only this evaluation set.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Compare two evaluations on the same tasks: the paired difference with its error and interval.
+
+    Without a step, the last evaluation of a run counts. With one argument, the first evaluation of the run is compared
+    with its last evaluation, or with that of STEP.
+    """
+    from relax_core.views.compare import compare
+
+    found = compare(first, second, set_name, seed)
+    if json:
+        sets = [asdict(one) for one in found]
+        print_json({"schema": "relax.compare/1", "first": first if second else f"{first}, first evaluation",
+                    "second": second or first, "seed": seed, "sets": sets})  # fmt: skip
+        return
+    _print_comparison(found)
+
+
+def export(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; default: latest.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes of the run's configuration, such as trainer.device=cpu.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to; it must be new or empty.")] = Path("export"),
+    step: Annotated[
+        int | None, typer.Option(help="Export the checkpoint of this step; default: the newest complete checkpoint.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write the model of a checkpoint as a Hugging Face folder, with the run's tokenizer and chat template.
+
+    Adapters are folded in, and are also in the folder `adapter`. The run directory is only read.
+    """
+    from relax_core.diagnostics.export import export as write
+
+    written = write(run, out, step, overrides or ())
+    for notice in written.notices:
+        say(notice, err=True)
+    if json:
+        print_json({"schema": "relax.export/1", "checkpoint": str(written.checkpoint), "step": written.step,
+                    "directory": str(written.directory)})  # fmt: skip
+    else:
+        say(f"model of step {written.step}: {written.directory}")
+
+
+def _print_comparison(found: Sequence[SetComparison]) -> None:
+    head = ("set", "steps", "tasks", "first", "second", "difference", "error", "95 % interval", "better", "worse")
+    rows = []
+    for one in found:
+        own = one.paired
+        rows.append((
+            one.set_name, f"{one.first_step}, {one.second_step}", str(own.tasks), f"{own.first:.3f}",
+            f"{own.second:.3f}", f"{own.difference:+.3f}", f"{own.standard_error:.3f}",
+            f"{own.low:+.3f} to {own.high:+.3f}", str(own.better), str(own.worse),
+        ))  # fmt: skip
+    print_table(head, rows)
+    for one in found:
+        if one.paired.left_out:
+            say(f"{one.set_name}: {one.paired.left_out} tasks are judged in only one evaluation and left out", err=True)
+        if one.temperatures[0] != one.temperatures[1]:
+            say(f"{one.set_name}: temperatures differ ({one.temperatures[0]:g}, {one.temperatures[1]:g})", err=True)

@@ -28,9 +28,12 @@ FULL_FILTER = """
 from relax_core.api import Filter
 
 class FullFilter(Filter):
-    def reject(self, task, attempts, trajectories, rewards):
+    def __init__(self, options=None):
         raise RuntimeError("no room")
+
+    def reject(self, task, attempts, trajectories, rewards): ...
 """
+"""A filter with which the rollout never becomes ready, so that `--detach` cannot return before the run has failed."""
 
 
 def until(found: Callable[[], Any], what: str = "") -> Any:

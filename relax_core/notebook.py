@@ -99,14 +99,19 @@ def evaluate_against(
     target: str, sources: Sequence[str | Path | Mapping[str, Any]], overrides: Sequence[str], against: str | None,
     out: Path | None,
 ) -> tuple[EvalResult, list[SetComparison]]:  # fmt: skip
-    """Do the work of `evaluate` in this thread. The other target's result goes to the folder `against` below `out`."""
+    """Do the work of `evaluate` in this thread. The other target's result goes to the folder `against` below `out`.
+
+    A model folder in `against` is evaluated with the configuration of the run that `target` names.
+    """
     if against is None:
         return evaluate_target(target, sources, overrides, out), []
-    earlier = read_result(Path(against)) if is_result(Path(against)) else None
-    if earlier is None:
-        find_target(against)  # refuses a wrong name before the long evaluation of the first target
-    after = evaluate_target(target, sources, overrides, out)
-    before = earlier or evaluate_target(against, sources, overrides, after.directory / "against")
+    if is_result(Path(against)):
+        before = read_result(Path(against))
+        after = evaluate_target(target, sources, overrides, out)
+    else:
+        base = () if find_target(against).config else (find_target(target).config,)
+        after = evaluate_target(target, sources, overrides, out)
+        before = evaluate_target(against, (*base, *sources), overrides, after.directory / "against")
     return after, compare_results(before, after)
 
 

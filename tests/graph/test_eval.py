@@ -20,8 +20,6 @@ pytestmark = pytest.mark.process
 
 SETS = """
 rewards = [{name = "exact", only = "eval_set=sampled"}, {name = "exact", label = "other", only = "otherwise"}]
-rollout = {max_new_tokens = 8}
-run = {runner = "inline"}
 [eval]
 sets = [
     {name = "sampled", path = "FILE", size = 4, samples = 4},
@@ -51,18 +49,18 @@ def test_a_checkpoint_is_evaluated_as_by_its_run_and_compared_with_an_earlier_re
     assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*")), "a run is only read"
 
 
-def test_each_set_of_a_model_folder_has_its_own_reward_temperature_and_length(
+def test_each_set_has_its_own_reward_temperature_and_length_for_a_run_and_a_model_folder(
     whole: Path, tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "sets.toml").write_text(SETS.replace("FILE", str(tiny / "eval.jsonl")))
     result, compared = relax_core.evaluate(
-        whole / "export", tmp_path / "sets.toml", against=tiny / "model", out=tmp_path / "out"
+        whole, tmp_path / "sets.toml", against=tiny / "model", out=tmp_path / "out"
     )
     assert [(one["set"], one["count"], one["temperature"]) for one in result.sets] == [
         ("sampled", 16, 1.0),
         ("short", 4, 0.0),
     ]
-    assert {"best_of_2", "best_of_4"} <= result.sets[0]["metrics"].keys() and result.step is None
+    assert {"best_of_2", "best_of_4"} <= result.sets[0]["metrics"].keys()
     samples = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert {(one["set"], *one["rewards"]) for one in samples} == {("sampled", "exact"), ("short", "other")}
     assert {one["num_tokens"] for one in samples if one["set"] == "short"} <= {1, 2}

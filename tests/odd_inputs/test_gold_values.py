@@ -187,10 +187,12 @@ async def test_a_run_with_too_many_bad_golds_is_refused_at_its_start(most: float
 
     scorer = Scorer()
     scorer.reads_golds = True  # type: ignore[attr-defined]
-    config = SimpleNamespace(data=SimpleNamespace(max_bad_golds=most))
+    sets = [SimpleNamespace(tasks=Rows(), indices=[0])]
+    config = SimpleNamespace(data=SimpleNamespace(max_bad_golds=most), eval=SimpleNamespace(sets=sets))
     worker = RolloutWorker.__new__(RolloutWorker)
+    worker._trains = True
     worker.scorer, worker._tasks, worker._train = scorer, Rows(), range(2)  # type: ignore[assignment]
-    worker._sets = [SimpleNamespace(tasks=Rows(), indices=[0])]  # type: ignore[list-item]
+    worker._sets = sets  # type: ignore[assignment]
     worker._context = SimpleNamespace(config=config, run_status=SimpleNamespace(emit=emit))  # type: ignore[assignment]
     if most:
         await worker._check_golds()

@@ -86,8 +86,8 @@ class ScalingPolicy(Configurable[OptionsT], Generic[OptionsT]):
     """A rule that proposes the number of engines of a pool.
 
     A policy is a pure state machine. It has no clock and no memory besides the state that it returns, so a recorded run
-    can be replayed. The core limits every proposal (`engines.scaling_limits`): minimum, maximum, protected engines, pauses
-    between two changes, and one change at a time. A policy need not check these limits.
+    can be replayed. The core limits every proposal (`engines.scaling_limits`): minimum, maximum, cool-downs between
+    two changes, and one change at a time. A policy need not check these limits.
     """
 
     kind: ClassVar[str] = "scaling-policy"

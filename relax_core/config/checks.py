@@ -307,25 +307,16 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
 
 
 def _autoscale_errors(config: RunConfig, generated: bool) -> Errors:
-    """Refuse a scaling policy for engines whose number cannot change, and limits that the run does not keep."""
+    """Refuse a scaling policy without engines, and a start outside of its limits; the planner checks the devices."""
     table, engines = config.autoscale, config.placement.rollout.engines
     if table is None:
         return
-    fixed = "the number of engines cannot change: remove this table"
     if not generated:
         fix = f"{config.algorithm.name} trains on the rows of a dataset, without engines: remove this table"
         yield ConfigError("autoscale.name", table.name, fix)
-    elif config.deterministic:
-        yield ConfigError("autoscale.name", f"{table.name} with deterministic = true", fixed)
-    elif (home := config.placement.home("rollout")) != "rollout":
-        fix = f'{fixed}, or set placement.mode = "hybrid" or "async"'
-        yield ConfigError("autoscale.name", f"{table.name} with engines on the devices of {home}", fix)
-    if table.min_engines > table.max_engines:
-        fix = f"set at most autoscale.max_engines = {table.max_engines}"
-        yield ConfigError("autoscale.min_engines", table.min_engines, fix)
-    elif not table.min_engines <= engines <= table.max_engines:
-        fix = f"the run starts with {engines} engines: set a number from {table.min_engines} to {table.max_engines}"
-        yield ConfigError("placement.rollout.engines", engines, f"{fix}, or change the limits of [autoscale]")
+    if engines > table.max_engines:
+        fix = f"the scaling policy keeps at most autoscale.max_engines = {table.max_engines}: set at most as many"
+        yield ConfigError("placement.rollout.engines", engines, fix)
 
 
 def _ignored_errors(config: RunConfig) -> Errors:

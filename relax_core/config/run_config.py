@@ -135,10 +135,8 @@ class SandboxChoice(SandboxKeys, Choice):
 class AutoscaleKeys(Options):
     """Core keys of a scaling policy: limits on its proposals."""
 
-    min_engines: PositiveInt = 1
-    """Least number of engines."""
     max_engines: PositiveInt = 8
-    """Most engines."""
+    """Most engines; the least number is `placement.rollout.min_engines`."""
     out_cooldown_s: NonNegativeFloat = 60.0
     """Seconds after a change of the pool, or its start, before engines may join."""
     in_cooldown_s: NonNegativeFloat = 300.0
@@ -345,7 +343,7 @@ class RunConfig(Core):
     weights: WeightChoice
     """Transport of published weights."""
     autoscale: AutoscaleChoice | None = None
-    """Scaling policy, which proposes the number of the policy's engines. The run records the proposals."""
+    """Scaling policy, which chooses the number of the policy's engines during the run."""
     sandbox: SandboxChoice | None = None
     """Sandbox in which rewards and environments run untrusted programs."""
     environments: tuple[FurtherEnvironmentChoice, ...] = ()

@@ -372,7 +372,7 @@ class EnginePlacement(Options):
     engines: PositiveInt = 1
     """Number of engine processes."""
     min_engines: PositiveInt | None = None
-    """Number of the first engines that `relax scale` never removes; absent: all of `engines`."""
+    """Number of the first engines, which never leave the pool; absent: all of `engines`."""
     gpus_per_engine: NonNegativeFloat | None = None
     """GPUs per engine; 0: none; absent: as many as the engine's parallel options need, or 0 if the machine has none."""
     threads: NonNegativeInt = 0
@@ -401,6 +401,11 @@ class EnginePlacement(Options):
     silence_s: PositiveFloat = 20.0
     """Seconds without an answer until an engine gets a health check. An engine that does not answer the check within
     the same time is replaced."""
+
+    @property
+    def least(self) -> int:
+        """Number of the first engines, which never leave."""
+        return self.engines if self.min_engines is None else self.min_engines
 
 
 class RankPlacement(Options):

@@ -31,7 +31,7 @@ def limited_policy(config: RunConfig, catalogue: Catalogue) -> LimitedPolicy | N
     if table is None:
         return None
     limits = ScalingLimits(
-        min_engines=table.min_engines, max_engines=table.max_engines, out_cooldown_s=table.out_cooldown_s,
+        min_engines=config.placement.rollout.least, max_engines=table.max_engines, out_cooldown_s=table.out_cooldown_s,
         in_cooldown_s=table.in_cooldown_s, max_joining=table.max_joining, max_leaving=table.max_leaving,
         max_gap_s=MAX_GAP_S,
     )  # fmt: skip

@@ -35,6 +35,7 @@ from relax_core.control.placement import (
     teacher_operations,
     worker_groups,
 )
+from relax_core.engines.scaling import fixed_size
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import visible_gpus
 
@@ -118,7 +119,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         trained, served = config.model.dtype, config.engine_dtype
         notes.append(f"trainers compute in {trained}, engines in {served}: weights are published in {served}")
     notes += placement_notes(config, users, groups, len(visible_gpus(os.environ)))
-    return Plan(
+    planned = Plan(
         mode=config.placement.mode,
         operations=operations,
         roles=roles,
@@ -138,6 +139,10 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         warm_up_steps=config.critic.warmup_steps if "critic" in algorithm.fits else 0,
         notes=tuple(notes),
     )
+    if config.autoscale is not None and "rollout" in groups and (fixed := fixed_size(config, planned, "rollout")):
+        field, got, fix = fixed
+        raise ConfigError(field, got, f"{fix}, or remove [autoscale]: the number of engines can't change")
+    return planned
 
 
 def _idle_keys(config: RunConfig, samples: bool) -> Iterator[str]:

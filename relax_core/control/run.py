@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import json
 import signal
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +25,7 @@ from relax_core.api.events import (
     RunFinished,
     RunRestarted,
     RunStarted,
+    ScalingProposed,
     Sink,
     StepFinished,
 )
@@ -30,6 +33,7 @@ from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.autoscale import Autoscaler
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.stages import point_to_export, stage_directories
+from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.recorder import Display, Recorder
@@ -296,8 +300,12 @@ class RunController:
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
                 signals = recorder.signals()
-                if signals and autoscaler and (event := autoscaler.decide(signals, signals.at)):
+                if signals and autoscaler and not self.stopping and (event := autoscaler.decide(signals, signals.at)):
                     recorder.write(event)
+                    if isinstance(event, ScalingProposed) and event.target is not None:
+                        key = f"autoscale-{uuid.uuid4().hex}"
+                        wanted = asdict(ScaleRequest(key, event.pool, event.target, keep_partial=True))
+                        await self._runner.run_status.command("rollout", "scale", json.dumps(wanted))
                 for request, receivers in ROLE_REQUESTS.items():
                     asked = self._asked == request
                     if self._prepared.directory.take_request(request) or asked:

@@ -19,7 +19,7 @@ from relax_core.api.events import Logged
 from relax_core.config.run_config import RunContext
 from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools
 from relax_core.engines.pool import EnginePool
-from relax_core.engines.scaling import Action, CancelJoin, Join, PoolScaling, ScaleRequest, Step
+from relax_core.engines.scaling import Action, CancelJoin, Join, PoolScaling, ScaleRequest, Step, fixed_size
 from relax_core.observe.files import read_document, write_document
 from relax_core.registry.shapes import WrongShape, checked
 
@@ -42,34 +42,15 @@ class ScaledPool(NamedTuple):
 
 def scaled_pools(context: RunContext, policy: EnginePool, auxiliary: AuxiliaryPools) -> dict[str, ScaledPool]:
     """Return the pools of the rollout with their machines. The first engines of each pool never leave."""
-    run, groups = context.config, context.plan.groups
-    placement = run.placement.rollout
-    least = placement.engines if placement.min_engines is None else placement.min_engines
-    pools = {POLICY: (policy, least, "engine", POLICY)}
+    config, plan = context.config, context.plan
+    pools = {POLICY: (policy, config.placement.rollout.least, "engine", POLICY)}
     for name, client in auxiliary.clients.items():
         group = AUXILIARY_GROUP + name
-        pools[name] = (client.pool, groups[group].size, f"{name}-engine", group)
+        pools[name] = (client.pool, plan.groups[group].size, f"{name}-engine", group)
     return {
-        name: ScaledPool(pool, PoolScaling(name, list(pool.facts()), least, prefix, fixed_size(context, group)))
+        name: ScaledPool(pool, PoolScaling(name, list(pool.facts()), least, prefix, fixed_size(config, plan, group)))
         for name, (pool, least, prefix, group) in pools.items()
     }
-
-
-def fixed_size(context: RunContext, group: str) -> tuple[str, str, str] | None:
-    """Return (field, got, fix) if no engine can join or leave the pool of a worker group; None if engines can."""
-    run, plan = context.config, context.plan
-    own = sorted(plan.groups[group].devices)
-    if run.deterministic:
-        return "deterministic", "true", "results depend on the number of engines: scale a run without it"
-    if run.run.runner == "inline":
-        return "run.runner", "'inline'", "the inline runner has one process for all engines: use 'local' or 'ray'"
-    if neighbours := plan.neighbours(group):
-        got = f"engines that take turns on their devices with {', '.join(neighbours)}"
-        return "placement", got, 'give them devices of their own, as placement = "hybrid" or "async" does'
-    if any(name.startswith("gpu:") for name in own):
-        got = f"engines on {', '.join(own)}"
-        return "placement", got, "the run has no further GPU for one more engine: only engines on CPUs join and leave"
-    return None
 
 
 class Scaler:

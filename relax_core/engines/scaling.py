@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from relax_core.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relax_core.api.plan import Plan
+    from relax_core.config.run_config import RunConfig
 
 JoiningStep = Literal["pending", "creating", "health_checking", "weight_syncing", "active"]
 LeavingStep = Literal["draining", "removing", "completed"]
@@ -357,6 +361,22 @@ class PoolScaling:
         """End an operation whose engines are gone with the pool's former process."""
         gone: Mapping[str, Step] = dict.fromkeys(operation.engines, "completed")
         self.operations[operation.id] = replace(_noted(operation, detail), engines=gone, state=state, changed_at=now)
+
+
+def fixed_size(config: RunConfig, plan: Plan, group: str) -> tuple[str, str, str] | None:
+    """Return (field, got, fix) if no engine can join or leave the pool of a worker group; None if engines can."""
+    own = sorted(plan.groups[group].devices)
+    if config.deterministic:
+        return "deterministic", "true", "results depend on the number of engines: scale a run without it"
+    if config.run.runner == "inline":
+        return "run.runner", "'inline'", "the inline runner has one process for all engines: use 'local' or 'ray'"
+    if neighbours := plan.neighbours(group):
+        got = f"engines that take turns on their devices with {', '.join(neighbours)}"
+        return "placement", got, 'give them devices of their own, as placement = "hybrid" or "async" does'
+    if any(name.startswith("gpu:") for name in own):
+        got = f"engines on {', '.join(own)}"
+        return "placement", got, "the run has no further GPU for one more engine: only engines on CPUs join and leave"
+    return None
 
 
 def _noted(operation: ScalingOperation, detail: str) -> ScalingOperation:

@@ -16,9 +16,8 @@ class ScalingLimits:
     """The limits on the size of a pool, and on its changes."""
 
     min_engines: int
+    """Number of the oldest engines, which never leave."""
     max_engines: int
-    protected: int = 0
-    """Number of engines that never leave, such as those of the start."""
     out_cooldown_s: float = 60.0
     """Seconds after a change of the pool before engines may join."""
     in_cooldown_s: float = 300.0
@@ -29,11 +28,6 @@ class ScalingLimits:
     """Most engines that leave in one change."""
     max_gap_s: float = 30.0
     """Longest time between two windows; after a longer time the policy starts anew."""
-
-    @property
-    def least(self) -> int:
-        """Smallest size to which the pool may shrink."""
-        return max(self.min_engines, self.protected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,7 @@ class LimitedPolicy:
     """One scaling policy within limits: `(state, signals, now) -> (state, decision)`.
 
     Invariants:
-    - A target is between `limits.least` and `max_engines`, and in the direction of the proposal.
+    - A target is between `min_engines` and `max_engines`, and in the direction of the proposal.
     - No target follows from signals that are incomplete, repeated or too old, or while an engine starts or leaves.
     - The policy starts anew after a gap in the signals, and while an engine starts or leaves. So its conditions hold
       over windows of one pool without gaps.
@@ -117,14 +111,13 @@ class LimitedPolicy:
         joins = wanted > size
         cooldown_s = limits.out_cooldown_s if joins else limits.in_cooldown_s
         step, step_key = (limits.max_joining, "max_joining") if joins else (limits.max_leaving, "max_leaving")
-        least_key = "min_engines" if limits.min_engines >= limits.protected else "the protected engines"
         target, held_by = wanted, ""
         if abs(target - size) > step:
             target, held_by = size + (step if joins else -step), f"{step_key} = {step}"
         if target > limits.max_engines:
             target, held_by = limits.max_engines, f"max_engines = {limits.max_engines}"
-        elif target < limits.least:
-            target, held_by = limits.least, f"{least_key} = {limits.least}"
+        elif target < limits.min_engines:
+            target, held_by = limits.min_engines, f"min_engines = {limits.min_engines}"
         changes = target > size if joins else target < size
         assert state.changed_at is not None
         if changes and now - state.changed_at < cooldown_s:

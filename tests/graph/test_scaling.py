@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live run with real engines grows and shrinks at the command line, and accounts for every sample."""
+"""A live run with real engines grows and shrinks, by its policy and by a person, and accounts for every sample."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,25 +16,40 @@ from tests.graph.ray_run import Start, until
 
 pytestmark = pytest.mark.process
 TOKEN = "0123456789abcdef"
+PAIR = """
+from relax_core.api import Proposal, ScalingPolicy
+
+class Pair(ScalingPolicy):
+    def decide(self, state, signals, now):
+        return None, Proposal(2, "one engine is alone") if signals.size == 1 else None
+"""
 
 
 def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     start: Start, relax_here: Relax, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last change is asked over HTTP."""
+    """The policy asks for the first change, and a client of the control API for the last."""
     monkeypatch.setenv("RELAX_TOKEN", TOKEN)
-    run = start.directory / "run"
+    run, policy = start.directory / "run", start.directory / "pair.py"
+    policy.write_text(PAIR)
     running = start(
         run, "train", tiny / "recipe.toml", *SMALL, "steps=5000", "run.runner=local", "checkpoint.every=0",
-        "placement=hybrid", "--run-dir", run, "--json",
+        "placement=hybrid", f"plugins=['{policy}']", 'autoscale={name="pair",out_cooldown_s=0}', "--run-dir", run, "--json",
     )  # fmt: skip
     running.until_steps(1)
+    assert relax_here("pause", run).code == 0  # the policy's windows last many steps
+    until(lambda: [one["state"] for one in operations(relax_here, run)] == ["active"], "the policy's engine has joined")
+    (first,) = operations(relax_here, run)
+    assert (first["before"], first["target"], first["engines"]) == (1, 2, {"engine-1": "active"})
+    proposed = [one for one in open_run(run).events() if one["event"] == "scaling proposed"]
+    assert [(one["target"], one["reason"]) for one in proposed] == [(2, "one engine is alone")]
+    assert relax_here("continue", run).code == 0
     refused = relax_here("scale", run, "rollout=0")
     assert refused.code == 2 and "target: got 0; the pool rollout keeps its first 1 engines" in refused.err
     planned = relax_here("scale", run, "rollout=3", "--dry-run")
-    assert planned.out.splitlines() == ["run: engine-1 would join", "run: engine-2 would join"]
+    assert planned.out == "run: engine-2 would join\n"
     grown = relax_here("scale", run, "rollout=3", "--json").json
-    assert (grown["state"], grown["engines"]) == ("active", {"engine-1": "active", "engine-2": "active"})
+    assert (grown["state"], grown["engines"]) == ("active", {"engine-2": "active"})
     until(lambda: {"engine-0", "engine-1", "engine-2"} in proofs(run), "a version that all three have proved")
     assert relax_here("scale", run, "--drain", "engine-1", "--json").json["state"] == "completed"
     listed = relax_here("engines", run, "--json").json
@@ -45,7 +61,7 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
         at = ("--address", server.address)
         assert relax_here("scale", "rollout=1", "--dry-run", *at).out == "run: engine-2 would leave\n"
         assert relax_here("scale", "--drain", "engine-0", *at).code == 2
-        assert relax_here("scale", "rollout=1", *at).out == "scale: done; rollout-3 is completed\n"
+        assert relax_here("scale", "rollout=1", *at).out == "scale: done; rollout-4 is completed\n"
     finally:
         server.stop()
         serving.join(30)
@@ -53,6 +69,11 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     assert running.end() == 130
     summary = open_run(run).summary()
     assert summary["balanced"] is True and summary["samples_trained"] and summary["restarts"] == {}
+
+
+def operations(relax_here: Relax, run: Path) -> list[dict[str, Any]]:
+    """Return what `relax engines` says about changes of the pools."""
+    return list(relax_here("engines", run, "--json").json["operations"])
 
 
 def proofs(run: Path) -> list[set[str]]:

@@ -85,23 +85,16 @@ class TwoEngines(ScalingPolicy):
     ("overrides", "message"),
     [
         (
-            [],
-            "autoscale.name (command line): got two with engines on the devices of actor; the number of engines cannot",
-        ),
-        (["deterministic=true"], "autoscale.name (command line): got two with deterministic = true"),
-        (
             ["algorithm=sft", "rewards=[]"],
             "autoscale.name (command line): got two; sft trains on the rows of a dataset",
         ),
-        (["placement=hybrid", "autoscale.min_engines=9"], "autoscale.min_engines (command line): got 9; set at most"),
         (
             ["placement=hybrid", "placement.rollout.engines=9"],
-            "placement.rollout.engines (command line): got 9; the run",
+            "placement.rollout.engines (command line): got 9; the scaling policy keeps at most",
         ),
-        (["placement=hybrid", "autoscale.min_engines=2"], "placement.rollout.engines: got 1; the run starts with 1"),
     ],
 )
-def test_a_scaling_policy_needs_engines_whose_number_may_change(
+def test_a_scaling_policy_needs_engines_within_its_limits(
     folder: Path, with_faults: Catalogue, overrides: list[str], message: str
 ) -> None:
     with_faults.add("scaling-policy", "two", TwoEngines)

@@ -26,7 +26,7 @@ from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.testing.scaling_policy import BUSY, EVEN
 from tests.unit.control.conftest import configured
-from tests.unit.control.test_conduct import Life, ScriptedRunner, conducted
+from tests.unit.control.test_conduct import Life, ScriptedRunner, conducted, listener
 
 PLACED = {"placement": {"mode": "hybrid"}}
 UTILIZATION = {"autoscale": {"name": "target-utilization", "max_engines": 4}, **PLACED}
@@ -45,6 +45,10 @@ def loaded(running: int, seconds: float) -> Life:
             await asyncio.sleep(0.5)
 
     return generates
+
+
+async def saves(runner: ScriptedRunner) -> None:
+    await asyncio.sleep(65.0)
 
 
 async def a_step(runner: ScriptedRunner) -> None:
@@ -70,6 +74,38 @@ def test_a_run_records_its_signals_and_what_the_policy_proposes(tmp_path: Path) 
     assert all(one["reason"].startswith("use 1.00 is above high = 0.85 for ") for one in proposed)
     (step,) = [record for record in lines(tmp_path, "metrics.jsonl") if record["step"] == 1]
     assert (step["engines/serving"], step["engines/slot_use"], step["engines/waiting"]) == (1.0, 1.0, 0.0)
+
+
+def beside(first: Life, second: Life) -> Life:
+    """Two lives of one role at once."""
+
+    async def both(runner: ScriptedRunner) -> None:
+        await asyncio.gather(first(runner), second(runner))
+
+    return both
+
+
+def test_a_proposal_within_the_limits_is_sent_to_the_rollout_once(tmp_path: Path) -> None:
+    """Proposals that a limit stops are not sent, and nothing is sent in a run that stops."""
+    heard: list[tuple[str, str, str]] = []
+    busy = beside(loaded(4, 65.0), listener("rollout", heard))
+    layer = {**UTILIZATION, "autoscale": {**UTILIZATION["autoscale"], "out_cooldown_s": 0.0, "out_hold_s": 20.0}}
+    summary, raised, _ = conducted(tmp_path, {"rollout": busy, "actor": saves}, stop_after_s=45.0, **layer)
+    assert (summary["status"], raised) == ("stopped", None)
+    sent = [json.loads(argument) for _, command, argument in heard if command == "scale"]
+    wanted = [one for one in lines(tmp_path, "events.jsonl") if one["event"] == "scaling proposed"]
+    assert [(one["pool"], one["target"], one["keep_partial"]) for one in sent] == [("rollout", 2, True)]
+    assert [one["target"] for one in wanted] == [2]
+    assert [command for _, command, _ in heard] == ["scale", "stop"]
+
+
+def test_a_proposal_that_a_limit_stops_is_not_sent(tmp_path: Path) -> None:
+    heard: list[tuple[str, str, str]] = []
+    busy = beside(loaded(4, 50.0), listener("rollout", heard))
+    conducted(tmp_path, {"rollout": busy, "actor": listener("actor", [])}, stop_after_s=55.0, **UTILIZATION)
+    wanted = [one for one in lines(tmp_path, "events.jsonl") if one["event"] == "scaling proposed"]
+    assert [one["target"] for one in wanted] == [None]
+    assert [command for _, command, _ in heard] == ["stop"]
 
 
 def test_without_a_policy_a_run_records_only_its_signals(tmp_path: Path) -> None:

@@ -185,3 +185,26 @@ def test_devices_that_do_not_divide_are_refused(
     overrides = tuple(override.replace("placement=", "placement.mode=") for override in overrides)
     with pytest.raises(ConfigError, match=message):
         planned(catalogue, "placement.mode=hybrid", *overrides, on_gpus=on_gpus)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on_gpus", "message"),
+    [
+        (
+            ("placement=colocate",),
+            False,
+            "placement: got engines that take turns on their devices with actor, reference",
+        ),
+        (("placement=async", "placement.reference.share=rollout"), False, "placement: got engines that take turns"),
+        (("placement=hybrid",), True, "placement: got engines on gpu:"),
+        (("placement=hybrid", "deterministic=true"), False, "deterministic: got true"),
+        (("placement=hybrid", "run.runner=inline"), False, "run.runner: got 'inline'"),
+    ],
+)
+def test_a_scaling_policy_needs_engines_whose_number_can_change(
+    catalogue: Catalogue, overrides: tuple[str, ...], on_gpus: bool, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(catalogue, "autoscale=balance", *overrides, on_gpus=on_gpus)
+    assert str(caught.value).startswith(message) and "remove [autoscale]" in str(caught.value)
+    planned(catalogue, "autoscale=balance", "placement=hybrid")

@@ -57,7 +57,7 @@ signals = st.builds(
     starting=st.none() | st.sampled_from([0, 0, 0, 0, 1]), leaving=st.none() | st.sampled_from([0, 0, 0, 0, 1]),
 )  # fmt: skip
 limits = st.builds(
-    ScalingLimits, min_engines=st.integers(1, 4), max_engines=st.integers(4, 9), protected=st.integers(0, 4),
+    ScalingLimits, min_engines=st.integers(1, 4), max_engines=st.integers(4, 9),
     out_cooldown_s=st.sampled_from([0.0, 20.0, 60.0]), in_cooldown_s=st.sampled_from([0.0, 50.0]),
     max_joining=st.integers(1, 4), max_leaving=st.integers(1, 4), max_gap_s=st.just(30.0),
 )  # fmt: skip
@@ -76,7 +76,7 @@ def test_any_policy_is_kept_within_the_limits(limits: ScalingLimits, targets, st
         if decision is None or decision.target is None:
             continue
         size, target = decision.size, decision.target
-        assert limits.least <= target <= limits.max_engines
+        assert limits.min_engines <= target <= limits.max_engines
         assert (target - size) * (decision.wanted - size) > 0
         assert abs(target - size) <= abs(decision.wanted - size)
         assert -limits.max_leaving <= target - size <= limits.max_joining
@@ -108,8 +108,7 @@ def test_a_pool_grows_and_shrinks_after_its_cool_downs() -> None:
         (12, 10, {}, None, "max_engines = 8"),
         (1, 5, {}, 4, "max_leaving = 1"),
         (1, 3, {"min_engines": 3}, None, "min_engines = 3"),
-        (1, 3, {"min_engines": 2, "protected": 3}, None, "the protected engines = 3"),
-        (1, 5, {"max_leaving": 4, "protected": 3}, 3, "the protected engines = 3"),
+        (1, 5, {"max_leaving": 4, "min_engines": 3}, 3, "min_engines = 3"),
         (3, 1, {"min_engines": 2}, 3, ""),
     ],
 )

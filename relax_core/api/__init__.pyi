@@ -46,7 +46,8 @@ from .events import (
     Logged as Logged,
     RoleFailed as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack,
     RolloutMeasured as RolloutMeasured, RunFinished as RunFinished, RunStarted as RunStarted,
-    SamplesScored as SamplesScored, Sink as Sink, StepFinished as StepFinished, WeightsPublished as WeightsPublished,
+    SamplesScored as SamplesScored, Sink as Sink, Span as Span, StepFinished as StepFinished,
+    WeightsPublished as WeightsPublished,
 )
 from .family import ModelFamily as ModelFamily, ROUTED_COLUMNS as ROUTED_COLUMNS, Rendered as Rendered, Routing as Routing
 from .hooks import hook as hook

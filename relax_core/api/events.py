@@ -263,9 +263,10 @@ Event = (
 class Sink(Configurable[OptionsT], Generic[OptionsT]):
     """A receiver of each step's metrics, in the controller.
 
-    Life cycle: `check`, `open`, then `metrics` and `samples` in any order, `close`. After `check`, a thread of the sink
-    makes the calls, and the run waits for none of them. A sink is turned off if `open` raises, if other calls raise
-    three times, or if a call takes longer than 30 seconds. The run continues, and `summary.json` counts failed calls.
+    Life cycle: `check`, `open`, then `metrics`, `samples` and `spans` in any order, `close`. After `check`, a thread of
+    the sink makes the calls, and the run waits for none of them. A sink is turned off if `open` raises, if other calls
+    raise three times, or if a call takes longer than 30 seconds. The run continues, and `summary.json` counts failed
+    calls.
     """
 
     kind: ClassVar[str] = "sink"
@@ -286,6 +287,12 @@ class Sink(Configurable[OptionsT], Generic[OptionsT]):
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Receive a few transcripts of the step."""
+
+    def spans(self, step: int, spans: Sequence[Span]) -> None:
+        """Receive the work and waits of roles, engines and ranks in a step, in seconds since 1970 (UTC).
+
+        The first span is the step itself, on the track `steps`. The spans of a step come a little after its metrics.
+        """
 
     def close(self) -> None:
         """Write all buffered data."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 
 from relax_core.api import events
 from relax_core.api.errors import InfrastructureError, RelaxError
-from relax_core.api.events import Event, Sink
+from relax_core.api.events import Event, Sink, Span
 from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.api.scaling import Signals
 from relax_core.observe.event_log import EventLog
@@ -375,6 +375,7 @@ class Recorder:
     def _account(self, finish: bool = False) -> None:
         """Write the time metrics of steps whose spans all roles have sent; with `finish`, of all steps."""
         for window, metrics in self._time.take(finish):
+            self._spans_to_sinks(window)
             metrics |= self._published
             self._published = {}
             tokens, busy = self._generated.pop(window.step, 0.0), metrics.get("time/generate_s", 0.0)
@@ -412,6 +413,19 @@ class Recorder:
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         for name, sink in self._sinks.items():
             self._sink_workers[name].give(lambda sink=sink: call(sink))  # type: ignore[misc]
+
+    def _spans_to_sinks(self, window: Window) -> None:
+        """Pass the spans of a step to the sinks that take spans, in seconds since 1970."""
+        takers = {name: sink for name, sink in self._sinks.items() if type(sink).spans is not Sink.spans}
+        if not takers:
+            return
+        ahead = self._wall() - self._now()
+        step = Span("steps", "work", f"step {window.step}", window.start, window.end)
+        spans = [
+            replace(span, start=span.start + ahead, end=span.end + ahead) for span in (step, *self._time.spans(window))
+        ]
+        for name, sink in takers.items():
+            self._sink_workers[name].give(partial(sink.spans, window.step, spans))
 
     def _tell_observers(self, hook: str, event: Event) -> None:
         for name, observer in self._observers.items():

@@ -212,6 +212,18 @@ class TimeAccount:
                 while spans and spans[0].end <= window.end:
                     spans.popleft()
 
+    def spans(self, window: Window) -> list[Span]:
+        """Return the spans in the window that `take` has just yielded; parts of one activity are one span."""
+        found: list[Span] = []
+        for spans in self._spans.values():
+            for at, span in enumerate(clipped(spans, window)):
+                last = found[-1] if at else None
+                if last and last == replace(span, start=last.start, end=last.end) and last.end == span.start:
+                    found[-1] = replace(last, end=span.end)
+                else:
+                    found.append(span)
+        return found
+
     def rewind(self) -> None:
         """Drop open windows, since the run rolls back."""
         self._windows.clear()

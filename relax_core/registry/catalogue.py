@@ -270,7 +270,11 @@ KNOWN: dict[str, dict[str, str]] = {
         "sglang": "relax-plugin-sglang",
     },
     "trainer": {"megatron": "relax-plugin-megatron", "torch": "relax-plugin-torch"},
-    "sink": {"prometheus": "relax-plugin-prometheus", "tensorboard": "relax-plugin-tensorboard"},
+    "sink": {
+        "opentelemetry": "relax-plugin-opentelemetry",
+        "prometheus": "relax-plugin-prometheus",
+        "tensorboard": "relax-plugin-tensorboard",
+    },
     "sandbox": dict.fromkeys(("bubblewrap", "landlock", "process"), "relax-plugin-sandboxes"),
     "scaling-policy": dict.fromkeys(("target-utilization", "balance"), "relax-plugin-scaling"),
     "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),

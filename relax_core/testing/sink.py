@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from relax_core.api.events import Sink
+from relax_core.api.events import Sink, Span
 from relax_core.testing.suite import Suite
 
 CONFIG: Mapping[str, Any] = {"steps": 4, "model": {"path": "models/tiny"}}
@@ -28,6 +28,11 @@ SAMPLES: tuple[Mapping[str, Any], ...] = (
         "outcome": "finished",
     },
     {"task_id": "t-2", "messages": [], "response": None, "reward": None, "outcome": "reward_timeout"},
+)
+SPANS = (
+    Span("steps", "work", "step 1", 1_700_000_000.0, 1_700_000_004.0),
+    Span("actor", "wait", "rows", 1_700_000_000.0, 1_700_000_001.5, "rollout"),
+    Span("actor/rank-0", "work", "forward", 1_700_000_001.5, 1_700_000_004.0, "", ("cpu:0",)),
 )
 Shown = Mapping[str, Mapping[int, float]]
 
@@ -97,5 +102,6 @@ def _write(sink: Sink, run_dir: str, steps: range, offset: float = 0.0) -> None:
     for step in steps:
         sink.samples(step, SAMPLES)
         sink.metrics(step, metrics(step, offset))
+        sink.spans(step, SPANS)
     sink.metrics(steps[-1], {"eval/hold-out/mean": 0.5})
     sink.close()

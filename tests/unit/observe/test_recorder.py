@@ -325,6 +325,28 @@ def test_sinks_get_no_secrets(tmp_path, clock):
     assert seen[0]["steps"] == 4 and seen[1] == {"response": "it is [redacted]", "reward": 1.0}
 
 
+def test_a_sink_that_takes_spans_gets_those_of_each_step_in_seconds_since_1970(run_dir, clock):
+    class Traces(Remembers):
+        def spans(self, step, spans):
+            self._call("spans", step, list(spans))
+
+    sink, plain = Traces(), Remembers()
+    with recorder(run_dir, clock, sinks={"traces": sink, "plain": plain}) as run:
+        run.write(RunStarted("r", "", {}))
+        began = clock.at
+        train = Span("actor", "work", "train", began + 1, began + 3)
+        run.write(TimeSpent("actor", began + 4, (train,)))
+        run.write(StepFinished(1, {"time/step_s": 4.0}, at=began + 4))
+        run.heartbeats([])
+        run.write(TimeSpent("actor", began + 5, ()))
+    step, trained = next(call[2] for call in sink.calls if call[:2] == ("spans", 1))
+    assert (step.track, step.name, trained.track, trained.name) == ("steps", "step 1", "actor", "train")
+    assert (step.end - step.start, trained.start - step.start, step.end - trained.end) == pytest.approx((4, 1, 1))
+    # The clock stands still, so the event of the step arrives at the moment that counts as the end of the step.
+    assert step.end == pytest.approx(1000.0 + began)
+    assert "spans" not in {call[0] for call in plain.calls}
+
+
 def test_sinks_get_a_few_samples_and_the_run_directory_all(run_dir, clock):
     sink = Remembers()
     run = recorder(run_dir, clock, sinks={"mine": sink})

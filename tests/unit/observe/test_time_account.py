@@ -41,6 +41,19 @@ def test_spans_that_reach_over_a_commit_are_split_between_the_steps():
     assert busy == [4.0, 5.0]
 
 
+def test_the_spans_of_a_step_are_cut_at_its_window_and_parts_of_one_activity_are_joined():
+    account = TimeAccount()
+    account.add(TimeSpent("actor", 5.0, (work("actor", 0.0, 5.0), wait("rank-0", 2.0, 5.0, "actor"))))
+    account.add(TimeSpent("actor", 9.0, (work("actor", 5.0, 6.0), wait("actor", 6.0, 9.0, "rollout"))))
+    account.step(1, 4.0, 3.0)
+    account.step(2, 9.0, 5.0)
+    spans = {window.step: account.spans(window) for window, _ in account.take()}
+    assert spans == {
+        1: [work("actor", 1.0, 4.0), wait("rank-0", 2.0, 4.0, "actor")],
+        2: [work("actor", 4.0, 6.0), wait("actor", 6.0, 9.0, "rollout"), wait("rank-0", 4.0, 5.0, "actor")],
+    }
+
+
 def test_bubbles_are_the_share_of_device_time_without_work():
     account = TimeAccount()
     ranks = (work("rank-0", 0.0, 5.0, "gpu:0"), work("rank-1", 0.0, 3.0, "gpu:1"))

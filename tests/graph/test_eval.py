@@ -53,9 +53,7 @@ def test_each_set_has_its_own_reward_temperature_and_length_for_a_run_and_a_mode
     whole: Path, tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "sets.toml").write_text(SETS.replace("FILE", str(tiny / "eval.jsonl")))
-    result, compared = relax_core.evaluate(
-        whole, tmp_path / "sets.toml", against=tiny / "model", out=tmp_path / "out"
-    )
+    result, compared = relax_core.evaluate(whole, tmp_path / "sets.toml", against=tiny / "model", out=tmp_path / "out")
     assert [(one["set"], one["count"], one["temperature"]) for one in result.sets] == [
         ("sampled", 16, 1.0),
         ("short", 4, 0.0),

@@ -12,16 +12,13 @@ from typing import Any, Self
 from relax_core.api.events import EnginesMeasured, Logged, ScalingProposed
 from relax_core.api.scaling import ScalingPolicy, Signals
 from relax_core.config.run_config import RunConfig
-from relax_core.engines.scaling_limits import LimitedPolicy, ScalingLimits
+from relax_core.engines.scaling_limits import LimitedPolicy
 from relax_core.observe.event_log import event_name
-from relax_core.observe.signals import WINDOW_S
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.error_text import said
 
 POOL = "rollout"
 """The pool of the policy's engines."""
-MAX_GAP_S = 3 * WINDOW_S
-"""Longest time between two windows before the policy starts anew."""
 MEASURED = event_name(EnginesMeasured)
 
 
@@ -30,12 +27,7 @@ def limited_policy(config: RunConfig, catalogue: Catalogue) -> LimitedPolicy | N
     table = config.autoscale
     if table is None:
         return None
-    limits = ScalingLimits(
-        min_engines=config.placement.rollout.least, max_engines=table.max_engines, out_cooldown_s=table.out_cooldown_s,
-        in_cooldown_s=table.in_cooldown_s, max_joining=table.max_joining, max_leaving=table.max_leaving,
-        max_gap_s=MAX_GAP_S,
-    )  # fmt: skip
-    return LimitedPolicy(catalogue.build(table.chosen, ScalingPolicy), limits)
+    return LimitedPolicy(catalogue.build(table.chosen, ScalingPolicy), table, config.placement.rollout.least)
 
 
 class Autoscaler:

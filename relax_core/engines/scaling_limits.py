@@ -8,26 +8,12 @@ from typing import Any, cast
 
 from relax_core.api.errors import PluginError
 from relax_core.api.scaling import Proposal, ScalingPolicy, Signals
+from relax_core.config.run_config import AutoscaleKeys
+from relax_core.observe.signals import WINDOW_S
 from relax_core.registry.shapes import shown
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingLimits:
-    """The limits on the size of a pool, and on its changes."""
-
-    min_engines: int
-    """Number of the oldest engines, which never leave."""
-    max_engines: int
-    out_cooldown_s: float = 60.0
-    """Seconds after a change of the pool before engines may join."""
-    in_cooldown_s: float = 300.0
-    """Seconds after a change of the pool before engines may leave."""
-    max_joining: int = 4
-    """Most engines that join in one change."""
-    max_leaving: int = 1
-    """Most engines that leave in one change."""
-    max_gap_s: float = 30.0
-    """Longest time between two windows; after a longer time the policy starts anew."""
+MAX_GAP_S = 3 * WINDOW_S
+"""Longest time between two windows, in seconds; after a longer time the policy starts anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +56,9 @@ class LimitedPolicy:
     - Two targets are separated by the cool-down of the later one's direction. A change by a person counts too.
     """
 
-    def __init__(self, policy: ScalingPolicy, limits: ScalingLimits) -> None:
-        self.policy, self.limits = policy, limits
+    def __init__(self, policy: ScalingPolicy, limits: AutoscaleKeys, min_engines: int = 1) -> None:
+        """`min_engines`: number of the oldest engines, which never leave."""
+        self.policy, self.limits, self.min_engines = policy, limits, min_engines
 
     def start(self) -> LimitedState:
         """Return the state before the first window."""
@@ -79,16 +66,16 @@ class LimitedPolicy:
 
     def decide(self, state: LimitedState, signals: Signals, now: float) -> tuple[LimitedState, ScalingDecision | None]:
         """Pass one window to the policy; return the next state, and the decision on the policy's proposal, if any."""
-        size, max_gap_s = signals.size, self.limits.max_gap_s
+        size = signals.size
         if state.at == signals.at:
             return state, None  # the same window again
         usable = size is not None and size > 0 and signals.leaving is not None
-        if not usable or not 0 <= now - signals.at <= max_gap_s:
+        if not usable or not 0 <= now - signals.at <= MAX_GAP_S:
             return replace(state, policy=self.policy.start()), None
         if signals.starting or signals.leaving or size != state.size:
             return LimitedState(self.policy.start(), signals.at, size, signals.at), None
         assert size is not None and state.at is not None
-        before = state.policy if 0 < signals.at - state.at <= max_gap_s else self.policy.start()
+        before = state.policy if 0 < signals.at - state.at <= MAX_GAP_S else self.policy.start()
         after, proposal = self.policy.decide(before, signals, now)
         state = replace(state, policy=after, at=signals.at)
         if proposal is None or self._checked(proposal).target == size:
@@ -116,8 +103,8 @@ class LimitedPolicy:
             target, held_by = size + (step if joins else -step), f"{step_key} = {step}"
         if target > limits.max_engines:
             target, held_by = limits.max_engines, f"max_engines = {limits.max_engines}"
-        elif target < limits.min_engines:
-            target, held_by = limits.min_engines, f"min_engines = {limits.min_engines}"
+        elif target < self.min_engines:
+            target, held_by = self.min_engines, f"min_engines = {self.min_engines}"
         changes = target > size if joins else target < size
         assert state.changed_at is not None
         if changes and now - state.changed_at < cooldown_s:

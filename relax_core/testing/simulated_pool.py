@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from relax_core.api.scaling import ScalingPolicy, Signals
-from relax_core.engines.scaling_limits import LimitedPolicy, ScalingDecision, ScalingLimits
+from relax_core.config.run_config import AutoscaleKeys
+from relax_core.engines.scaling_limits import LimitedPolicy, ScalingDecision
 
 TICK_S = 1.0
 """Seconds of one step of the simulation."""
@@ -144,7 +145,7 @@ class SimulatedWindow:
 
 
 def simulate(
-    policy: ScalingPolicy, limits: ScalingLimits, pool: SimulatedPool, windows: int, window_s: float = 10.0
+    policy: ScalingPolicy, limits: AutoscaleKeys, pool: SimulatedPool, windows: int, window_s: float = 10.0
 ) -> list[SimulatedWindow]:
     """Let a limited policy scale a simulated pool; return its windows in order."""
     limited = LimitedPolicy(policy, limits)

@@ -18,9 +18,9 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.events import EnginesMeasured, Logged, StepFinished
 from relax_core.api.role import Heartbeat
 from relax_core.cli.main import app
-from relax_core.config.run_config import to_toml
+from relax_core.config.run_config import AutoscaleKeys, to_toml
 from relax_core.control.autoscale import Autoscaler
-from relax_core.engines.scaling_limits import LimitedPolicy, ScalingLimits
+from relax_core.engines.scaling_limits import LimitedPolicy
 from relax_core.observe.event_log import EventLog
 from relax_core.observe.redaction import Redactor
 from relax_core.registry.catalogue import Catalogue
@@ -30,7 +30,7 @@ from tests.unit.control.test_conduct import Life, ScriptedRunner, conducted, lis
 
 PLACED = {"placement": {"mode": "hybrid"}}
 UTILIZATION = {"autoscale": {"name": "target-utilization", "max_engines": 4}, **PLACED}
-LIMITS = ScalingLimits(min_engines=1, max_engines=4, out_cooldown_s=20.0)
+LIMITS = AutoscaleKeys(max_engines=4, out_cooldown_s=20.0)
 
 
 def loaded(running: int, seconds: float) -> Life:
@@ -136,7 +136,7 @@ def decided(scaler: Autoscaler, windows: int) -> list[Any]:
 
 
 def test_a_stopped_proposal_is_told_once_until_it_changes() -> None:
-    scaler = Autoscaler(LimitedPolicy(Wanting(9, 9, 9, 9, 9, None, 9, 8), replace(LIMITS, max_engines=2)))
+    scaler = Autoscaler(LimitedPolicy(Wanting(9, 9, 9, 9, 9, None, 9, 8), LIMITS.model_copy(update={"max_engines": 2})))
     assert decided(scaler, 10) == ["", None, "", "", "", "", "", None, None, ""]
 
 

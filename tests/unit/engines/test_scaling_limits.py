@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api import PluginError, Proposal, ScalingPolicy, Signals
-from relax_core.engines.scaling_limits import LimitedPolicy, ScalingDecision, ScalingLimits
+from relax_core.config.run_config import AutoscaleKeys
+from relax_core.engines.scaling_limits import LimitedPolicy, ScalingDecision
 
-LIMITS = ScalingLimits(min_engines=1, max_engines=8, out_cooldown_s=60.0, in_cooldown_s=300.0)
+LIMITS = AutoscaleKeys(max_engines=8, out_cooldown_s=60.0, in_cooldown_s=300.0)
 
 
 class Wants(ScalingPolicy):
@@ -48,8 +49,8 @@ class Watched:
         return decision
 
 
-def watch(*targets: int | None, **limits) -> Watched:
-    return Watched(LimitedPolicy(Wants(*targets), replace(LIMITS, **limits)))
+def watch(*targets: int | None, min_engines: int = 1, **limits) -> Watched:
+    return Watched(LimitedPolicy(Wants(*targets), LIMITS.model_copy(update=limits), min_engines))
 
 
 signals = st.builds(
@@ -57,16 +58,18 @@ signals = st.builds(
     starting=st.none() | st.sampled_from([0, 0, 0, 0, 1]), leaving=st.none() | st.sampled_from([0, 0, 0, 0, 1]),
 )  # fmt: skip
 limits = st.builds(
-    ScalingLimits, min_engines=st.integers(1, 4), max_engines=st.integers(4, 9),
+    AutoscaleKeys, max_engines=st.integers(4, 9),
     out_cooldown_s=st.sampled_from([0.0, 20.0, 60.0]), in_cooldown_s=st.sampled_from([0.0, 50.0]),
-    max_joining=st.integers(1, 4), max_leaving=st.integers(1, 4), max_gap_s=st.just(30.0),
+    max_joining=st.integers(1, 4), max_leaving=st.integers(1, 4),
 )  # fmt: skip
 
 
-@given(limits, st.lists(st.none() | st.integers(1, 20), min_size=1), st.lists(signals, max_size=60))
-def test_any_policy_is_kept_within_the_limits(limits: ScalingLimits, targets, steps: Iterable[Signals]) -> None:
+@given(limits, st.integers(1, 4), st.lists(st.none() | st.integers(1, 20), min_size=1), st.lists(signals, max_size=60))
+def test_any_policy_is_kept_within_the_limits(
+    limits: AutoscaleKeys, least: int, targets, steps: Iterable[Signals]
+) -> None:
     """`at` of each drawn window is the time since the one before."""
-    watched, now, changed_at = Watched(LimitedPolicy(Wants(*targets), limits)), 0.0, None
+    watched, now, changed_at = Watched(LimitedPolicy(Wants(*targets), limits, least)), 0.0, None
     for step in steps:
         now = max(0.0, now + step.at)
         seen = replace(step, at=now)
@@ -76,7 +79,7 @@ def test_any_policy_is_kept_within_the_limits(limits: ScalingLimits, targets, st
         if decision is None or decision.target is None:
             continue
         size, target = decision.size, decision.target
-        assert limits.min_engines <= target <= limits.max_engines
+        assert least <= target <= limits.max_engines
         assert (target - size) * (decision.wanted - size) > 0
         assert abs(target - size) <= abs(decision.wanted - size)
         assert -limits.max_leaving <= target - size <= limits.max_joining

@@ -19,7 +19,10 @@ from relax_core.config.run_config import table_keys
 from relax_core.registry.error_text import did_you_mean, nearest
 
 HIDDEN = "(hidden)"
-RENAMED = {"rollout.prompts_per_step": "rollout.groups_per_step"}
+RENAMED = {
+    "autoscale.min_engines": "placement.rollout.min_engines",
+    "rollout.prompts_per_step": "rollout.groups_per_step",
+}
 """Former name of a key -> present name, which the error for a former name gives."""
 
 

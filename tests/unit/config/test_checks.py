@@ -88,6 +88,7 @@ class TwoEngines(ScalingPolicy):
             ["algorithm=sft", "rewards=[]"],
             "autoscale.name (command line): got two; sft trains on the rows of a dataset",
         ),
+        (["autoscale.min_engines=1"], "a former key; rename it to placement.rollout.min_engines"),
         (
             ["placement=hybrid", "placement.rollout.engines=9"],
             "placement.rollout.engines (command line): got 9; the scaling policy keeps at most",

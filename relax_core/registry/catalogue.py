@@ -274,6 +274,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "opentelemetry": "relax-plugin-opentelemetry",
         "prometheus": "relax-plugin-prometheus",
         "tensorboard": "relax-plugin-tensorboard",
+        "wandb": "relax-plugin-wandb",
     },
     "sandbox": dict.fromkeys(("bubblewrap", "landlock", "process"), "relax-plugin-sandboxes"),
     "scaling-policy": dict.fromkeys(("target-utilization", "balance"), "relax-plugin-scaling"),

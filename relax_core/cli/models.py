@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs for the models that runs leave: evaluate and compare them, and export checkpoints."""
+"""The verbs for models without training: evaluate and compare them, sample from them, and export checkpoints."""
 
 from __future__ import annotations
 
@@ -68,6 +68,34 @@ def _print_result(result: EvalResult) -> None:
         ))  # fmt: skip
     heads = ("set", "tasks", "samples", "mean", "error", *(name.replace("_", " ") for name in best), "failed")
     print_table(heads, rows)
+
+
+def rollout(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the samples: new, empty, or of the same configuration.")],
+    tasks: Annotated[
+        int, typer.Option("--tasks", "-n", min=1, help="Number of tasks that the folder is to have.")
+    ] = 100,
+    json: AsJson = False,
+) -> None:
+    """Sample and score tasks without training, and keep all samples in a folder.
+
+    Each task gets `rollout.group_size` samples. The same command continues a folder after a kill; a larger number of
+    tasks extends the folder. `relax train` with `algorithm=sft` trains on the samples.
+    """
+    from relax_core.diagnostics.rollout import rollout as sample
+
+    result = sample(*split(arguments), tasks, out)
+    if json:
+        print_json({"schema": "relax.rollout/1", **asdict(result), "directory": str(result.directory)})
+        return
+    mean = "no sample judged" if result.mean is None else f"mean reward {result.mean:.3f}"
+    say(
+        f"{result.tasks} tasks ({result.added} new), {result.judged + result.failed} samples, {result.failed} failed, {mean}"
+    )
+    say(f"samples: {result.directory / 'samples.jsonl'}")
 
 
 def compare(

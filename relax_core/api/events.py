@@ -286,7 +286,7 @@ class Sink(Configurable[OptionsT], Generic[OptionsT]):
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Receive a few transcripts of the step."""
+        """Receive a few samples of the step, with the keys of `samples.jsonl`; `sample_turns` returns their turns."""
 
     def spans(self, step: int, spans: Sequence[Span]) -> None:
         """Receive the work and waits of roles, engines and ranks in a step, in seconds since 1970 (UTC).
@@ -296,3 +296,24 @@ class Sink(Configurable[OptionsT], Generic[OptionsT]):
 
     def close(self) -> None:
         """Write all buffered data."""
+
+
+def sample_turns(sample: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (role, text) of the turns of a sample that a sink receives. The last turn is the response, if there is one.
+
+    A medium is shown as its type in brackets.
+    """
+    messages: Any = sample.get("messages") or sample.get("prompt") or ()
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    turns = [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
+    response = sample.get("response")
+    if response is not None and (not turns or turns[-1][0] != "assistant"):
+        turns.append(("assistant", str(response)))
+    return turns
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return "" if content is None else str(content)
+    return " ".join(str(part.get("text") or f"[{part.get('type', 'medium')}]") for part in content)

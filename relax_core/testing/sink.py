@@ -19,15 +19,25 @@ CONFIG: Mapping[str, Any] = {"steps": 4, "model": {"path": "models/tiny"}}
 SAMPLES: tuple[Mapping[str, Any], ...] = (
     {
         "task_id": "t-1",
-        "messages": [
-            {"role": "user", "content": "What is <b>2 + 2</b>?"},
-            {"role": "user", "content": [{"text": "π?"}]},
-        ],
+        "prompt": "What is <b>2 + 2</b>?",
         "response": "4\n",
         "reward": 1.0,
         "outcome": "finished",
     },
-    {"task_id": "t-2", "messages": [], "response": None, "reward": None, "outcome": "reward_timeout"},
+    {
+        "task_id": "t-2",
+        "prompt": [{"role": "user", "content": [{"type": "image", "key": "k"}, {"type": "text", "text": "π?"}]}],
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "key": "k"}, {"type": "text", "text": "π?"}]},
+            {"role": "assistant", "content": "3"},
+            {"role": "user", "content": "more"},
+            {"role": "assistant", "content": "3.1"},
+        ],
+        "response": "3.1",
+        "reward": 0.5,
+        "outcome": "finished",
+    },
+    {"task_id": "t-3", "prompt": "", "response": None, "reward": None, "outcome": "reward_timeout"},
 )
 SPANS = (
     Span("steps", "work", "step 1", 1_700_000_000.0, 1_700_000_004.0),

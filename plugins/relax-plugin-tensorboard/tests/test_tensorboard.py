@@ -46,7 +46,9 @@ def test_transcripts_are_texts(tmp_path):
     accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
     accumulator.Reload()
     (event,) = accumulator.Tensors("transcripts")
-    assert event.step == 1 and b"    What is <b>2 + 2</b>?" in event.tensor_proto.string_val[0]
+    texts = [text.decode() for text in event.tensor_proto.string_val]
+    assert event.step == 1 and "user\n\n    What is <b>2 + 2</b>?\n\nassistant\n\n    4" in texts[0]
+    assert "user\n\n    [image] π?" in texts[1] and texts[1].count("3.1") == 1
     assert accumulator.summary_metadata["transcripts"].plugin_data.plugin_name == "text"
 
 

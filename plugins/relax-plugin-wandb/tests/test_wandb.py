@@ -102,8 +102,9 @@ def test_transcripts_are_tables(resumed):
     table = json.loads(path.read_text())
     assert table["columns"] == ["task", "prompt", "response", "reward", "outcome"]
     assert table["data"] == [
-        ["t-1", "user: What is <b>2 + 2</b>?\n\nuser: π?", "4\n", 1.0, "finished"],
-        ["t-2", "", None, None, "reward_timeout"],
+        ["t-1", "user: What is <b>2 + 2</b>?", "4\n", 1.0, "finished"],
+        ["t-2", "user: [image] π?\n\nassistant: 3\n\nuser: more", "3.1", 0.5, "finished"],
+        ["t-3", "", None, None, "reward_timeout"],
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relax_core.api import Options, Sink
+from relax_core.api import Options, Sink, sample_turns
 
 if TYPE_CHECKING:
     from relax_plugin_tensorboard.event_file import EventFile
@@ -92,8 +92,8 @@ class TensorBoard(Sink[TensorBoardOptions]):
 
 def _markdown(sample: Mapping[str, Any]) -> str:
     """Return a transcript as Markdown, indented as code so that the policy's text is not interpreted."""
-    turns = [(str(turn.get("role", "")), turn.get("content")) for turn in sample.get("messages") or ()]
-    turns += [("response", sample["response"])] if sample.get("response") is not None else []
     head = f"**reward {sample.get('reward')}** ({sample.get('outcome', '')})"
-    bodies = [f"{role}\n\n" + "\n".join(f"    {line}" for line in str(said).splitlines()) for role, said in turns]
+    bodies = [
+        f"{role}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) for role, text in sample_turns(sample)
+    ]
     return "\n\n".join([head, *bodies])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from relax_core.api import ConfigError, Options, Sink
+from relax_core.api import ConfigError, Options, Sink, sample_turns
 
 HOST = "https://api.wandb.ai"
 STEP = "step"
@@ -73,11 +73,10 @@ class WeightsAndBiases(Sink[WandbOptions]):
 
         table = wandb.Table(["task", "prompt", "response", "reward", "outcome"])
         for sample in samples:
-            said = "\n\n".join(
-                f"{turn.get('role')}: {_text(turn.get('content'))}" for turn in sample.get("messages") or ()
-            )
+            turns = sample_turns(sample)[: -1 if sample.get("response") is not None else None]
+            prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
             table.add_data(
-                str(sample.get("task_id")), said, sample.get("response"), sample.get("reward"), sample.get("outcome")
+                str(sample.get("task_id")), prompt, sample.get("response"), sample.get("reward"), sample.get("outcome")
             )
         self._run.log({"transcripts": table, STEP: step})
 
@@ -107,10 +106,3 @@ def _run_id(run_dir: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(secrets.token_hex(8), encoding="utf-8")
     return path.read_text(encoding="utf-8")
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message; of a part that is a medium, its type."""
-    if not isinstance(content, list):
-        return str(content)
-    return " ".join(str(part.get("text", f"[{part.get('type', 'medium')}]")) for part in content)

@@ -30,7 +30,7 @@ from relax_core.bus.journal import (
     TrainedRecord,
 )
 from relax_core.bus.ledger_file import prepare_ledger
-from relax_core.cli import runs
+from relax_core.cli import models, runs
 from relax_core.control.prepare import prepare_resume
 from relax_core.control.stages import resumable_step
 from relax_core.observe.epoch import RunEpoch
@@ -234,8 +234,8 @@ def feed_documents(folder: Path) -> None:
         tried(lambda: runs.status(str(folder)))
         tried(lambda: runs.why(str(folder), json=True))
         tried(lambda: runs.report(str(folder)))
-        tried(lambda: runs.compare(str(folder), json=True))
-        tried(lambda: runs.compare(str(folder)))
+        tried(lambda: models.compare(str(folder), json=True))
+        tried(lambda: models.compare(str(folder)))
         tried(lambda: open_run(folder).config)
         tried(lambda: resumable_step(folder))
         tried(lambda: RunEpoch.begin(folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of one step that are broken on purpose: the checks of step 1 name what is broken, and only that."""
+"""Runs of one step that are broken on purpose: the checks of step 1, or an error, name what is broken, and only that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import relax_core as relax
 from relax_contrib.recipes.quickstart.model import CHARACTERS, save_tokenizer
-from relax_core.api.errors import Diverged
+from relax_core.api.errors import Diverged, RelaxError
 from relax_core.observe.first_step import FirstStepCheck
 
 WORDS = (
@@ -99,10 +99,9 @@ def test_a_shifted_mask_is_named(trained: Train, monkeypatch: pytest.MonkeyPatch
         return made | {"loss_mask": Ragged(np.roll(made["loss_mask"].values, -1), made["loss_mask"].lengths)}
 
     monkeypatch.setattr(rows, "_columns", shifted)
-    checks = trained()
-    assert failed(checks) == ["the mask covers what the policy sampled", "end-of-turn tokens are trained"]
-    assert "is trained and was given" in checks["the mask covers what the policy sampled"].evidence
-    assert " (id 2) of group " in checks["end-of-turn tokens are trained"].evidence
+    said = r"loss_mask of row \(0, 0, 0, 0\): token \d is trained, but the policy did not sample it; check for code that moves"
+    with pytest.raises(RelaxError, match=said):
+        trained()
 
 
 def test_another_tokenizer_is_named(trained: Train, tmp_path: Path) -> None:

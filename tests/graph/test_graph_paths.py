@@ -84,6 +84,7 @@ def wrapped(folder: Path, name: str) -> tuple[Path, Path]:
     return script, log
 
 
+@pytest.mark.faults  # an engine dies, and its replacement starts a further interpreter
 def test_live_deltas_reach_an_engine_and_its_replacement_in_interpreters_of_their_own(
     relax: Relax, tiny: Path, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ async def test_no_placement_group_stays_of_workers_that_did_not_start(begin: Sta
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.faults  # kills a driver, and waits for a cluster's notice
 async def test_workers_end_with_the_process_that_started_them(joined: None) -> None:
     """A role's process may be killed: Ray ends its workers."""
     import ray

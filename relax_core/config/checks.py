@@ -320,7 +320,7 @@ def _autoscale_errors(config: RunConfig, generated: bool) -> Errors:
 
 
 def _ignored_errors(config: RunConfig) -> Errors:
-    """Refuse a sampler beside the order of the file."""
+    """Refuse a sampler if `data.shuffle = false`, which reads tasks in the order of the file."""
     if not config.data.shuffle and config.sampler.name != DEFAULT_NAMES["sampler"]:
         fix = f"the order of the file replaces the sampler {config.sampler.name}: remove this key, or [sampler]"
         yield ConfigError("data.shuffle", False, fix)

@@ -129,7 +129,7 @@ class Book:
         return made, True
 
     def settle(self, facts: Facts, now: float) -> list[ControlOperation]:
-        """Follow the open operations; return those that must be requested again, of a new process of the run."""
+        """Update the open operations; return those to request again, because the run has a new process."""
         again = []
         for one in self._open():
             state, detail = _outcome(one, facts)

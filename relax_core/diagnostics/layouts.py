@@ -41,8 +41,8 @@ from relax_core.registry.shapes import checked, returned_by
 from relax_core.roles.rank_group import trainer_spec
 
 GPU_FLOPS, GPU_MEMORY, GPU_LINK = 400e12, 2.5e12, 200e9
-"""Assumed of a GPU, per second: operations in 16 bits, bytes of its memory, bytes sent to other GPUs. About what an
-H100 with NVLink reaches in practice."""
+"""Assumed rates of a GPU, per second: operations in 16 bits, bytes of its memory, bytes sent to other GPUs. They are
+chosen for an H100 with NVLink, and were not measured."""
 CPU_MEMORY, CPU_LINK = 10e9, 1e9
 
 

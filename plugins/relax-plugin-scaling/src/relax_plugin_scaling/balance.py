@@ -23,8 +23,8 @@ class BalanceOptions(Options):
     staleness_wait: float = Field(0.5, gt=0.0, lt=1.0)
     """Share of the time in which the staleness bound may keep groups from starting. Above this share engines leave."""
     busy: float = Field(0.8, gt=0.0, le=1.0)
-    """Least share of busy engines, while the trainer waits, with which engines join. With fewer busy engines the trainer
-    waits for other things, such as environments or the longest samples."""
+    """Engines join only if at least this share of the engines is busy while the trainer waits. If fewer are busy, the
+    trainer waits for something else, such as environments or the longest samples."""
     target: float = Field(0.7, gt=0.0, lt=1.0)
     """Most time that the engines that stay may be busy when engines leave, as a share."""
     steps: PositiveInt = 4

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
     from relax_core.control_api.client import ControlClient
     from relax_core.control_api.operations import Action
+    from relax_core.views.run import RunView
 
 
 REQUEST_POLL_S = 0.2
 LAST_WORDS_S = 60.0
-"""Seconds that `attach` waits for an ended run to write its report and stop its processes."""
+"""Seconds that `attach` and `stop` wait for an ended run to write its report and stop its processes."""
 UNCHECKED = "placement.check_memory=false"
 Arguments = Annotated[
     list[str], typer.Argument(help="TOML files or a recipe name, then overrides such as optimizer.lr=1e-5.")
@@ -227,12 +228,26 @@ def _answer(what: str, run: str | None, address: str, token_file: Path | None) -
     return remote(address, token_file, run).get(f"/{what}") if address else ANSWERS[what](open_run(run), time.time())
 
 
-def _change_remotely(client: ControlClient, action: Action, wait_s: float, as_json: bool) -> None:
-    operation = client.change(action, wait_s)
+def _change(
+    action: Action, run: str | None, wait_s: float, address: str, token_file: Path | None
+) -> tuple[str, dict[str, Any]]:
+    """Ask a run here or at an address for a change; return its name or address, and the operation once it is done."""
+    from relax_core.control_api.run_control import RunControl
+    from relax_core.views.run import open_run
+
+    if address:
+        return address, remote(address, token_file, run).change(action, wait_s)
+    view = open_run(run)
+    return view.name, RunControl(view).change(action, wait_s)
+
+
+def print_operation(where: str, operation: Mapping[str, Any], as_json: bool) -> None:
+    """Print a change of a run, as asked or as done; `where`: name or address of the run."""
     if as_json:
-        print_json(operation)
+        print_json({"schema": "relax.operation/1", **operation})
     else:
-        say(f"{action}: {operation['state']}" + (f"; {operation['detail']}" if operation["detail"] else ""))
+        detail = f"; {operation['detail']}" if operation["detail"] else ""
+        say(f"{where}: {operation['action']} is {operation['state']}{detail}")
 
 
 def serve(
@@ -269,28 +284,7 @@ def pause(
     Rollout generates on as far as max_staleness allows. After guards.pause_timeout_s without
     `relax continue` the run fails and can be resumed.
     """
-    from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.views.run import health, open_run, pause_reason
-
-    if address:
-        _change_remotely(remote(address, token_file, run), "pause", wait_s, json)
-        return
-    view, deadline, asked = open_run(run), time.monotonic() + wait_s, False
-    while not (reason := pause_reason(view.status())):
-        state = health(view, time.time())
-        if state.ended or state.state == "lost":
-            raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can be paused")
-        if not asked:
-            view.request("pause")
-            asked = True
-        if time.monotonic() > deadline:
-            later = f"it pauses before its next step; `relax why {view.name}` shows what the present step waits for"
-            raise InfrastructureError(f"{view.name}: the run is not paused within {wait_s:.0f} s; {later}")
-        time.sleep(REQUEST_POLL_S)
-    if json:
-        print_json({"schema": "relax.pause/1", "run": view.name, "paused_for": reason, "requested": asked})
-    else:
-        say(f"{view.name}: paused for {reason}; continue with `relax continue {view.name}`")
+    print_operation(*_change("pause", run, wait_s, address, token_file), json)
 
 
 def checkpoint(
@@ -305,35 +299,7 @@ def checkpoint(
     The command waits until the checkpoint is complete. Sending SIGUSR1 to the run's process also requests a checkpoint.
     Any user with write access to the run directory may do this.
     """
-    from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.control.stages import resumable_step
-    from relax_core.views.run import health, open_run
-
-    if address:
-        _change_remotely(remote(address, token_file, run), "checkpoint", wait_s, json)
-        return
-    view = open_run(run)
-    wanted, deadline = max(int(view.status().get("step", 0)), 1), time.monotonic() + wait_s
-    found, asked = resumable_step(view.path) or 0, False
-    while found < wanted:
-        state = health(view, time.time())
-        if state.ended or state.state == "lost":
-            fix = (
-                f"it has {f'a checkpoint of step {found}' if found else 'no checkpoint'}; only a live run can write one"
-            )
-            raise ConfigError("run", f"{view.name}, which is {state.state}", fix)
-        if not asked:
-            view.request("checkpoint")
-            asked = True
-        if time.monotonic() > deadline:
-            later = f"it is written after the current step; `relax why {view.name}` shows what that step waits for"
-            raise InfrastructureError(f"{view.name}: no checkpoint of step {wanted} within {wait_s:.0f} s; {later}")
-        time.sleep(REQUEST_POLL_S)
-        found = resumable_step(view.path) or 0
-    if json:
-        print_json({"schema": "relax.checkpoint/1", "run": view.name, "step": found, "requested": asked})
-    else:
-        say(f"{view.name}: checkpoint of step {found}{'' if asked else ', which is the newest step'}")
+    print_operation(*_change("checkpoint", run, wait_s, address, token_file), json)
 
 
 def evaluate(
@@ -348,33 +314,7 @@ def evaluate(
     A run with a rollout evaluates with its engines, also while it is paused; a run on given rows does so after its
     current step. Scheduled evaluations follow as before. The command waits for the result.
     """
-    from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.views.follower import EvaluationCount
-    from relax_core.views.run import health, open_run
-
-    if address:
-        _change_remotely(remote(address, token_file, run), "evaluate", wait_s, json)
-        return
-    view, deadline, asked = open_run(run), time.monotonic() + wait_s, False
-    count = EvaluationCount(view)
-    if not count.sets:
-        raise ConfigError("eval.every", f"0, so {view.name} has no evaluation sets", "set it when you start a run")
-    before = count.now()
-    while (new := count.now() - before) < count.sets:
-        state = health(view, time.time())
-        if state.ended or state.state == "lost":
-            raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can evaluate")
-        if not asked:
-            view.request("evaluate")
-            asked = True
-        if time.monotonic() > deadline:
-            later = f"it stays requested; `relax why {view.name}` shows what the run waits for"
-            raise InfrastructureError(f"{view.name}: no evaluation within {wait_s:.0f} s; {later}")
-        time.sleep(REQUEST_POLL_S)
-    if json:
-        print_json({"schema": "relax.evaluate/1", "run": view.name, "evaluations": new})
-    else:
-        say(f"{view.name}: evaluated; `relax compare {view.name}` compares its evaluations")
+    print_operation(*_change("evaluate", run, wait_s, address, token_file), json)
 
 
 def continue_(
@@ -389,29 +329,7 @@ def continue_(
     This accepts the step that caused a guard's pause; `relax why` shows the cause. Any user with write access to the run
     directory may do this.
     """
-    from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.views.run import health, open_run, pause_reason
-
-    if address:
-        _change_remotely(remote(address, token_file, run), "continue", wait_s, json)
-        return
-    view, deadline = open_run(run), time.monotonic() + wait_s
-    reason = paused = pause_reason(view.status())
-    state = health(view, time.time())
-    if not reason or state.ended or state.state == "lost":
-        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a paused run can be continued")
-    view.request("continue")
-    while paused == reason:
-        if time.monotonic() > deadline:
-            raise InfrastructureError(
-                f"{view.name}: the run did not continue within {wait_s:.0f} s; see `relax why {view.name}`"
-            )
-        time.sleep(REQUEST_POLL_S)
-        paused = pause_reason(view.status())
-    if json:
-        print_json({"schema": "relax.continue/1", "run": view.name, "paused_for": reason})
-    else:
-        say(f"{view.name}: continued; it was paused for {reason}")
+    print_operation(*_change("continue", run, wait_s, address, token_file), json)
 
 
 def stop(
@@ -426,32 +344,31 @@ def stop(
     This acts like Ctrl-C in the run's terminal. The command waits until the run has ended. Any user with write access
     to the run directory may do this.
     """
-    from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.views.run import health, open_run, process_of
+    from relax_core.views.run import health, open_run
 
+    where, operation = _change("stop", run, wait_s, address, token_file)
     if address:
-        _change_remotely(remote(address, token_file, run), "stop", wait_s, json)
+        print_operation(where, operation, json)
         return
     view = open_run(run)
-    deadline, asked = time.monotonic() + wait_s, 0
-    while not (state := health(view, time.time())).ended or process_of(view):
-        if state.state == "lost":
-            raise ConfigError("run", f"{view.name}, which is lost", state.detail)
-        if not state.ended and asked != (pid := int(view.status().get("pid", -1))):
-            view.request("stop")  # repeated for a new process of the run, which has not seen the first request
-            asked = pid
-        if time.monotonic() > deadline:
-            later = f"`relax why {view.name}` shows what it waits for"
-            raise InfrastructureError(f"{view.name}: the run did not stop within {wait_s:.0f} s; {later}")
-        time.sleep(REQUEST_POLL_S)
+    _wait_for_process(view)
+    state = health(view, time.time())
+    summary = {"status": state.state, **view.summary()}  # a full disk leaves no summary
     if json:
-        print_json({"schema": "relax.stop/1", "run": view.name, "status": state.state, "requested": bool(asked)})
-    elif state.state in ("failed", "diverged"):
-        say(f"{view.name}: {state.state}: {state.detail}")
+        print_operation(where, operation, json)
+    elif state.state in ("finished", "failed", "diverged"):
+        say(f"{where}: {state.state}" + (f": {state.detail}" if state.detail else ""))
     else:
-        summary = {"status": state.state, **view.summary()}  # a full disk leaves no summary
-        say(f"{view.name}: {_stopped(summary, view.path).removeprefix('relax: ')}"
-            if state.state != "finished" else f"{view.name}: finished")  # fmt: skip
+        say(f"{where}: {_stopped(summary, view.path).removeprefix('relax: ')}")
+
+
+def _wait_for_process(view: RunView) -> None:
+    """Wait until the process of an ended run has written its report and stopped its processes, for a minute at most."""
+    from relax_core.views.run import process_of
+
+    deadline = time.monotonic() + LAST_WORDS_S
+    while process_of(view) and time.monotonic() < deadline:
+        time.sleep(REQUEST_POLL_S)
 
 
 def attach(run: Run = None, as_json: SummaryJson = False) -> None:
@@ -463,7 +380,7 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
     from relax_core.api.errors import InfrastructureError
     from relax_core.views.display import LiveDisplay
     from relax_core.views.follower import RunFollower
-    from relax_core.views.run import open_run, process_of
+    from relax_core.views.run import open_run
 
     view = open_run(run)
     state = None
@@ -488,9 +405,7 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
             display.close()
     if not state.ended:
         raise InfrastructureError(f"{view.name}: {state.detail}")
-    deadline = time.monotonic() + LAST_WORDS_S
-    while process_of(view) and time.monotonic() < deadline:  # the run writes its report and stops its processes
-        time.sleep(REQUEST_POLL_S)
+    _wait_for_process(view)
     summary = {"status": state.state, **view.summary()}  # a full disk leaves no summary
     if state.state not in ("failed", "diverged"):
         _say_ending(summary, view.path, as_json)

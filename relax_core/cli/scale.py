@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.runs import REQUEST_POLL_S, Address, TokenFile, remote
+from relax_core.cli.runs import Address, TokenFile, print_operation, remote
 from relax_core.cli.terminal import AsJson, print_json, say
 
 if TYPE_CHECKING:
@@ -43,48 +43,24 @@ def scale(
     engine that joins serves once it has proved the newest weights. The requests of an engine that leaves continue on
     other engines from their last token; the newest engines leave first.
     """
-    from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.engines.scaling import GOOD
-    from relax_core.views.answers import scale_plan, scaling_of, try_scaling
-    from relax_core.views.run import health, open_run, readable_documents
+    from relax_core.control_api.operations import expected
+    from relax_core.control_api.run_control import RunControl
+    from relax_core.views.answers import scale_plan
+    from relax_core.views.run import open_run
 
     run, request = _request(arguments or [], drain, cancel, keep_partial)
     if address:
         _scale_remotely(remote(address, token_file, run), request, dry_run, wait_s if wait else None, json)
         return
     view = open_run(run)
-    found = _pool_of(view, request)
-    with readable_documents(view):
-        state, pools = health(view, time.time()), scaling_of(view)
-    if state.ended or state.state == "lost":
-        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a live run can be scaled")
-    operation, actions = try_scaling(pools, found, time.time())
+    control, request = RunControl(view), _pool_of(view, request)
     if dry_run:
-        _show_plan(scale_plan(view.name, operation, actions), json)
+        _show_plan(scale_plan(view.name, *expected(request, control.facts(), time.time())), json)
         return
-    deadline, asked = time.monotonic() + wait_s, -1
-    while True:
-        status = view.status()
-        known = scaling_of(view).get(found.pool)
-        done = None if known is None else known.operations.get(found.cancel) or known.find(found.key)
-        if done is not None and asked >= 0 and (not done.open or not (wait or found.cancel)):
-            break
-        state = health(view, time.time())
-        if state.ended or state.state == "lost":
-            raise InfrastructureError(f"{view.name}: the run is {state.state}; nothing more is scaled")
-        if asked != (pid := int(status.get("pid", 0))):
-            view.request_scale(asdict(found))  # repeated for a new process of the run; the key tells the repetition
-            asked = pid
-        if time.monotonic() > deadline:
-            later = f"it goes on; `relax engines {view.name}` shows how far it is" if done else "no process took it up"
-            raise InfrastructureError(f"{view.name}: not scaled within {wait_s:.0f} s; {later}")
-        time.sleep(REQUEST_POLL_S)
-    if json:
-        print_json({"schema": "relax.scale/1", "run": view.name, **asdict(done)})
-    else:
-        say(f"{view.name}: {_told(asdict(done))}")
-    if not done.open and done.state not in (("cancelled",) if found.cancel else GOOD):
-        raise InfrastructureError(f"{view.name}: {done.id} is {done.state}: {done.detail}")
+    fields = asdict(request)
+    key = fields.pop("key")
+    operation = control.change("scale", wait_s, fields, key) if wait else asdict(control.ask("scale", key, fields)[0])
+    print_operation(view.name, operation, json)
 
 
 def _request(arguments: Sequence[str], drain: str, cancel: str, keep_partial: bool) -> tuple[str | None, ScaleRequest]:
@@ -116,10 +92,7 @@ def _scale_remotely(
         _show_plan(client.ask(path, {**fields, "dry_run": True}), json)
         return
     operation = client.ask(path, fields) if wait_s is None else client.change("scale", wait_s, path, fields)
-    if json:
-        print_json(operation)
-    else:
-        say(f"scale: {operation['state']}" + (f"; {operation['detail']}" if operation["detail"] else ""))
+    print_operation(client.address, operation, json)
 
 
 def _pool_of(view: RunView, request: ScaleRequest) -> ScaleRequest:
@@ -143,8 +116,3 @@ def _show_plan(plan: Mapping[str, Any], json: bool) -> None:
         say(f"{plan['run']}: {one['engine']} would {one['action'].replace('canceljoin', 'not join')}")
     if not plan["actions"]:
         say(f"{plan['run']}: nothing would change: {plan['operation']['detail']}")
-
-
-def _told(operation: Mapping[str, Any]) -> str:
-    said = f"{operation['id']}: {operation['state']}, {operation['before']} -> {operation['target']} engines"
-    return f"{said}; {operation['detail']}" if operation["detail"] else said

@@ -12,7 +12,6 @@ import contextlib
 import hmac
 import html
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,23 +26,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
-from relax_core.control.stages import resumable_step
-from relax_core.control_api.operations import (
-    ACTIONS,
-    Action,
-    Book,
-    ControlOperation,
-    Facts,
-    PlainAction,
-    Refused,
-    expected,
-)
+from relax_core.control_api.operations import ACTIONS, Action, Book, PlainAction, Refused, expected
+from relax_core.control_api.run_control import RunControl
 from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.event_log import EVENTS
 from relax_core.observe.files import encode, read_document, write_document
-from relax_core.views.answers import ANSWERS, scale_plan, scaling_of
-from relax_core.views.follower import EvaluationCount, LineFollower
-from relax_core.views.run import RunView, health, pause_reason, readable_documents
+from relax_core.views.answers import ANSWERS, scale_plan
+from relax_core.views.follower import LineFollower
+from relax_core.views.run import RunView, health
 
 BOOK = "operations"
 MAX_BODY = 1 << 16
@@ -70,56 +60,17 @@ class ApiRoute:
     """Name of a field of the body -> its type and meaning."""
 
 
-class RunApi:
-    """The API of one run. Its methods read and write files, and run in threads of the server."""
+class RunApi(RunControl):
+    """The API of one run, which keeps its book in the run directory."""
 
     def __init__(self, view: RunView, token: str) -> None:
-        self.view, self._token = view, token
-        self._file = view.path / f"{BOOK}.json"
-        self.book = Book.of(read_document(self._file) or {})
-        self._evaluations = EvaluationCount(view)
-        self._lock = threading.RLock()
+        self._token, self._file = token, view.path / f"{BOOK}.json"
+        super().__init__(view, Book.of(read_document(self._file) or {}))
 
     def allows(self, request: Request) -> bool:
         """Return True if the request has the token."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
-
-    def facts(self) -> Facts:
-        """Read what the run's files say now."""
-        with readable_documents(self.view):
-            state, status = health(self.view, time.time()), self.view.status()
-            return Facts(
-                state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
-                resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
-                self._evaluations.sets, self._evaluations.now(), scaling_of(self.view),
-            )  # fmt: skip
-
-    def ask(self, action: Action, key: str, fields: Mapping[str, Any] | None = None) -> tuple[ControlOperation, bool]:
-        """Ask the run for a change; return the operation, and True if it is new. Raises Refused."""
-        with self._lock:
-            operation, new = self.book.ask(action, key, self.facts(), time.time(), fields)
-            if new:
-                self._keep()  # first, so that a caller who repeats the request after a crash gets this operation
-                self._send(operation)
-            return operation, new
-
-    def _send(self, operation: ControlOperation) -> None:
-        if operation.action == "scale":
-            self.view.request_scale({"key": operation.key, **operation.fields})
-        else:
-            self.view.request(operation.action)
-
-    def settle(self) -> None:
-        """Follow the open operations, and ask again for those that a new process of the run has not seen."""
-        with self._lock:
-            before = dict(self.book.operations)
-            if not any(one.state == "requested" for one in before.values()):
-                return
-            for operation in self.book.settle(self.facts(), time.time()):
-                self._send(operation)
-            if self.book.operations != before:
-                self._keep()
 
     def operations(self) -> list[dict[str, Any]]:
         """Return the operations as JSON data, newest first."""
@@ -127,7 +78,7 @@ class RunApi:
             self.settle()
             return [asdict(one) for one in reversed(self.book.operations.values())]
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
         write_document(self._file, "relax.operations/1", self.book.plain())
 
 
@@ -191,8 +142,8 @@ def _operation(api: RunApi, request: Request) -> Response:
 
 def _change(action: Action) -> Callable[[RunApi, Request], Response]:
     def ask(api: RunApi, request: Request) -> Response:
-        operation, new = api.ask(action, request.headers.get("idempotency-key", ""))
-        return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if new else 200)
+        operation, asks = api.ask(action, request.headers.get("idempotency-key", ""))
+        return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
 
     return ask
 
@@ -226,10 +177,10 @@ def _cancel(api: RunApi, request: Request) -> Response:
 def _ask_to_scale(api: RunApi, request: Request, fields: dict[str, Any]) -> Response:
     key = request.headers.get("idempotency-key", "")
     if fields.pop("dry_run", False):
-        operation, actions = expected(ScaleRequest(key or "dry-run", **fields), api.facts(), time.time())
-        return _json(scale_plan(api.view.name, operation, actions))
-    asked, new = api.ask("scale", key, fields)
-    return _json({"schema": "relax.operation/1", **asdict(asked)}, 202 if new else 200)
+        planned = ScaleRequest(key or "dry-run", **fields)
+        return _json(scale_plan(api.view.name, *expected(planned, api.facts(), time.time())))
+    operation, asks = api.ask("scale", key, fields)
+    return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
 
 
 def _fields(path: ApiRoute, body: bytes) -> dict[str, Any]:
@@ -306,10 +257,9 @@ def make_app(api: RunApi) -> Starlette:
             try:
                 request.state.fields = _fields(path, body) if path.method == "POST" else {}
                 return await asyncio.to_thread(path.answer, api, request)
-            except Refused as refused:
-                return _error(refused.status, refused.field, refused.got, refused.fix)
             except ConfigError as error:
-                return _error(500, error.field, str(error.got), error.fix)
+                status = error.status if isinstance(error, Refused) else 500
+                return _error(status, error.field, str(error.got), error.fix)
             except RelaxError as error:
                 return _error(500, "run", str(error), "see `relax status`")
 

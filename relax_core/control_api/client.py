@@ -10,6 +10,7 @@ from typing import Any
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.control_api.operations import Action
+from relax_core.control_api.run_control import until_done
 from relax_core.control_api.server import UNIX
 
 CALL_S, POLL_S = 30.0, 0.5
@@ -26,7 +27,7 @@ class ControlClient:
             import httpx
         except ModuleNotFoundError as error:
             raise ConfigError("--address", "no package httpx", "pip install 'relax-core[control]'") from error
-        self._address = address
+        self.address = address
         self._errors = httpx.TransportError
         unix = address.removeprefix(UNIX) if address.startswith(UNIX) else None
         url = "http://run" if unix else address if "://" in address else f"http://{address}"
@@ -53,19 +54,9 @@ class ControlClient:
 
         Raises ConfigError if the run refuses it, InfrastructureError if it fails or is not done within `wait_s`.
         """
-        deadline = time.monotonic() + wait_s
-        operation = self.ask(path or f"/{action}", fields or {})
-        while operation["state"] == "requested":
-            if time.monotonic() > deadline:
-                raise InfrastructureError(
-                    f"{self._address}: {action} is not done within {wait_s:.0f} s ({operation['detail']}); it stays "
-                    f"requested as operation {operation['id']}; see `relax why --address {self._address}`"
-                )
-            time.sleep(POLL_S)
-            operation = self.get(f"/operations/{operation['id']}")
-        if operation["state"] == "failed":
-            raise InfrastructureError(f"{self._address}: {action} failed: {operation['detail']}")
-        return operation
+        asked = self.ask(path or f"/{action}", fields or {})
+        later = f"it stays requested as operation {asked['id']}; see `relax why --address {self.address}`"
+        return until_done(asked, lambda: self.get(f"/operations/{asked['id']}"), wait_s, POLL_S, self.address, later)
 
     def _call(
         self, method: str, path: str, headers: Mapping[str, str], fields: Mapping[str, Any] | None = None
@@ -77,7 +68,7 @@ class ControlClient:
             except self._errors as error:
                 if not left:
                     fix = "start `relax serve RUN` there, or correct the address"
-                    raise InfrastructureError(f"{self._address} does not answer ({error}); {fix}") from error
+                    raise InfrastructureError(f"{self.address} does not answer ({error}); {fix}") from error
                 time.sleep(POLL_S)
         try:
             document = answer.json()
@@ -85,9 +76,9 @@ class ControlClient:
             document = None
         if not isinstance(document, dict):
             raise ConfigError(
-                "--address", self._address, "give the address of `relax serve`: this one gives no JSON object"
+                "--address", self.address, "give the address of `relax serve`: this one gives no JSON object"
             )
         if answer.is_success:
             return document
         wrong = [str(document.get(name, "")) for name in ("field", "got", "fix")]
-        raise ConfigError(f"{self._address}: {wrong[0] or answer.status_code}", *wrong[1:])
+        raise ConfigError(f"{self.address}: {wrong[0] or answer.status_code}", *wrong[1:])

@@ -72,12 +72,12 @@ class ControlOperation:
     """Fields of the request: of `ScaleRequest` without its key, if the action is `scale`."""
 
 
-class Refused(Exception):
+class Refused(ConfigError):
     """A change that cannot be asked now. `status` is HTTP's: 400 for a wrong request, 409 for a conflict."""
 
     def __init__(self, status: int, field: str, got: str, fix: str) -> None:
-        super().__init__(f"{field}: got {got}; {fix}")
-        self.status, self.field, self.got, self.fix = status, field, got, fix
+        super().__init__(field, got, fix)
+        self.status = status
 
 
 class Book:
@@ -96,7 +96,10 @@ class Book:
     def ask(
         self, action: Action, key: str, facts: Facts, now: float, fields: Mapping[str, Any] | None = None
     ) -> tuple[ControlOperation, bool]:
-        """Return the operation of a key, and True if it is new, so that the run must be asked. Raises Refused."""
+        """Return the operation of a key, and True if the run must now be asked for it. Raises Refused.
+
+        A change that needs nothing of the run is done at once: its newest step has a checkpoint, or it has ended.
+        """
         if not _KEY.fullmatch(key):
             fix = "send a header Idempotency-Key with 1 to 128 printable characters without spaces, new for each change"
             raise Refused(400, "Idempotency-Key", repr(key[:128]), fix)
@@ -107,8 +110,6 @@ class Book:
                 raise Refused(409, "Idempotency-Key", got, f"send another key for a {action}")
             return known, False
         self.settle(facts, now)
-        if facts.ended:
-            raise Refused(409, "run", f"a run that is {facts.state}", "only a live run can be changed")
         if action == "continue" and not facts.pause:
             raise Refused(409, "run", f"a run that is {facts.state}", "only a paused run can be continued")
         if action == "evaluate" and not facts.sets:
@@ -117,16 +118,20 @@ class Book:
             expected(ScaleRequest(key, **fields or {}), facts, now)
         elif same := next((one for one in self._open() if one.action == action), None):
             raise Refused(409, "operation", f"{same.id}, which is still requested", f"wait for /operations/{same.id}")
-        self.number += 1
         made = ControlOperation(
-            f"{self.number}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations,
+            f"{self.number + 1}", action, key, "requested", now, now, facts.step, facts.pid, evaluations=facts.evaluations,
             fields=fields or {},
         )  # fmt: skip
+        state, detail = _outcome(made, facts)
+        if state == "failed":
+            raise Refused(409, "run", f"a run that is {facts.state}", "only a live run can be changed")
+        made = replace(made, state=state, detail=detail)
+        self.number += 1
         self.operations[made.id] = made
         settled = [one for one in self.operations.values() if one.state != "requested"]
         for old in settled[: max(len(self.operations) - KEPT, 0)]:
             del self.operations[old.id]
-        return made, True
+        return made, state == "requested"
 
     def settle(self, facts: Facts, now: float) -> list[ControlOperation]:
         """Update the open operations; return those to request again, because the run has a new process."""
@@ -181,19 +186,16 @@ def _outcome(one: ControlOperation, facts: Facts) -> tuple[OperationState, str]:
         return _scaled(one, facts)
     if one.action == "stop":
         if facts.ended:
-            return "done", f"the run is {facts.state}"
+            return ("failed" if facts.state == "lost" else "done"), f"the run is {facts.state}"
         return "requested", "the run saves a checkpoint and ends"
-    if one.action == "checkpoint":
-        if facts.checkpoint >= max(one.step, 1):
-            return "done", f"checkpoint of step {facts.checkpoint}"
-    elif one.action == "evaluate":
-        if facts.evaluations >= one.evaluations + facts.sets:
-            return "done", f"{facts.evaluations - one.evaluations} evaluations of a set"
-    elif one.action == "pause":
-        if facts.pause:
-            return "done", facts.pause
-    elif not facts.pause:
+    if one.action == "checkpoint" and facts.checkpoint >= max(one.step, 1):
+        return "done", f"checkpoint of step {facts.checkpoint}"
+    if one.action == "evaluate" and facts.evaluations >= one.evaluations + facts.sets:
+        return "done", f"{facts.evaluations - one.evaluations} evaluations of a set"
+    if one.action == "continue" and not (facts.pause and facts.step == one.step):  # a guard may pause it again
         return "done", ""
     if facts.ended:
         return "failed", f"the run is {facts.state}"
+    if one.action == "pause" and facts.pause:
+        return "done", facts.pause
     return "requested", "" if one.action == "continue" else "after the current step"

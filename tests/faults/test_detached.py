@@ -105,7 +105,7 @@ def test_a_run_outlives_its_terminal_and_its_driver_and_is_left_and_stopped_from
     attached = Terminal(tmp_path, "attach", run)
     attached.shows("step")
     stopped = relax("stop", run, "--json")
-    assert (stopped.code, stopped.json["status"]) == (0, "stopped"), stopped.err
+    assert (stopped.code, stopped.json["detail"]) == (0, "the run is stopped"), stopped.err
     assert attached.ends() == 130 and f"continue with: relax resume {run}" in attached.shown.replace("\r\n", "")
     account = document(run, "summary")
     assert account["status"] == "stopped" and account["restarts"] == {"run": 1}

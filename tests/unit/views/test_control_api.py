@@ -40,12 +40,14 @@ def test_whatever_comes_operations_keep_their_rules(events: list[tuple[Facts, An
             assert all(before[one.id].pid != facts.pid == one.pid for one in again)
         else:
             try:
-                operation, new = book.ask(asked[0], asked[1], facts, now)
+                operation, asks = book.ask(asked[0], asked[1], facts, now)
             except Refused:
                 assert set(book.operations) == set(before)
             else:
+                new = operation.id not in before
                 requests += new
-                assert (operation.action, operation.key) == asked and new == (operation.id not in before)
+                assert (operation.action, operation.key) == asked
+                assert asks == (new and operation.state == "requested")
         found = book.operations.values()
         assert len({one.key for one in found}) == len(found) == requests == book.number
         waiting = [one.action for one in found if one.state == "requested"]
@@ -65,10 +67,34 @@ def test_each_change_is_done_by_what_the_run_then_says() -> None:
         assert book.settle(replace(first, pid=8), 2.0) == [replace(made, pid=8, detail=book.operations["1"].detail)]
         book.settle(replace(then, pid=8), 3.0)
         assert (book.operations["1"].state, book.operations["1"].changed_at) == ("done", 3.0)
-    book = Book()
-    book.ask("pause", "key", LIVE, 1.0)
-    book.settle(replace(LIVE, state="failed", ended=True), 2.0)
-    assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", "the run is failed")
+    for action, ended in (("pause", "failed"), ("stop", "lost")):
+        book = Book()
+        book.ask(action, "key", LIVE, 1.0)  # type: ignore[arg-type]
+        book.settle(replace(LIVE, state=ended, ended=True), 2.0)
+        assert (book.operations["1"].state, book.operations["1"].detail) == ("failed", f"the run is {ended}")
+
+
+def test_a_change_that_needs_nothing_of_the_run_is_done_at_once() -> None:
+    ended = replace(LIVE, state="stopped", ended=True, checkpoint=3)
+    for action, facts in (
+        ("pause", replace(LIVE, pause="a user")), ("checkpoint", replace(LIVE, checkpoint=3)), ("checkpoint", ended),
+        ("stop", ended),
+    ):  # fmt: skip
+        made, asks = Book().ask(action, "key", facts, 1.0)  # type: ignore[arg-type]
+        assert (made.state, asks) == ("done", False)
+    lost = replace(LIVE, state="lost", ended=True, checkpoint=2)
+    for action, facts in (("pause", replace(ended, pause="a user")), ("stop", lost), ("checkpoint", lost)):
+        with pytest.raises(Refused, match="only a live run can be changed"):
+            Book().ask(action, "key", facts, 1.0)  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_paused_again_after_a_step_has_continued() -> None:
+    book, paused = Book(), replace(LIVE, pause="a guard")
+    book.ask("continue", "key", paused, 1.0)
+    book.settle(paused, 2.0)
+    assert book.operations["1"].state == "requested"
+    book.settle(replace(paused, step=4), 3.0)
+    assert book.operations["1"].state == "done"
 
 
 @given(st.integers(0, 9), st.integers(1, 3), st.lists(st.integers(0, 2), max_size=8))
@@ -139,10 +165,12 @@ def test_a_finished_run_is_told_by_every_route_and_changes_nothing(path: Path) -
     assert [row["step"] for row in rows["metrics"]] == [3, 4] and not rows["more"]
     stream = call(path, "GET", "/events?after=2").text
     assert stream.startswith("id: 3\n") and stream.rstrip().endswith("event: end\ndata: {}")
-    for action in ACTIONS:
+    for action in ("pause", "continue", "checkpoint", "evaluate"):
         refused = call(path, "POST", f"/{action}", "key")
         assert refused.status_code == 409 and refused.json()["fix"].startswith("only a ")
     assert call(path, "GET", "/operations").json()["operations"] == []
+    stopped = call(path, "POST", "/stop", "key")
+    assert (stopped.status_code, stopped.json()["detail"]) == (200, "the run is finished")
     assert not list(path.glob(".*-request"))
 
 

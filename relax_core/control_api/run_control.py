@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of one run, asked through the files of its run directory.
+
+`RunControl` gives a `Book` what the files say, and sends its requests to the run. The verbs of the command line use it
+directly, and the control API keeps its book in the run directory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.control.stages import resumable_step
+from relax_core.control_api.operations import Action, Book, ControlOperation, Facts
+from relax_core.views.answers import scaling_of
+from relax_core.views.follower import EvaluationCount
+from relax_core.views.run import RunView, health, pause_reason, readable_documents
+
+POLL_S = 0.2
+
+
+class RunControl:
+    """The changes that callers ask of one run. Its methods read and write files; threads may call them."""
+
+    def __init__(self, view: RunView, book: Book | None = None) -> None:
+        self.view, self.book = view, book or Book()
+        self._evaluations = EvaluationCount(view)
+        self._lock = threading.RLock()
+
+    def facts(self) -> Facts:
+        """Read what the run's files say now."""
+        with readable_documents(self.view):
+            state, status = health(self.view, time.time()), self.view.status()
+            return Facts(
+                state.state, state.ended or state.state == "lost", int(status.get("step", 0)),
+                resumable_step(self.view.path) or 0, pause_reason(status), int(status.get("pid") or 0),
+                self._evaluations.sets, self._evaluations.now(), scaling_of(self.view),
+            )  # fmt: skip
+
+    def ask(self, action: Action, key: str, fields: Mapping[str, Any] | None = None) -> tuple[ControlOperation, bool]:
+        """Return the operation of a key, and True if the run was asked for it just now. Raises Refused."""
+        with self._lock:
+            known = self.book.number
+            operation, asks = self.book.ask(action, key, self.facts(), time.time(), fields)
+            if self.book.number != known:
+                self.keep()  # first, so that a caller who repeats the request after a crash gets this operation
+            if asks:
+                self._send(operation)
+            return operation, asks
+
+    def settle(self) -> None:
+        """Follow the open operations, and ask again for those that a new process of the run has not seen."""
+        with self._lock:
+            before = dict(self.book.operations)
+            if not any(one.state == "requested" for one in before.values()):
+                return
+            for operation in self.book.settle(self.facts(), time.time()):
+                self._send(operation)
+            if self.book.operations != before:
+                self.keep()
+
+    def change(
+        self, action: Action, wait_s: float, fields: Mapping[str, Any] | None = None, key: str = ""
+    ) -> dict[str, Any]:
+        """Ask for a change and wait until it is done; return the operation as JSON data.
+
+        Raises Refused, or InfrastructureError if it fails or is not done within `wait_s`.
+        """
+        asked, _ = self.ask(action, key or uuid.uuid4().hex, fields)
+
+        def look() -> dict[str, Any]:
+            self.settle()
+            return asdict(self.book.operations[asked.id])
+
+        name = self.view.name
+        return until_done(asdict(asked), look, wait_s, POLL_S, name, f"it stays requested; see `relax why {name}`")
+
+    def keep(self) -> None:
+        """Keep the book, of which an operation has changed."""
+
+    def _send(self, operation: ControlOperation) -> None:
+        if operation.action == "scale":
+            self.view.request_scale({"key": operation.key, **operation.fields})
+        else:
+            self.view.request(operation.action)
+
+
+def until_done(
+    operation: dict[str, Any], look: Callable[[], dict[str, Any]], wait_s: float, poll_s: float, where: str, later: str
+) -> dict[str, Any]:
+    """Look at an operation until it is done, and return it.
+
+    Raises InfrastructureError if it fails, or is not done within `wait_s`; the error then ends with `later`.
+    """
+    deadline = time.monotonic() + wait_s
+    while operation["state"] == "requested":
+        if time.monotonic() > deadline:
+            said = f" ({operation['detail']})" if operation["detail"] else ""
+            raise InfrastructureError(
+                f"{where}: {operation['action']} is not done within {wait_s:.0f} s{said}; {later}"
+            )
+        time.sleep(poll_s)
+        operation = look()
+    if operation["state"] == "failed":
+        raise InfrastructureError(f"{where}: {operation['action']} failed: {operation['detail']}")
+    return operation

@@ -69,7 +69,7 @@ class Group:
     running: int
     """Number of members that are neither sealed nor dropped."""
     rows: dict[RowId, None] = field(default_factory=dict)
-    """Rows of sealed members, in order of arrival."""
+    """Ids of the rows of members that are sealed (all their rows are put), in order of arrival."""
     first_columns: dict[str, int] = field(default_factory=dict)
     """column -> number of rows whose put contained the column."""
     derived: dict[str, tuple[Version | None, str]] = field(default_factory=dict)

@@ -231,8 +231,8 @@ def check_seals(ids: Iterable[RowId], sealed: Sequence[Sealed]) -> None:
     for attempt in rows.keys() | counts.keys():
         if counts.get(attempt) != rows[attempt]:
             raise RelaxError(
-                f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, but the seal says {counts.get(attempt)}; "
-                "put all rows of a sample together with its seal"
+                f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, but its `Sealed` says {counts.get(attempt)}; "
+                "put all rows of a sample together with its `Sealed`"
             )
 
 

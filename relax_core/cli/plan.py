@@ -147,7 +147,7 @@ def plan(
     from relax_core.diagnostics.estimate import estimate_run
 
     if autoscale and layouts:
-        raise ConfigError("--layouts", "given together with --autoscale", "ask for one of them")
+        raise ConfigError("--layouts", "--autoscale as well", "ask for one of them")
     if autoscale:
         _print_replay(autoscale, *split(arguments or []), as_json)
         return

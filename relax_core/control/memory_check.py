@@ -317,7 +317,7 @@ def _on_gpu(group: WorkerGroup) -> bool:
 
 
 def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that new processes of this machine or container may use, including what the kernel caches."""
+    """Return the bytes that new processes of this machine or container may use; the kernel's caches count as free."""
     available: int = psutil.virtual_memory().available
     try:
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))

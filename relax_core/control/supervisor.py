@@ -41,7 +41,7 @@ DRIVER = (sys.executable, "-m", "relax_core")
 SUPERVISED = "--supervised"
 REPORT = "relax.detached/1"
 RESTARTS = 3
-"""Default of `[recovery] restarts`, for a configuration that was written by an earlier version."""
+"""Number of restarts if the run's config.toml, written by an older Relax, lacks `[recovery] restarts`."""
 ORPHANS_S, KILLED_S, LOOK_S = 20.0, 20.0, 0.1
 """Seconds for the children of a dead driver to end by themselves, because the driver's pipe has closed; seconds for
 killed children to be gone after that; seconds between two checks."""

@@ -214,7 +214,7 @@ class ChatTemplate:
         except RENDER_ERRORS as error:
             roles = ", ".join(message["role"] for message in fields)
             fix = "change the messages or name a template that accepts them"
-            raise ConfigError(FIELD, f"{self.name}, which refused the roles {roles} ({error})", fix) from error
+            raise ConfigError(FIELD, f"{self.name}, which can't render the roles {roles} ({error})", fix) from error
 
     def _fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as dicts for the template.

@@ -21,7 +21,8 @@ from relax_core.api.task import Message, Task
 from relax_core.rpc.messages import encode
 
 LONG, SHORT = 13, 8
-"""Words of a shared passage, and the fewest words of a prompt that is searched for shared passages."""
+"""Number of words of a searched passage, and the fewest words of a prompt that is searched; a prompt with a number between
+them is one passage."""
 MOST_PASSAGES = 256
 """Most passages of one evaluation prompt that are searched in training rows; those of a longer prompt are evenly spread."""
 PHRASE_ROWS, PHRASE_SHARE = 10, 0.01

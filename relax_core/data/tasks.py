@@ -207,7 +207,8 @@ class RowSet(ABC):
                 fix = f'no processor reads this kind: set media = ["{media.kind}"], or leave such rows out'
                 raise ConfigError("media", where, fix)
             if media.kind not in self.family.placeholders:
-                raise ConfigError("model.path", where, f"the model's config.json has no {media.kind}_token_id")
+                fix = f"the model's config.json has no {media.kind}_token_id; choose a model that reads this kind"
+                raise ConfigError("model.path", where, fix)
             try:
                 check_source(media.source, self._access)
             except ConfigError as refused:

@@ -153,7 +153,7 @@ def rendered(
         for piece in template.generate(variables):
             length += len(piece)
             if length > work.limit:
-                raise TemplateError(f"a text of more than {work.limit} characters")
+                raise TemplateError(f"the rendered text has more than {work.limit} characters")
             pieces.append(piece)
     return "".join(pieces)
 

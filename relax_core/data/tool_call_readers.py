@@ -234,7 +234,7 @@ _PYTHON = re.compile(
 def _python_calls(text: str, start: int, opened: int) -> tuple[list[WrittenCall], int]:
     """Parse a Python call or a list of calls without running it; `opened` is the position of its first bracket."""
     if opened < 0:
-        raise CallError("a call must be NAME(key=value), or it was cut off")
+        raise CallError("the call is not written as NAME(key=value), or was cut off")
     depth, end = 0, -1
     for piece in _PYTHON.finditer(text, opened):
         if piece[0] in "\"'":
@@ -276,7 +276,7 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 class _JsonNames(ast.NodeTransformer):
-    """A transformer that accepts `true`, `false` and `null` in Python, because models mix Python and JSON."""
+    """Replaces the names `true`, `false` and `null` of a parsed Python call, because models mix Python and JSON."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
@@ -394,7 +394,7 @@ _KINDS: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
 }  # fmt: skip
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-"""JSON literals by the Python literals that templates write instead."""
+"""Python literal -> JSON literal; chat templates print values in Python's spelling."""
 
 
 def put(arguments: dict[str, Any], key: str, written: str, name: str, parameters: Parameters) -> None:

@@ -58,7 +58,7 @@ class RunEstimate:
     refuses: bool = True
     """`placement.check_memory`: True if the run refuses to start when a budget does not fit."""
     notices: tuple[str, ...] = ()
-    """Changes of components that dropped options of the configuration."""
+    """Notices of overrides that chose another component, and so dropped the options of the former component."""
 
     def check(self) -> None:
         """Raise ConfigError if a budget does not fit and the run would refuse to start."""

@@ -130,7 +130,7 @@ class LayoutComparison:
         return tuple(one for one in self.layouts if not one.field)
 
     def best_of_options(self) -> list[ComparedLayout]:
-        """Return the best fitting layout for each set of options; others differ in the size of micro-batches only."""
+        """Return for each set of options the first of the layouts that fit; the others differ in the size of micro-batches."""
         seen: dict[tuple[tuple[str, Any], ...], ComparedLayout] = {}
         for one in self.fitting:
             seen.setdefault(tuple(sorted(one.layout.options.items())), one)

@@ -323,7 +323,7 @@ class Router:
     # -- from engines -------------------------------------------------------------------------------------------
 
     def on_deltas(self, name: str, failures: int, deltas: Sequence[Delta], now: float) -> list[Action]:
-        """Apply an engine's deltas to its requests; an engine with an invalid response is replaced."""
+        """Add the tokens that an engine has sampled to its requests; replace an engine whose response is invalid."""
         engine = self._current(name, failures)
         if engine is None:
             return []

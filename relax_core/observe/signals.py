@@ -59,7 +59,7 @@ class SignalMeter:
         """For each heartbeat of the trainer in the window, True if it waits for rows."""
         self._steps = 0
         self._last: _Load | None = None
-        """Newest load of the windows before."""
+        """Last load of the previous window; None if that window had none."""
         self._trainer_waits = False
         """True if the trainer waited for rows at its newest heartbeat."""
 

@@ -74,7 +74,7 @@ Opened: TypeAlias = Callable[[Any], Mapping[str, Handler]]
 
 
 async def no_report(name: str, why: str, seconds: float) -> None:
-    """Do nothing."""
+    """Report nothing; the default of `Replaced`."""
 
 
 def replaced_events(run_status: RunStatus) -> Replaced:

@@ -72,7 +72,7 @@ class BusFixture:
         return issues
 
     async def claim(self, task: str = "advantages", groups: int = 1, needs: Sequence[str] = FIRST) -> Claim:
-        """Claim rows for a task; fail if none arrive."""
+        """Claim rows for the consumer named `task`; fail if none arrive."""
         return await self._claimed(ClaimRequest(task, tuple(needs), groups))
 
     async def nothing_for(self, task: str) -> bool:

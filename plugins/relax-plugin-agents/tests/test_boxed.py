@@ -220,7 +220,7 @@ async def test_a_sleeping_agent_ends_with_its_box(machine: Machine) -> None:
 @shared_loop
 async def test_a_judge_without_a_verdict_is_an_outcome_and_no_zero(environment: Boxed) -> None:
     trajectory = await environment.play("a", "yes", judge="fails")
-    said = "the judge gave no verdict: its program exited with 1: what the judge misses"
+    said = "the judge program gave no verdict: it exited with 1: what the judge misses"
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and said in trajectory.info["error"], trajectory.info
     assert trajectory.step_rewards == ()
 

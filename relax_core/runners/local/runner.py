@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local runner: roles are tasks of this process; ranks, engines, rewards and environments are child processes."""
+"""The local runner: roles are asyncio tasks of this process; ranks, engines, rewards and environments are child processes."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def run_judge(
     words = ["/bin/sh", "-c", ENTER, folder, *_program(box, command)]
     result = await box.run(words, f"{key}\n".encode(), {"RELAX_AGENT_END": ended.end.value}, wall_s)
     if result.end is not ProgramEnd.OK:
-        raise RuntimeError(f"the judge gave no verdict: its program {describe_end(result)}")
+        raise RuntimeError(f"the judge program gave no verdict: it {describe_end(result)}")
     return _verdict(result.stdout, key, bounds)
 
 

@@ -48,7 +48,7 @@ AGAIN = ("x-stainless-retry-count", "x-relax-retry")
 
 
 class SessionOver(Exception):
-    """Error for a call after the sample's end."""
+    """Error for a call after the sample's end, or whose answer failed or was cancelled."""
 
 
 class AgentSession:

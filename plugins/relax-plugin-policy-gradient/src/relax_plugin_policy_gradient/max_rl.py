@@ -4,8 +4,9 @@
     gradient of J = E[ 1/N sum_i (r_i - mean(r)) / mean(r) grad log p(y_i | x) ]
 
 Rewards are 0 or more, because rewards of mixed signs can bring the mean near 0 and the advantages to any size. With
-rewards 0 and 1 this is the gradient of the log of the success rate, up to the order that N samples can estimate: the
-mean of grad log p over right answers minus the mean over all answers. A prompt without a right answer gives no gradient.
+rewards 0 and 1 this estimates the gradient of the log of the success rate, whose series in powers of the failure rate is
+cut off after N terms: the mean of grad log p over right answers minus the mean over all answers. A prompt without a right
+answer gives no gradient.
 """
 
 from __future__ import annotations

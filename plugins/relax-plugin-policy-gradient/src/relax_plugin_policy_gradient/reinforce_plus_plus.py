@@ -25,7 +25,7 @@ class ReinforcePlusPlusOptions(ClippedOptions):
 
 
 class ReinforcePlusPlus(ClippedPolicyGradient[ReinforcePlusPlusOptions]):
-    """PPO's surrogate with the batch's mean as baseline instead of a critic."""
+    """PPO's surrogate without a critic: returns are normalised by the batch's mean and standard deviation."""
 
     paper = "arXiv 2501.03262"
     statistics = Scope.BATCH

@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any
 
 DATASETS_KEPT = 128
-"""Maximum number of cached datasets: one for each table of a tasks file, and for each redraw of the table's tasks. Most
-are tiny; some hold 10 to 20 MB of words or grids."""
+"""Maximum number of cached datasets: one for each table of a tasks file, and one for each further seed with which a table's
+tasks are generated because the first gave an excluded question. Most are tiny; some hold 10 to 20 MB of words or grids."""
 ENTRIES_KEPT = 4096
 """Maximum number of cached entries, some kilobytes each. Generating an entry takes microseconds to tenths of a second."""
 

@@ -256,7 +256,7 @@ class RoutingRecorder:
             self._pieces.append((row, column, seen.reshape(rows, -1, *seen.shape[1:])))
 
     def take(self) -> np.ndarray:
-        """Return the experts of all passes since the last call, [rows, columns, layers, top_k]."""
+        """Return the routed experts of all passes since the last call, [rows, positions, layers, top_k]."""
         pieces, self._pieces = self._pieces, []
         rows = max(row + len(seen) for row, _, seen in pieces)
         first = min(column for _, column, _ in pieces)

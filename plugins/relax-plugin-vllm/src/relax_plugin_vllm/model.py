@@ -149,7 +149,7 @@ class Vllm:
         return {name: digest for worker in found for name, digest in worker.items()}
 
     def forget_caches(self, running: bool) -> None:
-        """Drop shared KV caches, so that later requests compute anew. `running`: running requests compute anew too."""
+        """Drop the prefix cache, so that later requests recompute it. `running`: running requests start anew too."""
         self._llm.reset_prefix_cache(reset_running_requests=running)
         if running and self._prompt_media.takes_images:  # all requests start anew and encode their images again
             self._llm.reset_encoder_cache()

@@ -90,11 +90,11 @@ class Kind:
     """True: `table` is an array of tables, which chooses several components."""
     suite: str = ""
     """Conformance suite as `module:Class`."""
-    template: str = ""
-    """Cookiecutter template of `relax new`; empty: no template."""
+    template: bool = True
+    """True: `relax new` can write a project with a component of this kind."""
 
 
-def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = False, template: str = "") -> Kind:
+def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = False, template: bool = True) -> Kind:
     noun = base.split(":")[1].removesuffix("Component")
     suite = f"relax_core.testing.{name.replace('-', '_')}:{noun}Suite"
     return Kind(name, hook, f"relax_core.api.{base}", table, many, suite, template)
@@ -103,22 +103,29 @@ def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = Fals
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("algorithm", "relax_algorithms", "algorithm:Algorithm", "algorithm", template="algorithm"),
-        _kind("reward", "relax_rewards", "reward:Reward", "rewards", many=True, template="reward"),
-        _kind("environment", "relax_environments", "environment:Environment", "environment", template="environment"),
-        _kind("modality-processor", "relax_modality_processors", "modality:ModalityProcessor", "media", many=True),
-        _kind("engine", "relax_inference_backends", "engine:Engine", "engine", template="engine"),
-        _kind("trainer", "relax_training_backends", "trainer:Trainer", "trainer"),
-        _kind("model-family", "relax_model_families", "family:ModelFamily", "family"),
+        _kind("algorithm", "relax_algorithms", "algorithm:Algorithm", "algorithm"),
+        _kind("reward", "relax_rewards", "reward:Reward", "rewards", many=True),
+        _kind("environment", "relax_environments", "environment:Environment", "environment"),
+        _kind(
+            "modality-processor",
+            "relax_modality_processors",
+            "modality:ModalityProcessor",
+            "media",
+            many=True,
+            template=False,
+        ),
+        _kind("engine", "relax_inference_backends", "engine:Engine", "engine"),
+        _kind("trainer", "relax_training_backends", "trainer:Trainer", "trainer", template=False),
+        _kind("model-family", "relax_model_families", "family:ModelFamily", "family", template=False),
         _kind("task-source", "relax_task_sources", "source:TaskSource", "source"),
         _kind("sampler", "relax_samplers", "source:Sampler", "sampler"),
         _kind("filter", "relax_filters", "source:Filter", "filters", many=True),
         _kind("sink", "relax_sinks", "events:Sink", "sinks", many=True),
-        _kind("bus", "relax_buses", "bus:BusComponent", "bus"),
-        _kind("weight-transport", "relax_weight_transports", "weights:WeightTransport", "weights"),
+        _kind("bus", "relax_buses", "bus:BusComponent", "bus", template=False),
+        _kind("weight-transport", "relax_weight_transports", "weights:WeightTransport", "weights", template=False),
         _kind("scaling-policy", "relax_scaling_policies", "scaling:ScalingPolicy", "autoscale"),
-        _kind("sandbox", "relax_sandboxes", "sandbox:Sandbox", "sandbox"),
-        _kind("role", "relax_roles", "role:Role"),
+        _kind("sandbox", "relax_sandboxes", "sandbox:Sandbox", "sandbox", template=False),
+        _kind("role", "relax_roles", "role:Role", template=False),
     )
 }
 BY_HOOK: dict[str, Kind] = {kind.hook: kind for kind in KINDS.values()}

@@ -114,7 +114,10 @@ def check_plugins(
 
 
 def new(
-    kind: Annotated[str, typer.Argument(help="Kind of component: reward, environment, algorithm or engine.")],
+    kind: Annotated[
+        str,
+        typer.Argument(help="Kind of component, such as reward, sink or sampler: `relax plugins list` shows kinds."),
+    ],
     name: Annotated[str, typer.Argument(help="Name of the component, in kebab-case.")],
     source: Annotated[
         Path | None, typer.Option("--from", help="A single-file plugin to move into the project.")

@@ -21,31 +21,33 @@ PREFIX = "relax-plugin-"
 
 def bake(kind: str, name: str, out: Path, source: Path | None = None) -> Path:
     """Write a new project into `out`. Raises ConfigError for a name, file or directory that cannot be used."""
-    template = template_of(kind)
+    template, module = template_of(kind), kind.replace("-", "_")
     name = name.removeprefix(PREFIX)
     if not KEBAB.fullmatch(name) or not name[0].isalpha():
         raise ConfigError("NAME", repr(name), "write a name in kebab-case, such as my-reward")
     project = out / f"{PREFIX}{name}"
     if project.exists():
         raise ConfigError("--out", str(project), "this folder exists; choose another name or directory")
-    context = {"name": name, "core_range": core_range()}
+    context = {"kind": kind, "hook": KINDS[kind].hook, "name": name, "core_range": core_range()}
     if source is not None:
         context |= _moved(kind, source)
     out.mkdir(parents=True, exist_ok=True)
     _generate(template, context, out)
     if source is not None:
-        (project / "src" / project.name.replace("-", "_") / f"{kind}.py").write_bytes(source.read_bytes())
+        (project / "src" / project.name.replace("-", "_") / f"{module}.py").write_bytes(source.read_bytes())
     return project
 
 
 def template_of(kind: str) -> Path:
-    """Return the folder of a kind's template: package data in a wheel, next to the package in the source tree."""
-    found = known_kind(kind)
-    if not found.template:
+    """Return the folder of the template: package data in a wheel, next to the package in the source tree.
+
+    All kinds share the project `templates/plugin`, which includes the files of `templates/plugin/templates/KIND`.
+    """
+    if not known_kind(kind).template:
         having = ", ".join(k.name for k in KINDS.values() if k.template)
         raise ConfigError("KIND", repr(kind), f"this kind has no template; choose one of {having}")
     package = Path(relax_core.__file__).parent
-    places = [root / "templates" / found.template for root in (package, package.parent)]
+    places = [root / "templates" / "plugin" for root in (package, package.parent)]
     return next((place for place in places if place.is_dir()), places[0])
 
 

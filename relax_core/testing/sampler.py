@@ -37,13 +37,16 @@ class SamplerSuite(Suite):
 
     @classmethod
     def picked(cls, sampler: Any, groups: Iterable[int], tasks: Sequence[Task] = ()) -> list[int]:
-        """Pick a task for each group and report the group's rewards after each pick; return the picked indices."""
+        """Pick a task for each group and report the group's rewards after each pick; return the picked indices.
+
+        Of some tasks all samples are solved (reward 1), of others some or none.
+        """
         tasks = tasks or cls.tasks(cls.num_tasks)
         sampler.open(tasks)
         indices = []
         for group in groups:
             index = sampler.pick(group, len(tasks), SEED)
-            sampler.learned(group, index, [float(index % 2), 1.0])
+            sampler.learned(group, index, [float(index % 2), float(index % 3 == 0)])
             indices.append(index)
         return indices
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine of a plugin's author: Relax and three baked projects, installed from wheels in a fresh environment.
+"""A machine of a plugin's author: Relax and a baked project of each kind, installed from wheels in a fresh environment.
 
 Third-party packages are lent to that environment by a folder of links that leaves out all of Relax, so that whatever is
 imported of Relax comes from its wheels.
@@ -23,6 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
+from relax_core.api.component import KINDS
 from relax_core.cli.main import app
 from tests.docs.test_pages import ROOT, write_files
 from tests.graph.conftest import game, relax_here
@@ -31,7 +32,7 @@ from tests.shared_folder import shared_folder
 __all__ = ["game", "relax_here"]
 
 DEADLINE_S = 600
-PROJECTS = {"reward": "my-reward", "environment": "my-environment", "algorithm": "lite-ppo", "engine": "my-engine"}
+PROJECTS = {kind.name: f"my-{kind.name}" for kind in KINDS.values() if kind.template} | {"algorithm": "lite-ppo"}
 """By kind, the component of its project. The algorithm moves in from a single file; the others are their template's code."""
 FROM = {"algorithm": "lite_ppo.py"}
 """Single files that `docs/plugins.md` shows."""

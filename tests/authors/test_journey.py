@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,12 @@ algorithm = "{PROJECTS["algorithm"]}"
 engine = "{PROJECTS["engine"]}"
 environment = "{PROJECTS["environment"]}"
 rewards = ["{PROJECTS["reward"]}", "half-right"]
-eval = {{ every = 0 }}
+sampler = "{PROJECTS["sampler"]}"
+filters = [{{ name = "{PROJECTS["filter"]}", most = 9.0 }}]
+sinks = ["{PROJECTS["sink"]}"]
+source = "{PROJECTS["task-source"]}"
+data.train = "tasks.toml"
+eval = {{ every = 0, sets = [] }}
 run = {{ runner = "inline" }}
 """
 SHORT = ("steps=2", "rollout.groups_per_step=4", "rollout.group_size=8")
@@ -46,6 +52,9 @@ def test_a_run_trains_with_installed_plugins_and_a_single_file_by_name(
 ) -> None:
     """Their rewards arrive, weights move, every sample is accounted for."""
     overlay, run = tmp_path / "mine.toml", tmp_path / "run"
+    (tmp_path / "tasks.toml").write_text(
+        "".join(f"[[tasks]]\nprompt = '?'\nanswer = '{letter}'\n" for letter in "abcdefgh")
+    )
     overlay.write_text(f'plugins = ["{author.path}/half_right.py"]{CHOICE}')
     summary = author.must("train", game / "recipe.toml", overlay, *SHORT, "--run-dir", run, "--json").json
     steps = [row for row in open_run(run).metrics() if "reward/mean" in row]
@@ -57,4 +66,5 @@ def test_a_run_trains_with_installed_plugins_and_a_single_file_by_name(
     assert f'name = "{PROJECTS["algorithm"]}"' in (run / "config.toml").read_text()
     used = (run / "plugins.json").read_text()
     assert {name for name in PROJECTS.values() if f"relax-plugin-{name}" not in used} == set()
+    assert [json.loads(row)["step"] for row in (run / f"{PROJECTS['sink']}.jsonl").read_text().splitlines()] == [1, 2]
     assert "half_right.py" in used

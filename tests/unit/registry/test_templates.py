@@ -4,10 +4,11 @@
 import pytest
 
 from relax_core.api import ConfigError, PluginError
+from relax_core.api.component import KINDS as ALL_KINDS
 from relax_core.registry import Catalogue
 from relax_core.registry.templates import bake, template_of
 
-KINDS = ("reward", "environment", "algorithm", "engine")
+KINDS = tuple(kind.name for kind in ALL_KINDS.values() if kind.template)
 MOVED = {
     "reward": """
 from relax_core.api import Reward
@@ -63,7 +64,7 @@ def test_an_existing_project_is_left_alone(tmp_path):
 
 
 def test_a_kind_without_template_says_which_have_one(tmp_path):
-    with pytest.raises(ConfigError, match="choose one of algorithm, reward, environment, engine"):
+    with pytest.raises(ConfigError, match="choose one of algorithm, reward, environment, engine, task-source"):
         bake("trainer", "mine", tmp_path)
 
 
@@ -87,7 +88,7 @@ def test_a_file_that_is_not_a_plugin_of_the_kind_is_not_moved(code, error, said,
 def test_a_template_is_a_plugin_of_its_kind_without_being_installed(kind, tmp_path):
     project = bake(kind, "mine", tmp_path)
     assert template_of(kind).is_dir()
-    catalogue = Catalogue.load([str(project / "src" / "relax_plugin_mine" / f"{kind}.py")])
+    catalogue = Catalogue.load([str(project / "src" / "relax_plugin_mine" / f"{kind.replace('-', '_')}.py")])
     assert catalogue.target(kind, kind).__name__ == "Mine"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A baked project's own tests fail once its code breaks a promise: wrong type, blocking, by chance.
+"""A baked project's own tests fail once its code breaks a promise: wrong type, blocking, by chance, and others.
 
 `tests/authors/test_mutants.py` shows it of the template of algorithms.
 """
@@ -12,7 +12,7 @@ import pytest
 from relax_core.registry.templates import bake
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("suites of suites")]
-MUTANTS = {
+MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
     "reward": {
         "wrong type": ("return float(", "return str("),
         "blocking": ("lines = ", "__import__('time').sleep(3600)\n        lines = "),
@@ -23,12 +23,53 @@ MUTANTS = {
         "blocking": ("self.tries += 1", "__import__('time').sleep(3600)"),
         "by chance": ("reward=1.0 / self.tries", "reward=__import__('random').random()"),
     },
+    "task-source": {
+        "a task lost": ("return len(self._rows)", "return len(self._rows) - 1"),
+        "ids change": ("{self._path.stem}:{index}", "{id(self)}:{index}"),
+        "a column lost": ("answer, columns)", "answer)"),
+        "missing file": ("except (OSError, ValueError)", "except ValueError"),
+    },
+    "sampler": {
+        "wrong type": ("return random.randrange(num_tasks)", "return num_tasks"),
+        "by chance": ("Random(f", "Random() or Random(f"),
+        "state lost": ('return {"unsolved": sorted(self._unsolved)}', "return {}"),
+    },
+    "filter": {
+        "wrong type": ('else ""', "else None"),
+        "by chance": ('return "too easy"', "return str(id(object()))"),
+    },
+    "sink": {
+        "a step twice": ("if trained and not self._continued", "if False"),
+        "evaluation dropped": ("trained = any(", "trained = not any("),
+        "argument changed": ('{"step": step, **values}', 'values.setdefault("step", step) and values'),
+    },
+    "scaling-policy": {
+        "wrong type": ("Proposal(size + 1", "Proposal(0"),
+        "without data": ("return self.start(), None", 'return 0, Proposal(2, "more")'),
+        "memory": (
+            "        size, waits",
+            "        state = self.seen = getattr(self, 'seen', 0) + 1\n        size, waits",
+        ),
+        "restless": ("return state, None", "return state, Proposal(5 if size < 5 else 1, 'more')"),
+    },
 }
 SAID = {
-    "wrong type": ("return a number", "return a Step"),
+    "wrong type": ("return a number", "return a Step", "return an index", "return a string", "want an int"),
     "blocking": ("blocks for ever",),
     "by chance": ("gave another result",),
+    "a task lost": ("assert 4 == 5",),
+    "ids change": ("gave another result",),
+    "a column lost": ("[None, None",),
+    "missing file": ("nowhere",),
+    "state lost": ("the state is incomplete",),
+    "a step twice": ("has step 3 twice",),
+    "evaluation dropped": ("has step 3 twice", "[1, 2, 3"),
+    "argument changed": ("changed its argument",),
+    "without data": ("without any signal",),
+    "memory": ("has a memory besides the state", "gave another result"),
+    "restless": ("engines",),
 }
+"""By fault, texts of which a failed test has to say one."""
 
 
 def suite_files() -> dict[str, str]:
@@ -39,23 +80,23 @@ def suite_files() -> dict[str, str]:
                 name = f"{kind} {fault}".replace(" ", "-")
                 project = bake(kind, name, Path(folder))
                 (package,) = (project / "src").iterdir()
-                (code,) = package.glob(f"{kind}.py")
+                module = kind.replace("-", "_")
+                (code,) = package.glob(f"{module}.py")
                 assert code.read_text().count(old)
                 # The suite alone: the template's other tests call the component in pytest's own process, which a mutant blocks.
-                tests = (project / "tests" / f"test_{kind}.py").read_text().partition("\n\n\ndef test_")[0] + "\n"
+                tests = (project / "tests" / f"test_{module}.py").read_text().partition("\n\n\ndef test_")[0] + "\n"
                 if fault == "blocking":
                     tests = tests.replace("    component = ", "    deadline_s = 0.5\n    component = ")
-                files[f"{package.name}/{kind}.py"] = code.read_text().replace(old, new)
+                files[f"{package.name}/{module}.py"] = code.read_text().replace(old, new)
                 files[f"{path(kind, fault)}.py"] = tests
     return files
 
 
 def path(kind: str, fault: str) -> str:
-    return f"test_template_{kind}_{fault.replace(' ', '_')}"
+    return f"test_template_{kind}_{fault}".replace(" ", "_").replace("-", "_")
 
 
-@pytest.mark.parametrize("fault", SAID)
-@pytest.mark.parametrize("kind", MUTANTS)
+@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind, faults in MUTANTS.items() for fault in faults])
 def test_a_mutant_of_the_template_fails_its_own_tests(failures, kind, fault):
     failed = failures(path(kind, fault))
     assert any(said in told for said in SAID[fault] for told in failed.values()), failed

@@ -50,7 +50,7 @@ _SLIME = {
     "prompt_data": "data.train", "ref_load": "reference.path", "rm_type": "rewards", "rm_url": "rewards",
     "rollout_batch_size": "rollout.groups_per_step", "rollout_max_response_len": "rollout.max_new_tokens",
     "rollout_temperature": "rollout.temperature", "rollout_top_k": "rollout.top_k", "rollout_top_p": "rollout.top_p",
-    "save_hf": "checkpoint.every", "save_interval": "checkpoint.every", "sglang_enable_fp32_lm_head": "model.head_dtype",
+    "save_hf": "export.every", "save_interval": "checkpoint.every", "sglang_enable_fp32_lm_head": "model.head_dtype",
     "tis_clip": "algorithm.correction_cap", "use_opd": "teachers", "use_opsm": "algorithm.sequence_mask_delta",
     "use_rollout_logprobs": "algorithm.correction", "use_rollout_routing_replay": "model.routing_replay",
     "use_routing_replay": "model.routing_replay", "use_tis": "algorithm.correction",

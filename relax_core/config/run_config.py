@@ -24,6 +24,7 @@ from relax_core.config.tables import (
     DataTable,
     EngineTable,
     EvalTable,
+    ExportTable,
     ModelTable,
     NotifyTable,
     OptimizerTable,
@@ -303,6 +304,8 @@ class Core(Options):
     """Processes and devices of each role."""
     checkpoint: CheckpointTable = CheckpointTable()
     """Checkpoints."""
+    export: ExportTable = ExportTable()
+    """Exports of the model during training."""
     recovery: RecoveryTable = RecoveryTable()
     """Recovery from faults."""
     guards: GuardsTable = GuardsTable()

@@ -483,6 +483,15 @@ class CheckpointTable(Options):
     the scheduler's notice: a run that is killed earlier resumes from its last complete checkpoint."""
 
 
+class ExportTable(Options):
+    """Hugging Face folders of the model that a run writes while it trains."""
+
+    every: NonNegativeInt = 0
+    """Steps between exports to `exports/step-N`, which training waits for; 0: only the final model, `export/`."""
+    keep: PositiveInt = 2
+    """Number of newest exports in `exports/` to keep; older ones are deleted."""
+
+
 class RecoveryTable(Options):
     """Recovery from faults that the run could not repair in place."""
 

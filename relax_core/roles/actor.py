@@ -28,6 +28,7 @@ from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.divergence import DivergenceGuards
+from relax_core.roles.exports import Exports
 from relax_core.roles.first_rows import compared_rows, log_prob_facts, row_facts
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
@@ -52,7 +53,7 @@ class Actor(Role):
       follows.
     - A step is committed and published only after the guards have judged it, and after any pause that a guard asks for.
     - While a guard suspects the newest step, only the final checkpoint is saved, and saving it deletes no earlier
-      checkpoint. So a checkpoint from before the suspect steps remains.
+      checkpoint. So a checkpoint from before the suspect steps remains. Nothing but the final model is exported.
     - Published weights belong to the newest commit. Live weights, which are copied from memory to memory, are sent only
       before the next update.
     - The actor returns to the last checkpoint when its ranks or its process die, when `optimizer.not_finite` or a guard
@@ -93,6 +94,7 @@ class Actor(Role):
             context, self._trainer, self.name, self._lease, self._non_finite, meanwhile=self._serve, begun=self._compare
         )
         self._checkpoints = Checkpoints(context, self._trainer, self._lease)
+        self._exports = Exports(context, self._trainer)
 
     async def _train(self) -> None:
         """Train to the end of the run; return to the last checkpoint after each failure of the ranks."""
@@ -134,6 +136,7 @@ class Actor(Role):
 
     async def _begin(self) -> Version:
         version = await self._context.bus.version()
+        self._exports.undo(version.step)
         if self._context.resume is not None:
             # Publish even if no step is left to train: the rollout ends once it has the last version.
             await self._restore(self._context.resume, version, publish=True)
@@ -143,7 +146,7 @@ class Actor(Role):
 
     async def _train_from(self, version: Version) -> None:
         """Train the remaining steps and save a checkpoint at their end; export the model after the run's last step."""
-        context, saved, due = self._context, version.step, False
+        context, saved, due, export_due = self._context, version.step, False, False
         while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
             trained = await self._step(version)
@@ -155,6 +158,12 @@ class Actor(Role):
                 self._returns.refill()
             await self._evaluate(version.step)
             await self._checkpoints.check()
+            export_due |= self._exports.due(version.step)
+            if export_due and not self._guards.suspects:  # before the checkpoint, so that no resume passes over it
+                async with self._lease:
+                    await self._lease.train()
+                    await self._exports.write(version.step)
+                export_due = False
             due |= context.take_checkpoint_request() or self._checkpoints.due(version.step)
             if due and not self._guards.suspects:
                 await self._checkpoints.save(version)
@@ -213,6 +222,7 @@ class Actor(Role):
                 raise DamagedCheckpoint(f"{damage}; {again}") from error
         version = await context.bus.rollback(0 if saved is None else saved.step)
         self._guards.rewind(version.step)
+        self._exports.undo(version.step)
         await self._restore(saved, version, publish=version.step < context.config.steps)
         context.doing("ready", ranks=self._trainer.pids())
         await context.run_status.emit(RolledBack(version.step, version, str(error)))

@@ -154,7 +154,11 @@ def survivors(directory: Path) -> list[str]:
 
 def exported(run: Path) -> str:
     """What the bytes of a run's exported weights add up to: equal for equal weights, and short where a test shows it."""
-    return hashlib.sha256((run / "export/model.safetensors").read_bytes()).hexdigest()
+    return file_digest(run / "export/model.safetensors")
+
+
+def file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.graph.conftest import exported, relax_in
 STEPS = 6
 EXACT = (
     "rollout.groups_per_step=4", "rollout.group_size=4", f"steps={STEPS}", "checkpoint.every=2", "deterministic=true",
-    "max_staleness=0", "placement=colocate", "checkpoint.keep=99", "algorithm.kl_coef=0.1",
+    "max_staleness=0", "placement=colocate", "checkpoint.keep=99", "export.every=4", "algorithm.kl_coef=0.1",
     "eval.every=4", "eval.sets.0.size=8",
 )  # fmt: skip
 SAME = ("reward/mean", "train/loss", "train/grad_norm", "tokens/trained", "lag/max")

@@ -8,11 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 import relax_core
 from relax_core.api.errors import ConfigError
 from relax_core.diagnostics.export import checkpoints
-from tests.graph.conftest import Relax, exported
+from tests.graph.conftest import Relax, exported, file_digest
 
 pytestmark = pytest.mark.process
 
@@ -31,6 +32,13 @@ def test_the_export_of_the_last_checkpoint_equals_that_of_the_run(
     earlier = relax_core.export(whole, tmp_path / "first" / "export", step=2)
     assert earlier == tmp_path / "first" / "export" and exported(tmp_path / "first") != exported(whole)
     assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*")), "a run is only read"
+
+    during = whole / "exports/step-000004"  # of export.every=4
+    relax_core.export(whole, tmp_path / "fourth/export", step=4)
+    assert [path.name for path in during.parent.iterdir()] == [during.name]
+    assert names[0] == sorted(path.name for path in during.iterdir())
+    assert exported(tmp_path / "fourth") == file_digest(during / "model.safetensors")
+    assert AutoModelForCausalLM.from_pretrained(during).dtype.is_floating_point
 
 
 def test_what_cannot_be_exported_is_refused(relax_here: Relax, whole: Path, tmp_path: Path) -> None:

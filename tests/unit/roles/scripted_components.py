@@ -326,7 +326,8 @@ class ScriptedTrainer(Trainer[TrainerOptions]):
         self._step = int((Path(directory) / "step").read_text())
 
     def export(self, directory: str) -> None:
-        """Nothing to show."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        (Path(directory) / "config.json").write_text(str(self._step))
 
 
 def manifest(version: Version) -> Manifest:

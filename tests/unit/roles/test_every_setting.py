@@ -272,6 +272,7 @@ NOT_LEARNT = {
     "batch.stream": "results do not depend on it; tests/unit/roles/test_streaming.py",
     "placement": "where it runs",
     "checkpoint": "what is kept",
+    "export": "what is kept; tests/unit/roles/test_exports.py",
     "recovery": "what follows a fault",
     "guards": "what follows a divergence; tests/unit/roles/test_divergence.py",
     "run": "its name and surroundings",

@@ -26,7 +26,7 @@ from relax_core.api.role import Heartbeat, SystemClock, Wait
 from relax_core.api.weights import Version
 from relax_core.config.tables import NotifyTable
 from relax_core.control.prepare import plan_run
-from relax_core.observe.notifications import NoticeLimiter, Notifier
+from relax_core.observe.notifications import NoticeLimiter, Notifier, is_understood
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.redaction import Redactor
 
@@ -65,6 +65,10 @@ class Notified:
     """A notifier whose messages are awaited."""
 
     def __init__(self, *urls, clock=None, **table):
+        for url in urls:
+            is_understood(
+                url
+            )  # a run also checks its addresses first: else the import of Apprise takes of a message's time
         self.reports = []
         redactor = Redactor(["hunter2-token", "hunter2"])
         self.notifier = Notifier(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import ceil
@@ -27,14 +27,13 @@ from relax_core.config.compose import parse_config
 from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
-from relax_core.diagnostics.try_run import ignore, single_role, try_launch
+from relax_core.diagnostics.try_run import ignore, local_workers, single_role, try_launch
 from relax_core.learn.counts import MAX_LOG_RATIO
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch
-from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.groups import InflightGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch
@@ -43,7 +42,6 @@ FORMATS = ("float32", "bfloat16", "float16")
 EXPERTS, VALID = ROUTED_COLUMNS
 FIRST = 16
 """Number of sampled tokens in a sample's first part; each later part ends at four times the previous part's end."""
-MakeWorkers = Callable[[Launch, Catalogue], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,12 @@ class MismatchReport:
 
 async def mismatch(
     sources: Sequence[Layer], overrides: Sequence[str], num_samples: int, formats: Sequence[str] = (),
-    make_workers: MakeWorkers | None = None,
+    inline: bool = False,
 ) -> list[MismatchReport]:  # fmt: skip
-    """Measure the configured formats, or each pair of `formats`, with and without replay if replay is possible."""
+    """Measure the configured formats, or each pair of `formats`, with and without replay if replay is possible.
+
+    `inline`: engine and trainer run in this process.
+    """
     with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
         launch, catalogue = try_launch(sources, overrides, Path(directory))
         config = parse_config(launch.config, catalogue)
@@ -103,17 +104,16 @@ async def mismatch(
         # For each format, take the launch of its last setting, which has replay if any setting of the format has.
         engines = {setting.engine: own for setting, own in able.items()}
         trainers = {setting.trainer: own for setting, own in able.items()}
-        make = make_workers or (lambda own, _: LocalWorkers(own.plugin_files, own.resolved))
         rows: dict[str, RowBatch] = {}
         for engine, own in engines.items():
-            async with single_role("rollout", own, catalogue, make(own, catalogue)) as context:
+            async with single_role("rollout", own, catalogue, local_workers(own, catalogue, inline)) as context:
                 worker = await RolloutWorker.open(context, ignore)
                 try:
                     rows[engine] = await _sampled(context, worker, num_samples)
                 finally:
                     await worker.close()
         for dtype, own in trainers.items():
-            async with single_role("actor", own, catalogue, make(own, catalogue)) as context:
+            async with single_role("actor", own, catalogue, local_workers(own, catalogue, inline)) as context:
                 trainer = await RankGroup.start(context, "actor")
                 try:
                     for setting in (one for one in able if one.trainer == dtype):

@@ -31,12 +31,11 @@ def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     """Every pair of formats of one model."""
     from relax_core.cli.plan import mismatch_document
     from relax_core.diagnostics.mismatch import FORMATS, mismatch
-    from relax_core.runners.inline import InlineWorkers
 
     report.say(f"{name}, seed {seed}")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
         source = build(Path(folder), shape, seed)
-        found = asyncio.run(mismatch([source], [], SAMPLES, FORMATS, lambda _, catalogue: InlineWorkers(catalogue)))
+        found = asyncio.run(mismatch([source], [], SAMPLES, FORMATS, inline=True))
     cells = [{"configuration": name, "seed": seed, **mismatch_document(one)} for one in found]
     return [{key: value for key, value in cell.items() if key != "positions"} for cell in cells]
 

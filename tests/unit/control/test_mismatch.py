@@ -3,13 +3,13 @@
 
 import asyncio
 import json
+import os
 
 import pytest
 
 from relax_contrib.recipes.families import save_tokenizer
 from relax_core.api.errors import ConfigError
 from relax_core.diagnostics.mismatch import Setting, mismatch
-from relax_core.runners.inline import InlineWorkers
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,7 @@ def measured(folder, *overrides, samples=16, formats=()):
         "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},
         "rollout": {"groups_per_step": 4, "group_size": 2, "max_new_tokens": 12},
     }  # fmt: skip
-    here = lambda _, catalogue: InlineWorkers(catalogue)  # noqa: E731
-    return asyncio.run(mismatch([source], overrides, samples, formats, here))
+    return asyncio.run(mismatch([source], overrides, samples, formats, inline=True))
 
 
 def test_one_pair_is_measured_as_the_configuration_has_it(folder):
@@ -68,3 +67,9 @@ def test_an_impossible_pair_of_formats_is_reported_with_the_others(folder):
 def test_an_algorithm_without_samples_is_refused(folder):
     with pytest.raises(ConfigError, match=r"algorithm\.name: got sft"):
         measured(folder, "algorithm=sft", "rewards=[]")
+
+
+def test_the_workers_have_the_variables_of_the_run(folder, monkeypatch):
+    monkeypatch.delenv("RELAX_TEST_BENCH", raising=False)
+    measured(folder, 'run.env.RELAX_TEST_BENCH="1"', samples=1)
+    assert os.environ.pop("RELAX_TEST_BENCH") == "1"

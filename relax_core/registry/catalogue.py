@@ -275,6 +275,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "opentelemetry": "relax-plugin-opentelemetry",
         "prometheus": "relax-plugin-prometheus",
         "tensorboard": "relax-plugin-tensorboard",
+        "trackio": "relax-plugin-trackio",
         "wandb": "relax-plugin-wandb",
     },
     "sandbox": dict.fromkeys(("bubblewrap", "landlock", "process"), "relax-plugin-sandboxes"),

@@ -66,5 +66,6 @@ def test_a_run_trains_with_installed_plugins_and_a_single_file_by_name(
     assert f'name = "{PROJECTS["algorithm"]}"' in (run / "config.toml").read_text()
     used = (run / "plugins.json").read_text()
     assert {name for name in PROJECTS.values() if f"relax-plugin-{name}" not in used} == set()
-    assert [json.loads(row)["step"] for row in (run / f"{PROJECTS['sink']}.jsonl").read_text().splitlines()] == [1, 2]
+    rows = (run / f"{PROJECTS['sink']}.jsonl").read_text().splitlines()
+    assert {json.loads(row)["step"] for row in rows} == {1, 2}
     assert "half_right.py" in used

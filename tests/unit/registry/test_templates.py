@@ -64,7 +64,7 @@ def test_an_existing_project_is_left_alone(tmp_path):
 
 
 def test_a_kind_without_template_says_which_have_one(tmp_path):
-    with pytest.raises(ConfigError, match="choose one of algorithm, reward, environment, engine, task-source"):
+    with pytest.raises(ConfigError, match="choose one of algorithm, reward, environment, modality-processor"):
         bake("trainer", "mine", tmp_path)
 
 

@@ -52,6 +52,24 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "restless": ("return state, None", "return state, Proposal(5 if size < 5 else 1, 'more')"),
     },
+    "bus": {
+        "dtype lost": ("column.values for name", "column.values.astype(float) for name"),
+    },
+    "weight-transport": {
+        "wrong dtype taken": ("held != wanted or", ""),
+        "unchanged unnamed": ("unchanged_names(self._sent.get(version.model), infos)", "()"),
+    },
+    "model-family": {
+        "whole chat again": ("*self._turns(appended), *self._opening()))", "*self._turns((*before, *appended))))"),
+        "no end of turn": ("return (self._end,)", "return ()"),
+    },
+    "modality-processor": {
+        "another budget": ("sound.getnframes(), sound.getframerate())\n\n", "1, sound.getframerate())\n\n"),
+        "damaged bytes": ("except (wave.Error, EOFError)", "except EOFError"),
+    },
+    "role": {
+        "of another role": ('Operation(f"{name}.count", cls.name', 'Operation("actor.count", "actor"'),
+    },
 }
 SAID = {
     "wrong type": ("return a number", "return a Step", "return an index", "return a string", "want an int"),
@@ -68,6 +86,14 @@ SAID = {
     "without data": ("without any signal",),
     "memory": ("has a memory besides the state", "gave another result"),
     "restless": ("engines",),
+    "dtype lost": ("uint16",),
+    "wrong dtype taken": ("DID NOT RAISE",),
+    "unchanged unnamed": ("set()",),
+    "whole chat again": ("And 3 + 3?",),
+    "no end of turn": ("assert (())",),
+    "another budget": ("assert 3 == 1",),
+    "damaged bytes": ("file does not start with RIFF id",),
+    "of another role": ("it must name its own",),
 }
 """By fault, texts of which a failed test has to say one."""
 

@@ -1,7 +1,7 @@
 """The scaling policy `{{ cookiecutter.name }}`: proposes the number of engines of a pool, once for each window of signals.
 
-A policy is a pure function of its state and the signals: no clock, no random numbers, no memory in `self`. The core applies the
-limits of `[autoscale]` (minimum, maximum, cool-downs) to each proposal.
+A policy is a pure function of its state and the signals: no clock, no random numbers, no memory in `self`. The core
+applies the limits of `[autoscale]` (minimum, maximum, cool-downs) to each proposal.
 """
 
 from relax_core.api import Options, Proposal, ScalingPolicy, Signals
@@ -34,7 +34,7 @@ class {{ cookiecutter.class_name }}(ScalingPolicy[{{ cookiecutter.class_name }}O
         fewer = holds > self.options.staleness_wait and waits < self.options.trainer_wait and size > 1
         state = max(state, 0) + 1 if more else min(state, 0) - 1 if fewer else 0
         if state >= self.options.windows:
-            return 0, Proposal(size + 1, f"the trainer waited {waits:.0%} of its time for {state} windows in a row")
+            return 0, Proposal(size + 1, f"the trainer waited {waits:.0%} of its time, for {state} windows in a row")
         if -state >= self.options.windows:
-            return 0, Proposal(size - 1, f"the staleness bound held {holds:.0%} of the time for {-state} windows in a row")
+            return 0, Proposal(size - 1, f"groups were held back {holds:.0%} of the time, for {-state} windows in a row")
         return state, None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs for models without training: evaluate and compare them, sample from them, and export checkpoints."""
+"""The verbs for models and steps of a run: evaluate, compare, sample, export a checkpoint, and repeat a step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from relax_core.cli.terminal import AsJson, print_json, print_table, say, split
 
 if TYPE_CHECKING:
+    from relax_core.diagnostics.replay import Replay
     from relax_core.observe.eval_result import EvalResult
     from relax_core.views.compare import SetComparison
 
@@ -171,3 +172,54 @@ def _print_comparison(found: Sequence[SetComparison]) -> None:
             say(f"{one.set_name}: {one.paired.left_out} tasks are judged in only one evaluation and left out", err=True)
         if one.temperatures[0] != one.temperatures[1]:
             say(f"{one.set_name}: temperatures differ ({one.temperatures[0]:g}, {one.temperatures[1]:g})", err=True)
+
+
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs.")],
+    step: Annotated[int, typer.Option(min=1, help="The step to train again.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes of the run's configuration, such as algorithm.clip_high=0.3.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder that keeps the copy of the run; default: the copy is deleted.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Train a recorded step of a run again, and compare its metrics, samples and weights with the record.
+
+    A copy of the run continues from the newest checkpoint before the step, on this machine. The run directory is only
+    read. A deterministic run must give the same bits: if it does not, the exit code is 1.
+    """
+    from relax_core.diagnostics.replay import replay as repeat
+
+    found = repeat(run, step, overrides or [], out)
+    if json:
+        document = asdict(found)
+        document |= {"metrics": [dict(zip(("key", "recorded", "replayed"), one, strict=True)) for one in found.metrics],
+                     "directory": None if found.directory is None else str(found.directory)}  # fmt: skip
+        print_json({"schema": "relax.replay/1", **document, "identical": found.identical})
+    else:
+        _print_replay(found)
+    if not found.identical and found.deterministic and not found.changes:
+        raise typer.Exit(1)
+
+
+def _print_replay(found: Replay) -> None:
+    since = f"the checkpoint of step {found.start}" if found.start else "the start of the run"
+    say(
+        f"step {found.step} of {found.run}, replayed from {since}{': ' if found.changes else ''}{' '.join(found.changes)}"
+    )
+    rows = [
+        (key, *("-" if value is None else repr(value) for value in values)) for key, *values in found.changed_metrics
+    ]
+    if rows:
+        print_table(("metric", "recorded", "replayed"), rows)
+    say(f"metrics: {len(found.metrics)} compared, {len(rows)} differ")
+    some = f": {', '.join(found.changed_samples[:8])}" if found.changed_samples else ""
+    say(f"samples: {found.num_samples} compared, {len(found.changed_samples)} differ{some}")
+    states = {True: "equal", False: "differ", None: f"not compared, the run has no checkpoint of step {found.step}"}
+    say(f"weights: {states[found.weights]}")
+    if found.directory is not None:
+        say(f"copy: {found.directory}")
+    if not found.identical and not found.deterministic and not found.changes:
+        say("the run was not deterministic; train with deterministic=true for steps that repeat bit for bit")

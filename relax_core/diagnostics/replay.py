@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax replay`: train a recorded step of a run again, in a copy of the run, and compare it with the record.
+
+The copy starts from the newest checkpoint before the step, or from the start of the run. The run directory is only read.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.api.events import Event, StepFinished
+from relax_core.config.compose import compose
+from relax_core.config.run_config import to_toml
+from relax_core.control.data_identity import NAME as DATA
+from relax_core.control.prepare import prepare_resume
+from relax_core.control.run import run
+from relax_core.control.stages import stage_directories
+from relax_core.observe.files import check_new_folder, disk_errors, write_text
+from relax_core.observe.run_directory import RunDirectory, find_run
+from relax_core.roles.checkpoint import complete, read_whole, step_of
+from relax_core.tensor_files.safetensors_file import read
+from relax_core.views.run import RunView, open_run
+
+COMPARED = (
+    "reward/",
+    "pairs/",
+    "lag/",
+    "length/",
+    "policy/",
+    "distill/",
+    "routing/",
+    "train/",
+    "critic/",
+    "tokens/trained",
+)
+"""Beginnings of the metrics that a repeated step must give again. The rest are times, and totals of the whole run."""
+SAMPLE_KEYS = ("prompt", "response", "reward", "outcome")
+KEPT = 1_000_000
+"""Value of `checkpoint.keep` with which the copy deletes no checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A repeated step beside its record."""
+
+    run: str
+    step: int
+    start: int
+    """Step of the checkpoint that the copy started from; 0: the start of the run."""
+    deterministic: bool
+    """True if the run was deterministic, so that an unchanged replay must be identical."""
+    changes: tuple[str, ...]
+    """Overrides of the run's configuration, which apply from `start` on."""
+    metrics: tuple[tuple[str, float | None, float | None], ...]
+    """(key, recorded, replayed) of each compared metric; None: absent."""
+    num_samples: int
+    """Samples of the record."""
+    changed_samples: tuple[str, ...]
+    """`group/sample` of the samples that differ or that only one side has."""
+    weights: bool | None
+    """True if the trained weights are equal, bit for bit; None: the run has no checkpoint of this step."""
+    directory: Path | None
+    """Run directory of the copy; None if it was deleted."""
+
+    @property
+    def changed_metrics(self) -> tuple[tuple[str, float | None, float | None], ...]:
+        return tuple(one for one in self.metrics if one[1] != one[2])
+
+    @property
+    def identical(self) -> bool:
+        """True if nothing that was compared differs."""
+        return not (self.changed_metrics or self.changed_samples or self.weights is False)
+
+
+def replay(name: str | None, step: int, overrides: Sequence[str] = (), out: Path | None = None) -> Replay:
+    """Train step `step` of a run again and compare it with the record.
+
+    `overrides`: changes of the configuration. `out`: a new folder that keeps the copy; None: the copy is deleted. The
+    step trains on Ray's driver machine if the run used Ray. Raises ConfigError if the step is not recorded, and the
+    errors of a resumed run.
+    """
+    source = open_run(find_run(name))
+    if stage_directories(source.path):
+        raise ConfigError("run", f"{source.path}, a run with stages", "replay a run without [[stages]]")
+    recorded = {
+        int(one["step"]): one for one in source.metrics() if any(key in one for key in ("train/loss", "train/lr"))
+    }
+    if step not in recorded:
+        steps = f"the record has the steps {min(recorded)} to {max(recorded)}" if recorded else "no step is recorded"
+        raise ConfigError("--step", str(step), steps)
+    if out is not None:
+        check_new_folder(out)
+    with tempfile.TemporaryDirectory(prefix="relax-replay-") as scratch:
+        folder = (out or Path(scratch) / source.name).absolute()
+        start = _copy(source.path, step, overrides, folder)
+        _train(folder, step)
+        copy = open_run(folder)
+        again = next((one for one in copy.metrics() if one["step"] == step), None)
+        if again is None:
+            raise RelaxError(f"the replay ended before step {step}; keep its files with --out to see why")
+        changed, count = _compare_samples(source, copy, step)
+        return Replay(
+            source.name, step, start, bool(source.config.get("deterministic")), tuple(overrides),
+            _compare_metrics(recorded[step], again), count, changed, _equal_weights(source.path, folder, step),
+            None if out is None else folder,
+        )  # fmt: skip
+
+
+def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> int:
+    """Lay out a run directory that continues from the newest checkpoint before `step`; return the checkpoint's step."""
+    before = [path for path in complete(source / "checkpoints") if step_of(path) < step]
+    if before:
+        read_whole(before[-1])  # an error names the run's own file
+    composed = compose([source / "config.toml"], overrides)
+    config = composed.config
+    config = config.model_copy(update={
+        "sinks": (), "notify": config.notify.model_copy(update={"urls": ()}),
+        "checkpoint": config.checkpoint.model_copy(update={"every": step, "keep": KEPT}),
+        "export": config.export.model_copy(update={"every": 0}),
+        "run": config.run.model_copy(update={"runner": "local" if config.run.runner == "ray" else config.run.runner}),
+    })  # fmt: skip
+    if config.steps < step:
+        raise ConfigError("steps", str(config.steps), f"step {step} needs at least {step}")
+    with disk_errors(folder):
+        for name in ("samples", "logs", "checkpoints"):
+            (folder / name).mkdir(parents=True)
+        for name in (f"{DATA}.json", "plugins.json"):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        if before:
+            shutil.copytree(before[-1], folder / "checkpoints" / before[-1].name)
+    write_text(folder / "config.toml", to_toml(config.dump()))
+    return step_of(before[-1]) if before else 0
+
+
+def _train(folder: Path, step: int) -> None:
+    """Run the copy until `step` is recorded. The length of the run stays, because schedules depend on it."""
+    prepared = prepare_resume(folder, (), unfinished=True)
+    prepared.catalogue.observe("replay", partial(_stop_after, step, prepared.directory))
+    run(prepared)
+
+
+def _stop_after(step: int, directory: RunDirectory, event: Event) -> None:
+    if isinstance(event, StepFinished) and event.step == step:
+        directory.request("stop")
+
+
+def _compare_metrics(
+    recorded: Mapping[str, Any], again: Mapping[str, Any]
+) -> tuple[tuple[str, float | None, float | None], ...]:
+    keys = sorted(key for key in {*recorded, *again} if key.startswith(COMPARED))
+    return tuple((key, recorded.get(key), again.get(key)) for key in keys)
+
+
+def _compare_samples(source: RunView, copy: RunView, step: int) -> tuple[tuple[str, ...], int]:
+    """Return the samples of a step that differ, and the number of recorded samples."""
+    first, second = (
+        {f"{one['group_id']}/{one['sample_index']}": [one.get(key) for key in SAMPLE_KEYS]
+         for one in view.samples(step) if "group_id" in one}
+        for view in (source, copy)
+    )  # fmt: skip
+    return tuple(sorted(key for key in {*first, *second} if first.get(key) != second.get(key))), len(first)
+
+
+def _equal_weights(source: Path, folder: Path, step: int) -> bool | None:
+    """Compare the tensors in both checkpoints of a step; None if the run has none, or one without safetensors."""
+    first, second = (_tensor_files(root / "checkpoints" / f"step-{step:06d}") for root in (source, folder))
+    if not first:
+        return None
+    return first.keys() == second.keys() and all(_equal_tensors(first[name], second[name]) for name in first)
+
+
+def _tensor_files(checkpoint: Path) -> dict[str, Path]:
+    return {str(path.relative_to(checkpoint)): path for path in checkpoint.rglob("*.safetensors")}
+
+
+def _equal_tensors(first: Path, second: Path) -> bool:
+    """Compare the bytes of tensors by name: the order of names in a file's header may differ."""
+    one, other = read(first), read(second)
+    return one.dtypes == other.dtypes and all(
+        mine.shape == other.tensors[name].shape and np.array_equal(_bytes(mine), _bytes(other.tensors[name]))
+        for name, mine in one.tensors.items()
+    )
+
+
+def _bytes(tensor: np.ndarray) -> np.ndarray:
+    return np.ravel(tensor).view(np.uint8)  # so that a NaN equals itself

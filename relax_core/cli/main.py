@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from relax_core.cli import config, data, models, plan, plugins, runs, samples, scale
+from relax_core.cli import config, data, logs, models, plan, plugins, runs, samples, scale
 from relax_core.cli.terminal import Interrupted, fail
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command("status", help="Show a run's progress and its live roles.")(runs.sta
 app.command("why", help="Show what a run waits for, and which role must act.")(runs.why)
 app.command("samples")(samples.samples)
 app.command("engines")(runs.engines)
+app.command("logs")(logs.logs)
 app.command("scale")(scale.scale)
 app.command("serve")(runs.serve)
 app.command("compare")(models.compare)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
 from relax_core.observe.notifications import Notifier
+from relax_core.observe.process_log import SUFFIX, ProcessLog, captured
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
 from relax_core.roles.checkpoint import discard_partial
@@ -43,6 +45,8 @@ from relax_core.rpc.waiting import attended
 from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
 
+DRIVER = "driver"
+"""Name of this process in the logs."""
 WATCH_S = 0.25
 HISTOGRAMS = ("dropped_lengths", "trained_lengths")
 """Statistics of the bus that the summary contains; a resumed run starts to count from zero."""
@@ -72,8 +76,19 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
         with _obey_signals(controller) if signals else contextlib.nullcontext():
             return await controller.run()
 
-    with asyncio.Runner(loop_factory=runner.loop_factory) as loop, contextlib.suppress(asyncio.CancelledError):
-        return loop.run(supervise())
+    directory = prepared.directory
+    log = ProcessLog(
+        directory.logs / f"{DRIVER}{SUFFIX}", directory.redactor, {"run": directory.name, "process": DRIVER}
+    )
+    log.write({"level": "info", "pid": os.getpid(), "message": f"process {os.getpid()} runs the run"})
+    try:
+        with (
+            captured(log.write), asyncio.Runner(loop_factory=runner.loop_factory) as loop,
+            contextlib.suppress(asyncio.CancelledError),
+        ):  # fmt: skip
+            return loop.run(supervise())
+    finally:
+        log.close()
     return prepared.directory.read("summary") or {"status": "interrupted"}
 
 

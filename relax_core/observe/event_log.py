@@ -150,9 +150,12 @@ def human_line(record: dict[str, Any]) -> str:
         who, what, facts = record["role"], record["message"], record["fields"]
     elif what == event_name(events.FirstStepChecked):
         failed = _failed(record["checks"])
-        what = (
-            f"step {record['step']} failed {len(failed)} of its checks, which `relax why` explains: {', '.join(failed)}"
-        )
+        what = f"step {record['step']} passed its checks"
+        if failed:
+            what = (
+                f"step {record['step']} failed {len(failed)} of its checks, which `relax why` explains: "
+                f"{', '.join(failed)}"
+            )
         facts = {}
     shown = {key: value for key, value in facts.items() if key not in ("schema", "time", "level", "event")}
     extras = " ".join(f"{key}={value}" for key, value in shown.items() if value not in ("", None))

@@ -38,6 +38,7 @@ from relax_core.api.role import (
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.scheduler import DeviceService, owner_of
+from relax_core.observe.process_log import bound
 from relax_core.observe.spans import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
@@ -231,7 +232,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
         try:
             context = make_context(await context.bus.register(role.name))
             context.restarted, context.lost_at = without_s is not None, lost_at
-            with collected_seldom():
+            with bound(role=role.name), collected_seldom():
                 await _run_attended(role, context)
             return
         except Exception as error:

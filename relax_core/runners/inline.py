@@ -182,7 +182,7 @@ class InlineRunner(LocalRunner):
         sys.breakpointhook = sys.__breakpointhook__
         await super().close()
 
-    def _make_workers(self, launch: Launch) -> InlineWorkers:
+    def _make_workers(self, launch: Launch, role: str) -> InlineWorkers:
         (Path(launch.run_dir) / "logs").mkdir(exist_ok=True)
         return InlineWorkers(self._catalogue, launch.run_env)
 

@@ -27,8 +27,8 @@ from relax_core.observe.redaction import Redactor, credentials
 from relax_core.views.run import RunView, health
 
 EVIDENCE = (
-    "config.toml", "*.json", "*.jsonl", ".epoch", "logs/*.log", "guards/*/config.toml", "guards/*/evidence.json",
-    "checkpoints/*/state.json", "checkpoints/*/files.json",
+    "config.toml", "*.json", "*.jsonl", ".epoch", "logs/*.log", "logs/*.jsonl", "guards/*/config.toml",
+    "guards/*/evidence.json", "checkpoints/*/state.json", "checkpoints/*/files.json",
 )  # fmt: skip
 """Patterns of the files in a bundle, in the run directory and in the directories of its stages."""
 FAILING = "failing-sample.json"

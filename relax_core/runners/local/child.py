@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from relax_core.observe.process_log import send_to_parent
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import Host, describe
@@ -29,6 +30,8 @@ def serve(channel: int) -> None:
     certificate = messages.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
     Path("/proc/self/comm").write_text(certificate["name"])  # for ps and top, which cut it to 15 characters
     os.dup2(2, 1)
+    if certificate["records"]:
+        send_to_parent()
     if certificate["scratch"]:
         _confine(certificate)
     end_with_parent(certificate["scratch"])

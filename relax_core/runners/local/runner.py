@@ -45,8 +45,8 @@ class LocalRunner:
             task = asyncio.create_task(self._run(role, launch), name=name)
             self._tasks[name] = task
 
-    def _make_workers(self, launch: Launch) -> Workers:
-        return LocalWorkers.of_run(launch, self._clock)
+    def _make_workers(self, launch: Launch, role: str) -> Workers:
+        return LocalWorkers.of_run(launch, self._clock, role)
 
     async def _open_bus(self, launch: Launch) -> None:
         config = self._catalogue.build(launch_component(launch, "bus"))
@@ -59,7 +59,7 @@ class LocalRunner:
 
     async def _run(self, role: Role, launch: Launch) -> None:
         def context(registration: int) -> RoleContext:
-            self._workers.append(workers := self._make_workers(launch))
+            self._workers.append(workers := self._make_workers(launch, role.name))
             return RoleContext(
                 role.name,
                 launch,

@@ -237,26 +237,27 @@ class LocalWorkers:
         protected: Path | None = None,
         redactor: Redactor | None = None,
         run_env: Mapping[str, str] | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         """Start nothing yet.
 
         `redactor` removes secrets from logs. `protected`: the run directory; untrusted children can't write to it if
-        the kernel has Landlock. `run_env`: variables of all children.
+        the kernel has Landlock. `run_env`: variables of all children. `about`: fields of all records in the logs.
         """
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
         self._log_dir, self._clock = log_dir, clock or SystemClock()
-        self._protected, self._run_env = protected, run_env or {}
+        self._protected, self._run_env, self._about = protected, run_env or {}, dict(about or {})
         self._redactor = redactor or Redactor()
         self._redactor.add(credentials(os.environ))
         self._started: list[LocalWorker] = []
         self._swept = False
 
     @classmethod
-    def of_run(cls, launch: Launch, clock: Clock) -> Self:
-        """Make workers with a run's plugins and variables; they log without its secrets and protect its directory."""
+    def of_run(cls, launch: Launch, clock: Clock, role: str) -> Self:
+        """Make workers of a role with a run's plugins and variables; they log without secrets and protect its directory."""
         return cls(
             launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", clock, protected=launch.whole_run,
-            redactor=Redactor(revealed(launch.config)), run_env=launch.run_env,
+            redactor=Redactor(revealed(launch.config)), run_env=launch.run_env, about={"run": launch.run_id, "role": role},
         )  # fmt: skip
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
@@ -293,6 +294,8 @@ class LocalWorkers:
         try:
             with theirs:
                 process, log = await self._spawn(spec, theirs.fileno(), scratch)
+                if log is not None:
+                    log.started(process.pid)
         except BaseException:
             ours.close()
             shutil.rmtree(scratch, ignore_errors=True)
@@ -304,7 +307,7 @@ class LocalWorkers:
                 own = {
                     "name": spec.name, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
                     "own_interpreter": bool(spec.python), "scratch": scratch,
-                    "protected": str(self._protected or ""), "writable": spec.writable,
+                    "protected": str(self._protected or ""), "writable": spec.writable, "records": log is not None,
                 }  # fmt: skip
                 body = messages.encode({**own, **self._certificate})
                 await process.tell(struct.pack("<I", len(body)) + body)
@@ -332,7 +335,9 @@ class LocalWorkers:
             own = {"TMPDIR": scratch, "HOME": scratch, "PYTHONUSERBASE": site.getuserbase()}
             settled |= {name: value for name, value in own.items() if name not in inherited}
         env = {**inherited, **settled, **spec.env, **self._run_env}
-        log = ChildLog(self._log_dir / f"{spec.name}.log", self._redactor) if self._log_dir is not None else None
+        log = None
+        if self._log_dir is not None:
+            log = ChildLog(self._log_dir / f"{spec.name}.log", self._redactor, self._about)
         output = log.writes if log is not None else None
         try:
             if spec.preload and not (spec.python or spec.untrusted or visible_gpus(env)):

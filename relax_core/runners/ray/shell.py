@@ -151,7 +151,7 @@ class RoleShell:
         weights = client.service(WeightService, "weights")
         run_status = client.service(RunStatus, "run_status")
         devices = client.service(DeviceService, "devices")
-        children = LocalWorkers.of_run(launch, self._clock)
+        children = LocalWorkers.of_run(launch, self._clock, self._role)
 
         def context(registration: int) -> RoleContext:
             return RoleContext(

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a process: what logging and plain output become, with the fields of the work, without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.observe.process_log import LONGEST_TEXT, MARK, ProcessLog, bound, bound_fields, captured
+from relax_core.observe.redaction import Redactor
+
+ABOUT = {"run": "maths", "role": "rollout", "process": "engine-0"}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ProcessLog:
+    return ProcessLog(tmp_path / "logs" / "engine-0.jsonl", Redactor(["hush-hush"]), ABOUT, wall=lambda: 0.0)
+
+
+@pytest.fixture
+def logger() -> logging.Logger:
+    return logging.getLogger("a.library")
+
+
+def written(log: ProcessLog) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log._path.read_text().splitlines()]
+
+
+def marked(**fields: Any) -> str:
+    record = {"time": "2026-11-27T10:00:00.000+00:00", "level": "info", "message": "hello", **fields}
+    return f"{MARK}{json.dumps(record)}\n"
+
+
+def test_a_library_s_record_has_its_logger_its_traceback_and_the_fields_of_the_work(
+    log: ProcessLog, logger: logging.Logger
+) -> None:
+    with captured(log.write), bound(step=3), bound(group=7, step=4):
+        try:
+            raise ValueError("too long")
+        except ValueError:
+            logger.exception("sample %d failed with hush-hush", 2, extra={"tokens": 12, "api_key": "abc"})
+    logger.warning("after the end")
+    (record,) = written(log)
+    assert record.items() >= {**ABOUT, "schema": "relax.log/1", "level": "error", "logger": "a.library"}.items()
+    assert record["message"] == "sample 2 failed with [redacted]" and record["fields"] == {
+        "tokens": 12,
+        "api_key": "[redacted]",
+    }
+    assert (record["step"], record["group"]) == (4, 7)
+    assert record["error"].splitlines()[-1] == "ValueError: too long"
+
+
+async def test_fields_belong_to_a_task_and_to_the_tasks_that_it_starts() -> None:
+    met = asyncio.Barrier(2)
+
+    async def inner() -> dict[str, Any]:
+        await met.wait()
+        return bound_fields()
+
+    async def sample(number: int) -> dict[str, Any]:
+        with bound(sample=number):
+            return await asyncio.create_task(inner())
+
+    with bound(group=1):
+        found = await asyncio.gather(sample(0), sample(1))
+    assert list(found) == [{"group": 1, "sample": 0}, {"group": 1, "sample": 1}] and bound_fields() == {}
+
+
+def test_a_message_that_does_not_fit_its_arguments_does_not_end_the_program(
+    log: ProcessLog, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    root = logging.getLogger()
+    others = root.handlers[:]
+    for handler in others:
+        root.removeHandler(handler)
+    try:
+        with captured(log.write):
+            logger.warning("%d", "three")
+            logger.info("the next")
+    finally:
+        for handler in others:
+            root.addHandler(handler)
+    assert [record["message"] for record in written(log)] == ["the next"]
+
+
+def test_a_program_without_handlers_records_from_info_on_and_gets_its_level_back(log: ProcessLog) -> None:
+    root, before = logging.getLogger(), logging.getLogger().level
+    others = root.handlers[:]
+    for handler in others:
+        root.removeHandler(handler)
+    try:
+        with captured(log.write):
+            logging.getLogger("a.library").info("loaded")
+            logging.getLogger("httpx").info("HTTP Request")
+        assert root.handlers == [] and root.level == before
+    finally:
+        for handler in others:
+            root.addHandler(handler)
+    assert [record["message"] for record in written(log)] == ["loaded"]
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("a line\nand another\n", ["info"]),
+        ("WARNING 11-27 10:00:00 [core.py:12] slow\nINFO 11-27 10:00:01 [core.py:13] fine\n", ["warning", "info"]),
+        ("(EngineCore_DP0 pid=12) ERROR 11-27 10:00:00 [core.py:12] lost\n", ["error"]),
+        ("2026-11-27 10:00:00,123 WARN worker.py:3 -- low memory\n", ["warning"]),
+        ("[rank0]:W1127 10:00:00.000000 12 torch/x.py:1] compiles again\n", ["warning"]),
+        ("/a/b.py:12: FutureWarning: old\n  old()\n", ["warning"]),
+        ("begins\nTraceback (most recent call last):\n  File 'x'\nValueError: no\n", ["info", "error"]),
+        ("INFORMATION\n[[[ (((\n1 2 3\n", ["info"]),
+        ("\n\n", []),
+    ],
+)
+def test_plain_output_becomes_records_with_the_levels_of_its_lines(
+    log: ProcessLog, text: str, levels: list[str]
+) -> None:
+    log.write({"level": "debug", "message": "first"})
+    assert log.output(text) == text
+    _, *records = written(log)
+    assert [record["level"] for record in records] == levels
+    assert "\n".join(record["message"] for record in records) == text.strip("\n")
+
+
+def test_a_marked_line_is_a_record_wherever_it_begins(log: ProcessLog) -> None:
+    shown = log.output("loading ..." + marked(logger="x", error="Traceback\n", step=2, pid=12) + "done\n")
+    output, record, rest = written(log)
+    assert (output["message"], rest["message"]) == ("loading ...", "done")
+    assert record.items() >= {"time": "2026-11-27T10:00:00.000+00:00", "message": "hello", "step": 2, "pid": 12}.items()
+    assert shown == "loading ...info x: hello\nTraceback\ndone\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{MARK}{{}}\n", f"{MARK}[1]\n", f"{MARK}no json\n", MARK + "[" * 100_000 + "\n", marked(level="loud"),
+        marked(time="now"), marked(time=3), marked(level=["info"]),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_marked_line_of_another_shape_is_plain_output(log: ProcessLog, text: str) -> None:
+    assert log.output(text) == text.replace(MARK, "")
+    assert [record["level"] for record in written(log)] == ["info"]
+
+
+def test_a_hostile_child_can_t_choose_its_name_and_is_kept_short(log: ProcessLog) -> None:
+    log.output(
+        marked(process="driver", run="x", message="a" * 100_000, schema="y", fields={"deep": [[1]], "a": 1}, group=[1])
+    )
+    (record,) = written(log)
+    assert record.items() >= {**ABOUT, "schema": "relax.log/1", "fields": {"a": 1}}.items() and "group" not in record
+    assert len(record["message"]) < LONGEST_TEXT + 100 and record["message"].endswith("(91808 characters left out)")
+    log.output(marked(message="\ud800"))
+    assert written(log)[1]["message"] == "\ud800"
+
+
+def test_a_line_that_a_killed_process_left_unfinished_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "engine-0.jsonl"
+    path.write_text('{"schema": "relax.lo')
+    log = ProcessLog(path, Redactor(), ABOUT)
+    log.write({"level": "info", "message": "again"})
+    log.close()
+    torn, line = path.read_text().splitlines()
+    assert torn == '{"schema": "relax.lo' and json.loads(line)["message"] == "again"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_can_t_be_written_does_not_stop_the_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ProcessLog(tmp_path / "file" / "x.jsonl", Redactor(), ABOUT).write({"level": "info", "message": "lost"})

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +37,7 @@ LONGEST_TEXT = 8192
 """Characters of a message, a traceback or the fields that a record keeps. `logs/<process>.log` has the whole output."""
 QUIET = ("httpx",)
 """Loggers that report each request at level `info`. Only their warnings are recorded."""
-BOUND = ("role", "step", "group", "sample")
+BOUND = ("role", "step", "group", "task", "sample")
 """Names of the fields that `bound` adds."""
 _SCALARS = (str, int, float)
 _TEXTS = ("time", "logger", "error")
@@ -64,6 +64,11 @@ _bound: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # 
 def bound_fields() -> dict[str, Any]:
     """Return the fields that are bound in this task or thread."""
     return dict(_bound.get())
+
+
+def bind(**fields: Any) -> None:
+    """Add fields to every record that this task makes from now on."""
+    _bound.set({**_bound.get(), **fields})
 
 
 @contextmanager
@@ -108,7 +113,7 @@ def _described(record: logging.LogRecord) -> dict[str, Any]:
     found |= {"logger": record.name, "message": shortened(record.getMessage())}
     if record.exc_info and record.exc_info[1] is not None:
         found["error"] = shortened("".join(traceback.format_exception(record.exc_info[1])), keep_end=True)
-    if extra := {name: value for name, value in vars(record).items() if name not in _NO_EXTRA}:
+    if extra := {name: value for name, value in vars(record).items() if name not in _NO_EXTRA and name[0] != "_"}:
         fields = {name: value if isinstance(value, _SCALARS) else str(value) for name, value in extra.items()}
         found["fields"] = fields if len(encode(fields)) <= LONGEST_TEXT else {"left_out": ", ".join(extra)}
     return found
@@ -127,8 +132,9 @@ def shortened(text: str, keep_end: bool = False) -> str:
 def captured(write: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
     """Pass all records of `logging` in this process to `write` while the body runs.
 
-    A program that has configured `logging` keeps its handlers and its level. Otherwise the level becomes `info`, and
-    warnings are printed on standard error as before.
+    Loggers that keep their records from the root logger, such as Ray's, pass theirs too. A program that has configured
+    `logging` keeps its handlers and its level. Otherwise the level becomes `info`, and warnings are printed on standard
+    error as before.
     """
     root, before = logging.getLogger(), logging.getLogger().level
     handlers: list[logging.Handler] = [RecordHandler(write)]
@@ -140,15 +146,33 @@ def captured(write: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
             logger.setLevel(logging.WARNING)
     for handler in handlers:
         root.addHandler(handler)
+    apart = [one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger) and not one.propagate]
+    for logger in apart:
+        logger.addHandler(handlers[0])
     try:
         yield
     finally:
+        for logger in apart:
+            logger.removeHandler(handlers[0])
         for handler in handlers:
             root.removeHandler(handler)
         if len(handlers) > 1:
             root.setLevel(before)
             for logger in quiet:
                 logger.setLevel(logging.NOTSET)
+
+
+def record_process(log: ProcessLog | None) -> None:
+    """Pass all records of `logging` in this process to its log until the process ends, beginning with its start."""
+    if log is None:
+        return
+    output = os.readlink("/proc/self/fd/1") if os.path.exists("/proc/self/fd/1") else ""
+    where = f"; output: {output}" if output.startswith("/") else ""
+    log.write({"level": "info", "pid": os.getpid(), "message": f"process {os.getpid()} starts{where}"})
+    _for_ever.enter_context(captured(log.write))
+
+
+_for_ever = ExitStack()
 
 
 def send_to_parent() -> None:

@@ -24,6 +24,7 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
+from relax_core.observe.process_log import bound
 from relax_core.registry.shapes import checked
 from relax_core.rewards.breaker import LIMIT, CircuitBreaker
 from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, GoldResult, RewardResult, Unit, check_results, pack_units
@@ -315,7 +316,9 @@ class RewardPool:
         """
         unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
         try:
-            packed = await self._pool.submit(unit)
+            with bound(**_fields(members, unit)):
+                answer = self._pool.submit(unit)
+            packed = await answer
             results = [one if isinstance(one, RewardResult) else RewardResult(one) for one in packed]
         except ItemTimeout:
             error = f"did not answer within timeout_s = {self.settings.timeout_s:g} ({self._place})"
@@ -347,6 +350,13 @@ class RewardPool:
                 raise opened
             found[at][place] = result
             self.num_unanswered -= 1
+
+
+def _fields(members: Sequence[tuple[int, int]], unit: Unit) -> dict[str, Any]:
+    """Return the fields of the log records of a unit: its task, and its sample if it has one."""
+    if len({at for at, _ in members}) > 1:
+        return {}
+    return {"task": unit[0][0].id, **({"sample": members[0][1]} if len(members) == 1 else {})}
 
 
 def _spoils(result: RewardResult) -> bool:

@@ -20,6 +20,7 @@ from relax_core.api.events import Logged, WorkRetried
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
+from relax_core.observe.process_log import bound
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.row_leases import renewed
 from relax_core.roles.step import ClaimedRows, StepPart, StepTimes, TrainingStep
@@ -90,8 +91,9 @@ class StepTrainer:
             )  # fmt: skip
             try:
                 async with renewed(context, self._task, partial(self._held, step)):
-                    if await self._train(step, times):
-                        return step
+                    with bound(step=version.step + 1):
+                        if await self._train(step, times):
+                            return step
             except StaleFence as error:
                 lost += 1
                 if step.results:

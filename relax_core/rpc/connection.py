@@ -5,7 +5,8 @@ A connection is symmetric: either end may serve, call, or both. Values are encod
 can't run code. Large arrays follow their message and are received into separate memory. Errors are sent as data. A
 listening end accepts a peer only if the peer's first frame has the listener's token and protocol number.
 
-A sender must not change an array until its call has been answered.
+A sender must not change an array until its call has been answered. A call brings the fields that are bound for the log,
+such as the step, so that records of the called process have them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import partial
 from typing import Any, TypeVar
 
+from relax_core.observe.process_log import bind, bound_fields
 from relax_core.registry.error_text import said
 from relax_core.registry.shapes import checked, shown
 from relax_core.rpc import messages
@@ -86,12 +88,12 @@ class Connection(asyncio.BufferedProtocol):
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
         """Call a method of the peer. Raises the method's error, or ConnectionError if the peer ends first."""
-        return await self._request(CALL, [method, list(args)])
+        return await self._request(CALL, [method, list(args), bound_fields()])
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncGenerator[Any, None]:
         """Yield the items of a stream of the peer. Closing the generator ends the stream at the peer."""
         answers: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        number = self._begin(STREAM, [method, list(args)], lambda *answer: answers.put_nowait(answer))
+        number = self._begin(STREAM, [method, list(args), bound_fields()], lambda *answer: answers.put_nowait(answer))
         kind = ITEM
         try:
             while True:
@@ -154,7 +156,8 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _serve(self, number: int, kind: int, parts: Sequence[Any]) -> None:
         try:
-            method, args = messages.decode(parts[0], parts[1:])
+            method, args, fields = messages.decode(parts[0], parts[1:])
+            bind(**fields)  # this task serves nothing else
             if kind == CALL and self._call is not None:
                 self._send(number, VALUE, await self._call(method, args))
             elif kind == STREAM and self._stream is not None:

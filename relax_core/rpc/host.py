@@ -16,6 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from random import SystemRandom
 from typing import Any, Protocol
@@ -72,7 +73,8 @@ class Host:
         function = self._method(method)
         if inspect.iscoroutinefunction(function):
             return await function(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
+        context = copy_context()  # so that the thread's log records have the fields of the call
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: context.run(function, *args))
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:
         async for item in self._method(method)(*args):

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, PluginError, RelaxError
+from relax_core.observe.process_log import bind, bound
 from relax_core.registry.error_text import plugin_frames, said
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
@@ -35,6 +36,8 @@ SILENCE_CHECKS = 6
 DONE, FAILED, LATE = "done", "failed", "late"
 Result: TypeAlias = list[Any]
 """[item number, status, value]: DONE with the result, FAILED with a Failure, LATE with None."""
+Work: TypeAlias = tuple[int, Any, Mapping[str, Any]]
+"""(item number, item, fields of its log records)."""
 Results: TypeAlias = tuple[list[Result], bool]
 """Results, and True if the process must be replaced after them."""
 
@@ -114,9 +117,15 @@ class IsolatedHost:
         except Exception:
             traceback.print_exc()
 
-    async def run_items(self, payload: Any, timeout_s: float, alone: bool) -> AsyncIterator[Results]:
-        """Run items and yield results as they finish. `alone`: answer each item before the next begins."""
-        work = list(enumerate(self.unpack(payload)))
+    async def run_items(
+        self, payload: Any, timeout_s: float, alone: bool, fields: Sequence[Mapping[str, Any]] = ()
+    ) -> AsyncIterator[Results]:
+        """Run items and yield results as they finish. `alone`: answer each item before the next begins.
+
+        `fields`: for each item, the fields of its log records.
+        """
+        items = self.unpack(payload)
+        work: list[Work] = [(number, item, fields[number] if fields else {}) for number, item in enumerate(items)]
         run = self._run_side_by_side if self.concurrent else self._run_in_thread
         for part in [[one] for one in work] if alone else [work]:
             async for results, replace in run(part, timeout_s):
@@ -151,20 +160,21 @@ class IsolatedHost:
 
     # -- items ----------------------------------------------------------------------------------------------------
 
-    async def _run_in_thread(self, work: Sequence[tuple[int, Any]], timeout_s: float) -> AsyncIterator[Results]:
+    async def _run_in_thread(self, work: Sequence[Work], timeout_s: float) -> AsyncIterator[Results]:
         loop = asyncio.get_running_loop()
         finished: deque[tuple[Result, bool]] = deque()
         running: tuple[int, float] | None = None
 
         def run_all() -> None:
             nonlocal running
-            for number, item in work:
+            for number, item, fields in work:
                 running, replace = (number, loop.time()), False
                 try:
-                    result = self.handle(item)
-                    if inspect.isawaitable(result):
-                        result = asyncio.run_coroutine_threadsafe(_await(result), loop).result()
-                    answer = [number, DONE, self.pack_result(item, result)]
+                    with bound(**fields):
+                        result = self.handle(item)
+                        if inspect.isawaitable(result):
+                            result = asyncio.run_coroutine_threadsafe(_await(result), loop).result()
+                        answer = [number, DONE, self.pack_result(item, result)]
                 except (Exception, SystemExit, asyncio.CancelledError) as error:
                     replace = isinstance(error, MemoryError)  # a process at its limit would fail the next item too
                     answer = [number, *self.pack_error(item, error)]
@@ -188,8 +198,8 @@ class IsolatedHost:
                 yield results, replace
         await future
 
-    async def _run_side_by_side(self, work: Sequence[tuple[int, Any]], timeout_s: float) -> AsyncIterator[Results]:
-        tasks = {asyncio.create_task(self._run_awaited(number, item, timeout_s)) for number, item in work}
+    async def _run_side_by_side(self, work: Sequence[Work], timeout_s: float) -> AsyncIterator[Results]:
+        tasks = {asyncio.create_task(self._run_awaited(*one, timeout_s)) for one in work}
         try:
             while tasks:
                 done, tasks = await asyncio.wait(tasks, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -200,7 +210,8 @@ class IsolatedHost:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_awaited(self, number: int, item: Any, timeout_s: float) -> Result:
+    async def _run_awaited(self, number: int, item: Any, fields: Mapping[str, Any], timeout_s: float) -> Result:
+        bind(**fields)
         deadline = asyncio.timeout(timeout_s)
         _pausable.set(_PausableDeadline(deadline))  # for this task and all tasks that it starts
         try:

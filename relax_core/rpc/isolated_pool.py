@@ -33,6 +33,7 @@ from relax_core.api.errors import (
 )
 from relax_core.api.events import RoleRecovered
 from relax_core.api.role import RunStatus, Worker, Workers, WorkerSpec
+from relax_core.observe.process_log import bound_fields
 from relax_core.registry.error_text import said
 from relax_core.registry.shapes import WrongShape, checked, shown
 from relax_core.rpc import messages
@@ -174,7 +175,7 @@ class IsolatedPool:
         done = asyncio.get_running_loop().create_future()
         self._unanswered.add(done)
         done.add_done_callback(self._unanswered.discard)
-        self._waiting.put_nowait(_Item(item, done))
+        self._waiting.put_nowait(_Item(item, done, bound_fields()))
         return done
 
     @asynccontextmanager
@@ -245,7 +246,10 @@ class IsolatedPool:
         worker = await process.ready()
         left = dict(enumerate(items))
         payload = self._pack([item.value for item in items])
-        stream: Any = worker.stream("run_items", payload, self._timeout_s, alone, timeout_s=self._timeout_s + GRACE_S)
+        fields = [item.fields for item in items]
+        stream: Any = worker.stream(
+            "run_items", payload, self._timeout_s, alone, fields, timeout_s=self._timeout_s + GRACE_S
+        )
         try:
             async with aclosing(stream) as parts:
                 async for part in parts:
@@ -312,6 +316,8 @@ def charged(error: Exception, who: str, of_item: bool = False) -> Exception:
 class _Item:
     value: Any
     done: asyncio.Future[Any]
+    fields: Mapping[str, Any]
+    """Fields of the item's log records."""
     crashes: int = 0
 
     def settle(self, error: Exception | None, value: Any = None) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-PROTOCOL = 5
+PROTOCOL = 6
 LARGE_BYTES = 1 << 14
 """Arrays of at least this size are sent after their message, if the transport supports that."""
 MAX_LARGE = 4096

@@ -28,6 +28,7 @@ from relax_core.data.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.engines.factories import AuxiliaryPools, make_pool
 from relax_core.engines.requests import SamplingParams
 from relax_core.engines.supervisor import Report
+from relax_core.observe.process_log import bound
 from relax_core.rewards.golds import check_golds
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
 from relax_core.rpc.isolated_pool import replaced_events
@@ -228,7 +229,10 @@ class RolloutWorker:
                 if not self._environments.get(task.environment, self._default_environments).answers_once:
                     seeds = [sample_seed(run.seed, number, place) for place in range(size)]
                     launched = self._prelaunched[number] = PrelaunchedGroup(size)
-                    launched.launch(self.samples(task, prompt, seeds, self._samplings(range(size)), launched, number))
+                    with bound(group=number, task=task.id):
+                        launched.launch(
+                            self.samples(task, prompt, seeds, self._samplings(range(size)), launched, number)
+                        )
 
     def scheduling(self) -> dict[str, Any]:
         """Describe the samples in play, the bound that holds back more groups, and the engines' queue, for the status."""
@@ -269,7 +273,8 @@ class RolloutWorker:
             else:
                 seeds = [sample_seed(run.seed, one.group, one.sample, issue.retry) for one in issue.attempts]
                 samplings = self._samplings([attempt.sample for attempt in issue.attempts])
-                played = await self.samples(task, prompt, seeds, samplings, group, issue.group)
+                with bound(group=issue.group, task=task.id):
+                    played = await self.samples(task, prompt, seeds, samplings, group, issue.group)
             group.trajectories = tuple(played)
         except BaseException:
             del self.inflight[issue]
@@ -323,7 +328,8 @@ class RolloutWorker:
                         samplings[place], place,
                     )  # fmt: skip
 
-                trajectory = await environments.play(begin)
+                with bound(sample=place):
+                    trajectory = await environments.play(begin)
                 turns.sample_ended()
                 return trajectory
 

@@ -15,6 +15,7 @@ import pytest
 
 from relax_core.api import Chosen
 from relax_core.api.errors import DeadlineExceeded
+from relax_core.observe.process_log import bound, bound_fields
 from relax_core.rpc import isolated_pool, messages
 from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
@@ -40,6 +41,8 @@ class Words(IsolatedHost):
             return len(bytearray(8 << 30))
         if item == "raise":
             raise ValueError("no such word")
+        if item == "fields":
+            return bound_fields()
         if item.startswith("$"):
             return os.environ.get(item[1:], "")
         return os.getpid() if item == "pid" else item.upper()
@@ -47,6 +50,9 @@ class Words(IsolatedHost):
     async def told(self, number: int, word: str) -> Any:
         self.parent.notify("tell", number, word)
         return await self.parent.call("ask", number)
+
+    def fields(self, number: int) -> dict[str, Any]:
+        return bound_fields()
 
     async def hang(self, number: int) -> None:
         self.handle("block")
@@ -59,6 +65,15 @@ class AskingWords(Words):
 
     async def handle(self, item: str) -> Any:
         return await self.parent.call("ask", item)
+
+
+class AwaitedWords(Words):
+    """Handles items in tasks, several at a time."""
+
+    concurrent = True
+
+    async def handle(self, item: str) -> Any:
+        return super().handle(item)
 
 
 @asynccontextmanager
@@ -88,6 +103,23 @@ async def test_the_call_that_ended_its_process_is_named_and_the_others_run_again
     assert (a, b) == ("A", "B") and after != before
     assert isinstance(crash, ItemCrash) and "ended with status 3" in str(crash)
     assert isinstance(error, ValueError) and str(error) == "no such word"
+
+
+@pytest.mark.parametrize("host", ["Words", "AwaitedWords"])
+async def test_the_log_records_of_an_item_have_the_fields_of_its_sender(host: str) -> None:
+    async with pool(host) as made:
+        sent = []
+        for sample in range(3):
+            with bound(group=7, sample=sample):
+                sent.append(made.submit("fields"))
+        assert await asyncio.gather(*sent, made.submit("fields")) == [
+            *({"group": 7, "sample": n} for n in range(3)),
+            {},
+        ]
+        async with made.session() as session:
+            with bound(step=2):
+                assert await session.call("fields") == {"step": 2}
+            assert await session.call("fields") == {}
 
 
 async def test_a_call_past_the_deadline_is_named_and_its_process_killed() -> None:

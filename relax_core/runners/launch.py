@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any, Protocol
 
 from relax_core.api.bus import Bus, BusSettings
 from relax_core.api.component import Chosen
+from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
 from relax_core.api.role import Resume, RunStatus
 from relax_core.api.weights import Version
 from relax_core.config.tables import RunTable
 from relax_core.observe.epoch import RunEpoch
+from relax_core.observe.process_log import SUFFIX, ProcessLog
+from relax_core.observe.redaction import Redactor, credentials
 from relax_core.rpc import messages
 
 messages.register(RunEpoch)
@@ -54,6 +58,15 @@ class Launch:
     def epoch_number(self) -> int:
         """The number of this start of the run; 0 without an epoch."""
         return self.epoch.number if self.epoch is not None else 0
+
+    def process_log(self, process: str, role: str = "") -> ProcessLog | None:
+        """Return the log of a process that may write to the run directory; None on a machine without the directory."""
+        folder = Path(self.run_dir) / "logs"
+        if not folder.is_dir():
+            return None
+        redactor = Redactor((*revealed(self.config), *credentials(os.environ)))
+        about = {"run": self.run_id, "process": process, **({"role": role} if role else {})}
+        return ProcessLog(folder / f"{process}{SUFFIX}", redactor, about)
 
     @property
     def whole_run(self) -> Path:

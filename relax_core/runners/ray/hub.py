@@ -24,6 +24,7 @@ from relax_core.api.role import SystemClock
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
+from relax_core.observe.process_log import record_process
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
@@ -91,6 +92,7 @@ class Hub(RpcActor):
                 f"run directory {launch.run_dir}: the hub on {platform.node()} sees another directory than the driver "
                 "and would begin a second ledger; set --run-dir to a directory on a file system that both share"
             )
+        record_process(launch.process_log("hub"))
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
         # Claim the memory-backed directory of weights, so that it outlives replaced processes of roles.

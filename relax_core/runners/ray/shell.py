@@ -22,6 +22,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import Clock, Role, RunStatus, SystemClock, WeightService
 from relax_core.devices.scheduler import DeviceService
+from relax_core.observe.process_log import record_process
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import describe
 from relax_core.runners.context import RoleContext, run_role
@@ -143,6 +144,7 @@ class RoleShell:
 
     async def _run(self, hub: Any, joined: HubService) -> None:
         launch = joined.launch
+        record_process(launch.process_log(self._role, self._role))
         catalogue = Catalogue.load(launch.plugin_files)
         catalogue.verify(launch.resolved)
         role = cast(Role, catalogue.build(Chosen("role", self._role)))

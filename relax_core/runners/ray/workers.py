@@ -23,7 +23,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, WorkerDied
 from relax_core.api.plan import Plan
-from relax_core.api.role import Worker, WorkerSpec
+from relax_core.api.role import SystemClock, Worker, WorkerSpec
+from relax_core.observe.process_log import record_process
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, Host, describe, free_port, raised
 from relax_core.rpc.waiting import start_all
@@ -89,19 +90,21 @@ class WorkerActor(RpcActor):
         """Start to host a component: `_open`, whose error is returned as a `Failure`."""
         return await answered(self._open(*args))
 
-    async def _open(
-        self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...], run_env: Mapping[str, str]
-    ) -> int:
+    async def _open(self, spec: WorkerSpec, launch: Launch, role: str, run_env: Mapping[str, str]) -> int:
         self._child: Worker | None = None
         os.environ.update(run_env)  # not in Ray's runtime environment, which is logged
+        log = launch.process_log(spec.name, role)
         if spec.python:
             # Without devices in its specification, the child inherits the visible devices of this actor.
-            workers = LocalWorkers(plugin_files, resolved, run_env=run_env)
+            workers = LocalWorkers(launch.plugin_files, launch.resolved, run_env=run_env)
+            if log is not None:
+                workers = LocalWorkers.of_run(launch, SystemClock(), role)
             (self._child,) = await workers.start([replace(spec, devices=())])
             await self._server.open()
             return self._child.pid
-        catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
-        catalogue.verify(resolved)
+        record_process(log)
+        catalogue = await asyncio.to_thread(Catalogue.load, launch.plugin_files)
+        catalogue.verify(launch.resolved)
         self._host = await asyncio.to_thread(Host.make, spec.component, spec.target, catalogue)
         await self._server.open()
         return os.getpid()
@@ -183,7 +186,7 @@ class RayWorkers:
 
     def __init__(self, launch: Launch, role: str, registration: int, gpus: GpuPlacement | None = None) -> None:
         """`gpus`: the GPUs of the run."""
-        self._launch, self._gpus, self._run_env = launch, gpus, launch.run_env
+        self._launch, self._gpus, self._role, self._run_env = launch, gpus, role, launch.run_env
         self._prefix = f"relax-{launch.run_id}-{role}-{registration}"
         self._numbers = count(1)
         self._started: list[RayWorker] = []
@@ -214,7 +217,7 @@ class RayWorkers:
 
     async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> RayWorker:
         launch = self._launch
-        opening = actor.open.remote(spec, launch.plugin_files, launch.resolved, self._run_env)
+        opening = actor.open.remote(spec, launch, self._role, self._run_env)
         pid: int = await asked(opening, spec.name, "start", timeout_s, int)
         host: str = await asked(actor.host.remote(), spec.name, "host", timeout_s, str)
         return RayWorker(spec.name, actor, pid, host, own)

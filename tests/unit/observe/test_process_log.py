@@ -6,13 +6,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relax_core.observe.process_log import LONGEST_TEXT, MARK, ProcessLog, bound, bound_fields, captured
+from relax_core.api.plan import Plan
+from relax_core.observe import process_log
+from relax_core.observe.process_log import (
+    LONGEST_TEXT,
+    MARK,
+    ProcessLog,
+    bound,
+    bound_fields,
+    captured,
+    record_process,
+)
 from relax_core.observe.redaction import Redactor
+from relax_core.runners.launch import Launch
 
 ABOUT = {"run": "maths", "role": "rollout", "process": "engine-0"}
 
@@ -103,6 +116,52 @@ def test_a_program_without_handlers_records_from_info_on_and_gets_its_level_back
         for handler in others:
             root.addHandler(handler)
     assert [record["message"] for record in written(log)] == ["loaded"]
+
+
+def test_a_logger_that_keeps_its_records_from_the_root_is_recorded_too(log: ProcessLog) -> None:
+    apart = logging.getLogger("apart.of.root")
+    apart.propagate = False
+    try:
+        with captured(log.write):
+            apart.warning("heard")
+        apart.warning("not heard")
+    finally:
+        apart.propagate = True
+    assert [record["message"] for record in written(log)] == ["heard"] and apart.handlers == []
+
+
+def test_a_process_records_its_start_and_then_its_logging_until_it_ends(
+    log: ProcessLog, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as end:
+        monkeypatch.setattr(process_log, "_for_ever", end)
+        record_process(log)
+        record_process(None)
+        logger.warning("at work")
+    first, second = written(log)
+    assert first["message"].startswith(f"process {os.getpid()} starts") and second["message"] == "at work"
+
+
+def test_the_log_of_a_launch_has_no_secrets_and_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_RUN", "hush-hush")
+    launch = Launch("maths", str(tmp_path), {"notify": {"urls": ["env:OF_THE_RUN"]}}, Plan("hybrid", (), (), {}, ()))
+    assert launch.process_log("hub") is None and list(tmp_path.iterdir()) == []
+    (tmp_path / "logs").mkdir()
+    for role in ("", "rollout"):
+        made = launch.process_log("engine-0", role)
+        assert made is not None
+        made.write({"level": "info", "message": "of hush-hush"})
+        made.close()
+    lines = (tmp_path / "logs" / "engine-0.jsonl").read_text().splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["message"], first["run"], "role" in first, second["role"]) == (
+        "of [redacted]",
+        "maths",
+        False,
+        "rollout",
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from relax_core.observe.files import check_new_folder, disk_errors, write_text
 from relax_core.observe.run_directory import RunDirectory, find_run
 from relax_core.roles.checkpoint import complete, read_whole, step_of
 from relax_core.tensor_files.safetensors_file import read
-from relax_core.views.run import RunView, open_run
 
 COMPARED = (
     "reward/",
@@ -85,15 +84,13 @@ def replay(name: str | None, step: int, overrides: Sequence[str] = (), out: Path
     """Train step `step` of a run again and compare it with the record.
 
     `overrides`: changes of the configuration. `out`: a new folder that keeps the copy; None: the copy is deleted. The
-    step trains on Ray's driver machine if the run used Ray. Raises ConfigError if the step is not recorded, and the
+    copy runs on this machine, also if the run used Ray. Raises ConfigError if the step is not recorded, and the
     errors of a resumed run.
     """
-    source = open_run(find_run(name))
+    source = RunDirectory.open(find_run(name))
     if stage_directories(source.path):
         raise ConfigError("run", f"{source.path}, a run with stages", "replay a run without [[stages]]")
-    recorded = {
-        int(one["step"]): one for one in source.metrics() if any(key in one for key in ("train/loss", "train/lr"))
-    }
+    recorded = _steps(source)
     if step not in recorded:
         steps = f"the record has the steps {min(recorded)} to {max(recorded)}" if recorded else "no step is recorded"
         raise ConfigError("--step", str(step), steps)
@@ -101,22 +98,25 @@ def replay(name: str | None, step: int, overrides: Sequence[str] = (), out: Path
         check_new_folder(out)
     with tempfile.TemporaryDirectory(prefix="relax-replay-") as scratch:
         folder = (out or Path(scratch) / source.name).absolute()
-        start = _copy(source.path, step, overrides, folder)
+        start, deterministic = _copy(source.path, step, overrides, folder)
         _train(folder, step)
-        copy = open_run(folder)
-        again = next((one for one in copy.metrics() if one["step"] == step), None)
-        if again is None:
+        copy = RunDirectory.open(folder)
+        again = _steps(copy)
+        if step not in again:
             raise RelaxError(f"the replay ended before step {step}; keep its files with --out to see why")
         changed, count = _compare_samples(source, copy, step)
         return Replay(
-            source.name, step, start, bool(source.config.get("deterministic")), tuple(overrides),
-            _compare_metrics(recorded[step], again), count, changed, _equal_weights(source.path, folder, step),
+            source.name, step, start, deterministic, tuple(overrides),
+            _compare_metrics(recorded[step], again[step]), count, changed, _equal_weights(source.path, folder, step),
             None if out is None else folder,
         )  # fmt: skip
 
 
-def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> int:
-    """Lay out a run directory that continues from the newest checkpoint before `step`; return the checkpoint's step."""
+def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> tuple[int, bool]:
+    """Lay out a run directory that continues from the newest checkpoint before `step`.
+
+    Return the checkpoint's step, and whether the configuration is deterministic.
+    """
     before = [path for path in complete(source / "checkpoints") if step_of(path) < step]
     if before:
         read_whole(before[-1])  # an error names the run's own file
@@ -139,7 +139,7 @@ def _copy(source: Path, step: int, overrides: Sequence[str], folder: Path) -> in
         if before:
             shutil.copytree(before[-1], folder / "checkpoints" / before[-1].name)
     write_text(folder / "config.toml", to_toml(config.dump()))
-    return step_of(before[-1]) if before else 0
+    return step_of(before[-1]) if before else 0, config.deterministic
 
 
 def _train(folder: Path, step: int) -> None:
@@ -154,6 +154,15 @@ def _stop_after(step: int, directory: RunDirectory, event: Event) -> None:
         directory.request("stop")
 
 
+def _steps(directory: RunDirectory) -> dict[int, dict[str, Any]]:
+    """Return the metrics of each trained step; a step may have several lines, of which later ones win."""
+    steps: dict[int, dict[str, Any]] = {}
+    for record in directory.metrics():
+        if isinstance(record.get("step"), int):
+            steps.setdefault(record["step"], {}).update(record)
+    return {step: record for step, record in steps.items() if "tokens/trained" in record}
+
+
 def _compare_metrics(
     recorded: Mapping[str, Any], again: Mapping[str, Any]
 ) -> tuple[tuple[str, float | None, float | None], ...]:
@@ -161,12 +170,12 @@ def _compare_metrics(
     return tuple((key, recorded.get(key), again.get(key)) for key in keys)
 
 
-def _compare_samples(source: RunView, copy: RunView, step: int) -> tuple[tuple[str, ...], int]:
+def _compare_samples(source: RunDirectory, copy: RunDirectory, step: int) -> tuple[tuple[str, ...], int]:
     """Return the samples of a step that differ, and the number of recorded samples."""
     first, second = (
         {f"{one['group_id']}/{one['sample_index']}": [one.get(key) for key in SAMPLE_KEYS]
-         for one in view.samples(step) if "group_id" in one}
-        for view in (source, copy)
+         for one in directory.samples(step) if "group_id" in one}
+        for directory in (source, copy)
     )  # fmt: skip
     return tuple(sorted(key for key in {*first, *second} if first.get(key) != second.get(key))), len(first)
 

@@ -274,6 +274,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "mlflow": "relax-plugin-mlflow",
         "opentelemetry": "relax-plugin-opentelemetry",
         "prometheus": "relax-plugin-prometheus",
+        "swanlab": "relax-plugin-swanlab",
         "tensorboard": "relax-plugin-tensorboard",
         "trackio": "relax-plugin-trackio",
         "wandb": "relax-plugin-wandb",

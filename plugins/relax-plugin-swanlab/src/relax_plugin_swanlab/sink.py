@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SwanLab sink: metrics, transcripts and configuration, online or in files for `swanlab sync`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from relax_core.api import ConfigError, Options, Sink, sample_turns
+
+
+class SwanLabOptions(Options):
+    mode: Literal["online", "offline"] = "online"
+    """`online`: send during the run; `offline`: write files in the run directory, which `swanlab sync` sends later."""
+    project: str = "relax"
+    """Project of the run."""
+    workspace: str = ""
+    """User or organization of the project; empty: the account's default."""
+    group: str = ""
+    """Group of the run, such as the name of a sweep."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+    transcripts: bool = True
+    """True: also log a few transcripts of each step as text."""
+
+
+class SwanLab(Sink[SwanLabOptions]):
+    """A sink that logs to one run of SwanLab; a resumed run continues in that run."""
+
+    def __init__(self, options: SwanLabOptions | None = None) -> None:
+        super().__init__(options)
+        self._run: Any = None
+
+    def check(self) -> None:
+        if find_spec("swanlab") is None:
+            fix = "pip install 'relax-plugin-swanlab[swanlab]'"
+            raise ConfigError("sinks.swanlab", "swanlab without the package swanlab", fix)
+        if self.options.mode == "online" and not os.environ.get("SWANLAB_API_KEY") and not _key_file().exists():
+            fix = 'run `swanlab login`, set SWANLAB_API_KEY, or choose mode = "offline"'
+            raise ConfigError("sinks.swanlab", "no API key", fix)
+
+    def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:
+        import swanlab
+        from swanlab.sdk.internal.pkg import console
+
+        console.c.quiet = True  # SwanLab prints to stdout, where the results of a command belong
+        options, folder = self.options, Path(run_dir) / "swanlab"
+        folder.mkdir(exist_ok=True)
+        look_around = dict.fromkeys(("hardware", "runtime", "requirements", "git", "monitor"), False)
+        settings = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}, probe=look_around)
+        self._run = swanlab.init(
+            id=_run_id(folder), name=name, config=dict(config), log_dir=str(folder), resume="allow", mode=options.mode,
+            project=options.project, workspace=options.workspace or None, group=options.group or None,
+            tags=list(options.tags) or None, reinit=True, settings=settings,
+        )  # fmt: skip
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        if not self.options.transcripts or not samples:
+            return
+        import swanlab
+
+        texts = [
+            swanlab.Text(
+                "\n\n".join(f"{role}: {text}" for role, text in sample_turns(sample)) or "(empty)",
+                caption=f"{sample.get('task_id')}: reward {sample.get('reward')} ({sample.get('outcome', '')})",
+            )
+            for sample in samples
+        ]
+        self._run.log({"transcripts": texts}, step=step)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+def _key_file() -> Path:
+    """Return the file in which `swanlab login` keeps the key."""
+    folder = os.environ.get("SWANLAB_ROOT") or os.environ.get("SWANLAB_SAVE_DIR") or "~/.swanlab"
+    return Path(folder).expanduser() / ".netrc"
+
+
+def _run_id(folder: Path) -> str:
+    """Return the run's id at the service, which the first start draws and keeps in the run directory."""
+    path = folder / "id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8), encoding="utf-8")
+    return path.read_text(encoding="utf-8")

@@ -81,37 +81,41 @@ def evaluate(
     *sources: str | Path | Mapping[str, Any],
     against: str | Path | None = None,
     out: str | Path | None = None,
+    rewards: Sequence[Reward] = (),
     overrides: Sequence[str] = (),
 ) -> tuple[EvalResult, list[SetComparison]]:
     """Evaluate a model folder, a checkpoint, a run or RUN@STEP, as `relax eval` does.
 
     Return the result, and its comparison with that of `against` on each set: another target, or the folder of an earlier
     result; empty without `against`. `sources`: TOML files or mappings over the run's configuration. `out`: a new
-    folder; None: a new one under ./evals. Raises the errors of `relax_core.diagnostics.evaluate.evaluate`.
+    folder; None: a new one under ./evals. `rewards`: as in `train`, in place of the configuration's; a run that was
+    trained with functions needs the same functions again. Raises the errors of `relax_core.diagnostics.evaluate.evaluate`.
     """
     folder = None if out is None else Path(out)
     other = None if against is None else str(against)
     with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already has an event loop
-        return pool.submit(evaluate_against, str(target), sources, overrides, other, folder).result()
+        return pool.submit(evaluate_against, str(target), sources, overrides, other, folder, rewards).result()
 
 
 def evaluate_against(
     target: str, sources: Sequence[str | Path | Mapping[str, Any]], overrides: Sequence[str], against: str | None,
-    out: Path | None,
+    out: Path | None, rewards: Sequence[Reward] = (),
 ) -> tuple[EvalResult, list[SetComparison]]:  # fmt: skip
     """Do the work of `evaluate` in this thread. The other target's result goes to the folder `against` below `out`.
 
     A model folder in `against` is evaluated with the configuration of the run that `target` names.
     """
+    functions = pack(reward for reward in rewards if callable(reward))
+    sources = [*sources, *_given(rewards, functions, None)]
     if against is None:
-        return evaluate_target(target, sources, overrides, out), []
+        return evaluate_target(target, sources, overrides, out, functions), []
     if is_result(Path(against)):
         before = read_result(Path(against))
-        after = evaluate_target(target, sources, overrides, out)
+        after = evaluate_target(target, sources, overrides, out, functions)
     else:
         base = () if find_target(against).config else (find_target(target).config,)
-        after = evaluate_target(target, sources, overrides, out)
-        before = evaluate_target(against, (*base, *sources), overrides, after.directory / "against")
+        after = evaluate_target(target, sources, overrides, out, functions)
+        before = evaluate_target(against, (*base, *sources), overrides, after.directory / "against", functions)
     return after, compare_results(before, after)
 
 

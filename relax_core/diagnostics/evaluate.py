@@ -12,6 +12,7 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from relax_core.observe.files import read_document
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import find_run
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rewards.host import announce
 from relax_core.runners.launch import Launch
 from relax_core.sampling.rollout_worker import RolloutWorker
 
@@ -106,25 +108,29 @@ def _config_of(owner: Path) -> dict[str, Any]:
 
 
 def evaluate(
-    target: str, sources: Sequence[Source] = (), overrides: Sequence[str] = (), out: Path | None = None
-) -> EvalResult:
+    target: str, sources: Sequence[Source] = (), overrides: Sequence[str] = (), out: Path | None = None,
+    functions: Mapping[str, bytes] | None = None,
+) -> EvalResult:  # fmt: skip
     """Evaluate a model on each set of `[eval]`, and write the result to the folder `out`.
 
     The configuration of a run is the first layer; `sources` and `overrides` change it. `out`: a folder that is new or
-    empty; None: a new folder under ./evals with the target's name. Raises ConfigError, the errors of `export`, and
-    RelaxError if no sample of a set could be judged; the folder is then written nevertheless.
+    empty; None: a new folder under ./evals with the target's name. `functions`: rewards passed from Python, by name.
+    Raises ConfigError, the errors of `export`, and RelaxError if no sample of a set could be judged; the folder is then
+    written nevertheless.
     """
     found = find_target(target)
     directory = result_folder(out, found.name)
     with tempfile.TemporaryDirectory(prefix="relax-eval-") as scratch:
         folder, notices = found.folder, list[str]()
-        config, catalogue = _configured(found, folder or Path(scratch), sources, overrides, on_disk=folder is not None)
+        config, catalogue = _configured(
+            found, folder or Path(scratch), sources, overrides, functions, on_disk=folder is not None
+        )
         if folder is None:
             model = Path(scratch) / "model"
             changes = [one for one in overrides if one.startswith(OF_THE_EXPORT)]
             notices += export(str(found.run), model, found.step, changes).notices
-            config, catalogue = _configured(found, model, sources, overrides, on_disk=True)
-        launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))
+            config, catalogue = _configured(found, model, sources, overrides, functions, on_disk=True)
+        launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch), functions)
         inline = config.run.runner == "inline"
         finished, warnings = asyncio.run(_sample(launch, catalogue, inline))
     sets = tuple(
@@ -143,12 +149,18 @@ def evaluate(
 
 
 def _configured(
-    target: Target, model: Path, sources: Sequence[Source], overrides: Sequence[str], *, on_disk: bool
+    target: Target,
+    model: Path,
+    sources: Sequence[Source],
+    overrides: Sequence[str],
+    functions: Mapping[str, bytes] | None,
+    *,
+    on_disk: bool,
 ) -> tuple[RunConfig, Catalogue]:
     """Compose the configuration of an evaluation: everything that only training needs gets its default."""
     unnamed = model / "data"  # only evaluation sets are read, unless there are none
     layers = [{"data": {"train": str(unnamed)}}, target.config, *sources, {"model": {"path": str(model)}}]
-    composed = compose(layers, overrides, checked=False, on_disk=False)
+    composed = compose(layers, overrides, checked=False, on_disk=False, passed=partial(announce, functions or {}))
     config, catalogue = composed.config, composed.catalogue
     if composed.stages:
         raise ConfigError("stages", "several runs", "leave [[stages]] out: an evaluation has one configuration")

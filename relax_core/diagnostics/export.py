@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from relax_core.diagnostics.try_run import local_workers, single_role
 from relax_core.observe.files import check_new_folder
 from relax_core.observe.run_directory import find_run
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rewards.host import announce_missing
 from relax_core.roles.checkpoint import DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.launch import Launch
@@ -60,7 +62,12 @@ def export(run: str | None, out: Path, step: int | None = None, overrides: Seque
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{error}; choose another with --step: {steps}") from error
     # Task files are not needed, and may be on another machine.
-    composed = compose([owner / "config.toml"], overrides, on_disk=False)
+    source = owner / "config.toml"
+
+    def passed(catalogue: Catalogue) -> None:  # an export calls no reward
+        announce_missing(tomllib.loads(source.read_text(encoding="utf-8")).get("rewards", ()), catalogue)
+
+    composed = compose([source], overrides, on_disk=False, passed=passed)
     config, catalogue = composed.config, composed.catalogue
     with tempfile.TemporaryDirectory(prefix="relax-export-") as scratch:  # the run directory is only read
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from relax_core.api.component import KINDS, Component, Configurable, ContractT, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
-from relax_core.registry.error_text import did_you_mean, plugin_frames, said
+from relax_core.registry.error_text import did_you_mean, nearest, plugin_frames, said
 from relax_core.registry.handshake import (
     Offered,
     PluginState,
@@ -297,7 +297,11 @@ def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
     if fix := _elsewhere(kind, wanted, bare, records) or _installable(kind, wanted, bare, records):
         return ConfigError(field, repr(name), fix)
     known = [component.name for record in records for of, component in record.components if of == kind.name]
-    return ConfigError(field, repr(name), f"no plugin offers it; {did_you_mean(bare, known)}{_failures(records)}")
+    passed = kind.name == "reward" and not nearest(bare, known)
+    again = "; if it is a Python function, pass it again: rewards=[...]" if passed else ""
+    return ConfigError(
+        field, repr(name), f"no plugin offers it; {did_you_mean(bare, known)}{again}{_failures(records)}"
+    )
 
 
 def _would_offer(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> Record | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from relax_core.api.errors import ConfigError
 from relax_core.views.run import Metrics, open_run
 from tests.graph.conftest import SMALL as STEP, Ran, Relax
 from tests.graph.failing import failing_engine
@@ -154,3 +155,10 @@ def test_a_file_of_components_and_tasks_rewards_and_observers_from_python(
     assert type(events[-1]).__name__ == "RunFinished"
     lines = [json.loads(line) for line in (tmp_path / "run/lines.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines if "reward/mean" in line} == {1, 2, 3}
+
+    assert (relax.export(run.path, tmp_path / "exported") / "model.safetensors").is_file(), "needs no reward"
+    sets = {"eval": {"sets": [{"name": "mine", "path": run.config["data"]["train"], "size": 2}]}}
+    result, _ = relax.evaluate(run.path, sets, rewards=[brevity, like_trl], out=tmp_path / "evaluated")
+    assert all(reward > 2.0 for rewards in result.sets[0]["tasks"].values() for reward in rewards)
+    with pytest.raises(ConfigError, match="'brevity'.*pass it again: rewards="):
+        relax.evaluate(run.path, sets, out=tmp_path / "unrewarded")

@@ -47,7 +47,7 @@ from .events import (
     RoleFailed as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack,
     RolloutMeasured as RolloutMeasured, RunFinished as RunFinished, RunStarted as RunStarted,
     SamplesScored as SamplesScored, Sink as Sink, Span as Span, StepFinished as StepFinished,
-    WeightsPublished as WeightsPublished, sample_turns as sample_turns,
+    WeightsPublished as WeightsPublished, sample_row as sample_row, sample_turns as sample_turns,
 )
 from .family import ModelFamily as ModelFamily, ROUTED_COLUMNS as ROUTED_COLUMNS, Rendered as Rendered, Routing as Routing
 from .hooks import hook as hook

@@ -286,7 +286,7 @@ class Sink(Configurable[OptionsT], Generic[OptionsT]):
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Receive a few samples of the step, with the keys of `samples.jsonl`; `sample_turns` returns their turns."""
+        """Receive a few samples of the step, with the keys of `samples.jsonl`; see `sample_turns` and `sample_row`."""
 
     def spans(self, step: int, spans: Sequence[Span]) -> None:
         """Receive the work and waits of roles, engines and ranks in a step, in seconds since 1970 (UTC).
@@ -311,6 +311,14 @@ def sample_turns(sample: Mapping[str, Any]) -> list[tuple[str, str]]:
     if response is not None and (not turns or turns[-1][0] != "assistant"):
         turns.append(("assistant", str(response)))
     return turns
+
+
+def sample_row(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sample that a sink receives as a row of a table: `task`, `prompt`, `response`, `reward`, `outcome`."""
+    turns = sample_turns(sample)[: -1 if sample.get("response") is not None else None]
+    prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
+    kept = {key: sample.get(key) for key in ("response", "reward", "outcome")}
+    return {"task": str(sample.get("task_id")), "prompt": prompt, **kept}
 
 
 def _text(content: Any) -> str:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from relax_core.api import ConfigError, Options, Sink, sample_turns
+from relax_core.api import ConfigError, Options, Sink, sample_row
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 PARAMS_AT_ONCE = 100
@@ -85,15 +85,9 @@ class Mlflow(Sink[MlflowOptions]):
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         if not self.options.transcripts or not samples:
             return
-        rows = []
-        for sample in samples:
-            turns = sample_turns(sample)[: -1 if sample.get("response") is not None else None]
-            prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
-            rows.append(
-                [str(sample.get("task_id")), prompt, *(sample.get(key) for key in ("response", "reward", "outcome"))]
-            )
+        rows = [sample_row(sample) for sample in samples]
         self._tables += 1
-        table = {"columns": ["task", "prompt", "response", "reward", "outcome"], "data": rows}
+        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
         self._client.log_dict(self._run_id, table, f"transcripts/step-{step:06d}-{self._tables}.json")
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from relax_core.api import ConfigError, Options, Sink, sample_turns
+from relax_core.api import ConfigError, Options, Sink, sample_row
 
 
 class TrackioOptions(Options):
@@ -69,13 +69,8 @@ class Trackio(Sink[TrackioOptions]):
             return
         import trackio
 
-        rows = []
-        for sample in samples:
-            turns = sample_turns(sample)[: -1 if sample.get("response") is not None else None]
-            prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
-            kept = {key: sample.get(key) for key in ("response", "reward", "outcome")}
-            rows.append({"task": str(sample.get("task_id")), "prompt": prompt, **kept})
-        self._run.log({"transcripts": trackio.Table(data=rows)}, step=step)
+        table = trackio.Table(data=[sample_row(sample) for sample in samples])
+        self._run.log({"transcripts": table}, step=step)
 
     def close(self) -> None:
         if self._run is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from relax_core.api import ConfigError, Options, Sink, sample_turns
+from relax_core.api import ConfigError, Options, Sink, sample_row
 
 HOST = "https://api.wandb.ai"
 STEP = "step"
@@ -71,13 +71,8 @@ class WeightsAndBiases(Sink[WandbOptions]):
             return
         import wandb
 
-        table = wandb.Table(["task", "prompt", "response", "reward", "outcome"])
-        for sample in samples:
-            turns = sample_turns(sample)[: -1 if sample.get("response") is not None else None]
-            prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
-            table.add_data(
-                str(sample.get("task_id")), prompt, sample.get("response"), sample.get("reward"), sample.get("outcome")
-            )
+        rows = [sample_row(sample) for sample in samples]
+        table = wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
         self._run.log({"transcripts": table, STEP: step})
 
     def close(self) -> None:

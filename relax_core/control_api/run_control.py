@@ -54,7 +54,7 @@ class RunControl:
             return operation, asks
 
     def settle(self) -> None:
-        """Follow the open operations, and ask again for those that a new process of the run has not seen."""
+        """Update the open operations from the run's files. Send a request again if the run has a new process, which lost it."""
         with self._lock:
             before = dict(self.book.operations)
             if not any(one.state == "requested" for one in before.values()):

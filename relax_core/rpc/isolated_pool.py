@@ -143,6 +143,7 @@ class IsolatedPool:
         spec = self._spec = WorkerSpec(
             names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
             inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
+            preload=(target.partition(":")[0],),
         )  # fmt: skip
         self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
         self._check = check

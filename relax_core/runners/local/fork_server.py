@@ -3,8 +3,9 @@
 
 A newly started interpreter needs seconds to import torch and transformers, at the start of a run and for each replaced
 engine or rank. `python -m relax_core.runners.local.fork_server FD` takes requests on the socket with file descriptor
-FD, and ends with the process that started it. It never runs code of authors; only its children do. They see no GPU,
-since CUDA does not survive a fork. Workers and the processes of the conformance kit are such children.
+FD, and ends with the process that started it. It never runs code of authors; only its children do. CUDA does not
+survive a fork, so children of a server that has imported torch see no GPU. Workers and the processes of the conformance
+kit are such children.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -220,6 +222,7 @@ def _become_child(
                 os.environ[name] = value
         if arenas := environment.get("MALLOC_ARENA_MAX"):
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, int(arenas))
+        tempfile.tempdir = None  # looked up anew in this environment
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
         module, _, function = entry.partition(":")

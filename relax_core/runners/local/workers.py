@@ -340,10 +340,11 @@ class LocalWorkers:
             log = ChildLog(self._log_dir / f"{spec.name}.log", self._redactor, self._about)
         output = log.writes if log is not None else None
         try:
-            if spec.preload and not (spec.python or spec.untrusted or visible_gpus(env)):
-                forked = await ForkServer.of(env).fork_worker(spec.preload, env, output, channel)
+            if spec.preload and not spec.python and (spec.untrusted or not visible_gpus(env)):
+                shared = {name: value for name, value in env.items() if not scratch or value != scratch}
+                forked = await ForkServer.of(shared).fork_worker(spec.preload, env, output, channel)
                 if forked is not None:
-                    return Child(forked), log
+                    return Child(forked, scratch), log
             process = Child.start(
                 [spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(channel)],
                 env, output, channel, scratch,

@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -48,6 +49,9 @@ class Hosted:
 
     def variable(self, name: str) -> str:
         return os.environ.get(name, "")
+
+    def temporary_folder(self) -> str:
+        return tempfile.gettempdir()
 
     def parent(self) -> int:
         return os.getppid()

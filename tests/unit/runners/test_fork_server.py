@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from relax_core.runners.local.workers import VISIBLE, LocalWorkers
 from tests.unit.runners.test_local_workers import CALL_S, gone, until
 
 MODULES = {
-    "slow_module": "import os\nPID = os.getpid()\n",
+    "slow_module": "import os, tempfile\nPID = os.getpid()\ntempfile.gettempdir()\n",
     "threaded": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
     "broken": "raise LookupError('it needs what is not there')\n",
 }
@@ -93,9 +94,21 @@ async def test_a_child_starts_in_a_new_interpreter_if_a_fork_is_unsafe_or_an_imp
     assert await worker.call("parent", timeout_s=CALL_S) == os.getpid()
 
 
-async def test_workers_with_a_gpu_or_with_authors_code_are_never_forked(
-    workers: LocalWorkers, spec: WorkerSpec
+async def test_workers_with_a_gpu_are_never_forked(workers: LocalWorkers, spec: WorkerSpec) -> None:
+    (worker,) = await workers.start([replace(spec, devices=("gpu:0",))])
+    assert await worker.call("parent", timeout_s=CALL_S) == os.getpid()
+
+
+async def test_authors_code_is_forked_from_a_server_that_knows_no_more_than_it_may(
+    workers: LocalWorkers, spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for one in (replace(spec, devices=("gpu:0",)), replace(spec, untrusted=True)):
-        (worker,) = await workers.start([one])
-        assert await worker.call("parent", timeout_s=CALL_S) == os.getpid()
+    monkeypatch.setenv("SOME_API_KEY", "of-the-run")
+    author = replace(spec, untrusted=True, inherit_env=("PATH", "PYTHON*"))
+    one, two = await workers.start([author, replace(author, name="v")])
+    server = await one.call("imported_by", "slow_module", timeout_s=CALL_S)
+    assert server in servers() and await two.call("imported_by", "slow_module", timeout_s=CALL_S) == server
+    assert "SOME_API_KEY" not in psutil.Process(server).environ()
+    for worker in (one, two):
+        scratch = await worker.call("temporary_folder", timeout_s=CALL_S)
+        assert scratch == await worker.call("variable", "HOME", timeout_s=CALL_S) != tempfile.gettempdir()
+    assert await one.call("temporary_folder", timeout_s=CALL_S) != await two.call("temporary_folder", timeout_s=CALL_S)

@@ -26,6 +26,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.control_api import rednote
 from relax_core.control_api.operations import ACTIONS, Action, Book, PlainAction, Refused, expected
 from relax_core.control_api.run_control import RunControl
 from relax_core.engines.scaling import ScaleRequest
@@ -183,6 +184,40 @@ def _ask_to_scale(api: RunApi, request: Request, fields: dict[str, Any]) -> Resp
     return _json({"schema": "relax.operation/1", **asdict(operation)}, 202 if asks else 200)
 
 
+def _rednote(way: rednote.Way) -> tuple[ApiRoute, ...]:
+    """Return the routes of one way to scale, as scripts for rednote's Relax use them."""
+
+    def ask(api: RunApi, request: Request) -> Response:
+        return _json(rednote.scale(api, way, request.state.fields, request.headers.get("idempotency-key", "")))
+
+    def listed(api: RunApi, request: Request) -> Response:
+        query = request.query_params
+        return _json(rednote.requests(api, way, query.get("model_name"), query.get("status")))
+
+    def one(api: RunApi, request: Request) -> Response:
+        return _json(rednote.request(api, way, request.path_params["id"]))
+
+    fields = {
+        "model_name": (str, "name of the pool; absent or default: rollout"),
+        "num_replicas": (int, "number of engines that it is to have"), "dry_run": DRY_RUN,
+        "engine_urls": (list, "must be empty"), "force": (bool, "must be false"),
+        "timeout_secs": (int, "no effect: an engine that joins or leaves has deadlines of its own"),
+    }  # fmt: skip
+    return (
+        ApiRoute("POST", f"/rollout/{way}", "As `relax scale`, for scripts of rednote's Relax.", ask, {}, fields),
+        ApiRoute("GET", f"/rollout/{way}", "These requests, newest first; filters: model_name, status.", listed, {}),
+        ApiRoute("GET", f"/rollout/{way}/{{id}}", "One of them.", one, {}),
+    )
+
+
+def _cancel_scale_out(api: RunApi, request: Request) -> Response:
+    return _json(rednote.cancel(api, request.path_params["id"], request.headers.get("idempotency-key", "")))
+
+
+def _rednote_engines(api: RunApi, _: Request) -> Response:
+    return _json(rednote.engines(ANSWERS["engines"](api.view, time.time())["engines"]))
+
+
 def _fields(path: ApiRoute, body: bytes) -> dict[str, Any]:
     """Return the fields of a body. Raises Refused for anything else than a JSON object with the route's fields."""
     if not path.fields:
@@ -232,6 +267,10 @@ PATHS = (
     ),
     ApiRoute("POST", "/engines/{id}/drain", "Let this engine leave its pool.", _drain, {}, {"dry_run": DRY_RUN}),
     ApiRoute("POST", "/operations/{id}/cancel", "Undo an open operation that scales.", _cancel, {}, {"dry_run": DRY_RUN}),
+    *_rednote("scale_out"),
+    ApiRoute("POST", "/rollout/scale_out/{id}/cancel", "Undo this request if it is open.", _cancel_scale_out, {}),
+    *_rednote("scale_in"),
+    ApiRoute("GET", "/rollout/engines", "The engines, as rednote's Relax answers.", _rednote_engines, {}),
 )  # fmt: skip
 
 
@@ -283,6 +322,7 @@ def make_app(api: RunApi) -> Starlette:
         status = error.status_code if isinstance(error, HTTPException) else 500
         allowed = sorted(path.method for path in PATHS if path.path == request.url.path)
         fix = f"use {' or '.join(allowed)}; a GET changes nothing" if allowed else "GET /docs lists the routes"
+        fix = rednote.INSTEAD.get(request.url.path, fix)
         return _error(status, "route", f"{request.method} {request.url.path}", fix)
 
     @contextlib.asynccontextmanager
@@ -320,7 +360,7 @@ def openapi() -> dict[str, Any]:
             "responses": {code: {"description": HTTPStatus(int(code)).phrase} for code in codes},
         }  # fmt: skip
         if path.fields:
-            kinds = {str: "string", int: "integer", bool: "boolean"}
+            kinds = {str: "string", int: "integer", bool: "boolean", list: "array"}
             properties = {
                 name: {"type": kinds[kind], "description": means} for name, (kind, means) in path.fields.items()
             }

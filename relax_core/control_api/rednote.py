@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes with which scripts scale a rollout of rednote's Relax, answered by operations of the control API.
+
+`num_replicas` is the number of engines that the pool `model_name` is to have. A request for a number that the pool has, or
+is about to have, changes nothing, so these routes also take requests without an Idempotency-Key.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from relax_core.control_api.operations import ControlOperation, Refused, expected
+from relax_core.control_api.run_control import RunControl
+from relax_core.engines.scaling import PoolScaling, ScaleRequest
+
+Way = Literal["scale_out", "scale_in"]
+DEFAULT = "default"
+"""Name of the rollout's pool there."""
+INSTEAD: Mapping[str, str] = {
+    "/rollout/scale_out_cancel": "use POST /rollout/scale_out/ID/cancel for each request",
+    "/rollout/evaluate": "use POST /evaluate; a GET changes nothing",
+    "/rollout/is_eval_done": "use GET /operations/ID with the id that POST /evaluate gave",
+    "/rollout/recover_rollout_engines": "send nothing: failed engines are replaced by themselves",
+    "/rollout/can_do_update_weight_for_async": "send nothing: the trainer publishes weights by itself",
+    "/rollout/end_update_weight": "send nothing: the trainer publishes weights by itself",
+    "/rollout/stop_service": "use POST /stop; a GET changes nothing",
+    "/rollout/set_step": "use relax resume RUN@STEP: the step of a live run can't be set",
+    "/rollout/get_step": "use GET /status",
+    "/rollout/v1/chat/completions": "use the gateway for agents: relax-plugin-agents",
+}  # fmt: skip
+"""Route that is not here -> what to do instead."""
+
+
+def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Ask for the number of engines of a request; return the answer. Raises Refused."""
+    if fields.get("engine_urls"):
+        fix = "give num_replicas; to let one engine leave, use POST /engines/ENGINE/drain"
+        raise Refused(400, "engine_urls", "addresses, but the engines of a run are started by the run", fix)
+    if fields.get("force"):
+        raise Refused(400, "force", "true", "leave it out: requests of an engine that leaves continue on others")
+    if "num_replicas" not in fields:
+        raise Refused(400, "num_replicas", "nothing", "give the number of engines that the pool is to have")
+    asked = {"pool": _pool(fields.get("model_name", DEFAULT)), "target": fields["num_replicas"]}
+    facts = api.facts()
+    pool = facts.pools.get(asked["pool"])
+    have = 0 if pool is None else pool.open.target if pool.open else len(pool.engines)
+    if pool is not None and ((asked["target"] <= have) if way == "scale_out" else (asked["target"] >= have)):
+        return {"request_id": "", "status": "NOOP", "message": f"the pool {asked['pool']} has {have} engines"}
+    if fields.get("dry_run"):
+        planned, actions = expected(ScaleRequest("dry-run", **asked), facts, time.time())
+        said = f"a dry run: from {planned.before} to {planned.target} engines"
+        return {
+            "request_id": "",
+            "status": "NOOP",
+            "message": said,
+            "selected_engines": [one.engine for one in actions],
+        }
+    operation, _ = api.ask("scale", key or uuid.uuid4().hex, asked)
+    found = described(operation, facts.pools)
+    return {"request_id": operation.id, "status": found["status"], "message": operation.detail}
+
+
+def requests(api: RunControl, way: Way, model_name: str | None, status: str | None) -> dict[str, Any]:
+    """Return the requests of one way, newest first; `model_name` and `status` filter them."""
+    pools = api.facts().pools
+    found = [described(one, pools) for one in _asked(api) if _way(one, pools) == way]
+    if model_name is not None:
+        found = [one for one in found if one["model_name"] == _pool(model_name)]
+    if status is not None:
+        found = [one for one in found if one["status"] == status.upper()]
+    return {"requests": found, "total_count": len(found), "model_name": model_name, "status_filter": status}
+
+
+def request(api: RunControl, way: Way, wanted: str) -> dict[str, Any]:
+    """Return the request with this id. Raises Refused if the run remembers no such request."""
+    pools = api.facts().pools
+    return described(_find(api, way, wanted, pools), pools)
+
+
+def cancel(api: RunControl, wanted: str, key: str) -> dict[str, Any]:
+    """Let the engines of a request to scale out leave again; return the answer. Raises Refused."""
+    pools = api.facts().pools
+    one = _find(api, "scale_out", wanted, pools)
+    found = pools[one.fields["pool"]].find(one.key) if one.fields["pool"] in pools else None
+    if found is None:
+        raise Refused(409, "request_id", f"{wanted!r}, which the run has not begun", "ask again in a second")
+    api.ask("scale", key or uuid.uuid4().hex, {"pool": found.pool, "cancel": found.id})
+    return {"request_id": one.id, "status": "CANCELLED", "message": "its engines leave"}
+
+
+def engines(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the engines by pool, from those of `GET /engines`. They have no address of their own."""
+    models: dict[str, Any] = {}
+    for one in found:
+        own = {
+            "engine_id": one["engine"], "url": "", "status": one["state"].upper(), "is_healthy": bool(one.get("serving")),
+        }  # fmt: skip
+        models.setdefault(one["pool"], {"engines": []})["engines"].append(own)
+    return {"models": models, "total_engines": len(found)}
+
+
+def described(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> dict[str, Any]:
+    """Return an operation that scales, in the fields of a request."""
+    pool = pools.get(one.fields["pool"])
+    found = pool.find(one.key) if pool is not None else None
+    status = (
+        found.state if found is not None else {"requested": "pending", "done": "completed"}.get(one.state, "failed")
+    )
+    steps = found.engines if found is not None else {}
+
+    def at(*wanted: str) -> list[str]:
+        return [name for name, step in steps.items() if step in wanted]
+
+    shared = {
+        "request_id": one.id, "status": "FAILED" if status == "refused" else status.upper(), "model_name": one.fields["pool"],
+        "num_replicas": one.fields["target"], "engine_urls": [], "failed_engines": at("failed"),
+        "created_at": one.requested_at, "updated_at": one.changed_at,
+        "error_message": one.detail if one.state == "failed" else "",
+    }  # fmt: skip
+    if _way(one, pools) == "scale_in":
+        return {**shared, "selected_engines": list(steps), "removed_engines": at("completed")}
+    return {**shared, "engine_ids": at("active")}
+
+
+def _asked(api: RunControl) -> list[ControlOperation]:
+    """Return the operations that ask for a number of engines, newest first."""
+    api.settle()
+    return [one for one in reversed(api.book.operations.values()) if one.fields.get("target") is not None]
+
+
+def _find(api: RunControl, way: Way, wanted: str, pools: Mapping[str, PoolScaling]) -> ControlOperation:
+    found = next((one for one in _asked(api) if one.id == wanted and _way(one, pools) == way), None)
+    if found is None:
+        raise Refused(404, "request_id", repr(wanted), f"GET /rollout/{way} lists the requests that this run remembers")
+    return found
+
+
+def _way(one: ControlOperation, pools: Mapping[str, PoolScaling]) -> Way:
+    """Return the way of an operation: in if fewer engines were asked for than there were."""
+    pool = pools.get(one.fields["pool"])
+    if pool is None:
+        return "scale_out"
+    found = pool.find(one.key)
+    return "scale_in" if one.fields["target"] < (found.before if found else len(pool.engines)) else "scale_out"
+
+
+def _pool(model_name: str) -> str:
+    return "rollout" if model_name == DEFAULT else model_name

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts that scale the rollout of rednote's Relax: the same routes and fields, with a token and without unsafe ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.control_api.app import RunApi
+from relax_core.control_api.rednote import INSTEAD, engines
+from relax_core.engines.scaling import JOINING, PoolScaling, ScaleRequest
+from relax_core.observe.run_directory import RunDirectory
+from tests.unit.views.test_control_api import LIVE, call
+from tests.unit.views.test_scaling_requests import pools
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, PoolScaling]:
+    """The pools of a run, whose machines the tests move."""
+    made = pools()
+    monkeypatch.setattr(RunApi, "facts", lambda _: replace(LIVE, pools=made))
+    return made
+
+
+@pytest.fixture
+def run(found: dict[str, PoolScaling], write_run: Callable[..., Path], tmp_path: Path) -> Path:
+    return write_run(tmp_path, steps=4)
+
+
+def test_a_script_scales_out_polls_and_finds_its_engine(run: Path, found: dict[str, PoolScaling]) -> None:
+    body = {"model_name": "default", "num_replicas": 3, "engine_urls": [], "timeout_secs": 1800}
+    asked = call(run, "POST", "/rollout/scale_out", json=body).json()
+    assert asked == {"request_id": "1", "status": "PENDING", "message": ""}
+    (request,) = RunDirectory.open(run).take_scale_requests()
+    assert (request["pool"], request["target"]) == ("rollout", 3)
+    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    states = []
+    for step in JOINING[1:]:
+        found["rollout"].on_step("engine-2", step, 3.0)
+        states.append(call(run, "GET", "/rollout/scale_out/1").json()["status"])
+    assert states == ["CREATING", "HEALTH_CHECKING", "WEIGHT_SYNCING", "ACTIVE"]
+    listed = call(run, "GET", "/rollout/scale_out?model_name=default&status=active").json()
+    assert listed["total_count"] == 1 and listed["requests"][0]["engine_ids"] == ["engine-2"]
+    assert call(run, "GET", "/rollout/scale_out?status=FAILED").json()["requests"] == []
+    assert call(run, "GET", "/rollout/scale_in").json()["requests"] == []
+
+
+def test_a_repeated_request_changes_nothing(run: Path, found: dict[str, PoolScaling]) -> None:
+    for way, number in (("scale_out", 1), ("scale_out", 2), ("scale_in", 2), ("scale_in", 5)):
+        answer = call(run, "POST", f"/rollout/{way}", json={"num_replicas": number}).json()
+        assert (answer["status"], answer["message"]) == ("NOOP", "the pool rollout has 2 engines")
+    found["rollout"].ask(ScaleRequest("other", target=4), 1.0)
+    answer = call(run, "POST", "/rollout/scale_out", json={"num_replicas": 3}).json()
+    assert (answer["status"], answer["message"]) == ("NOOP", "the pool rollout has 4 engines")
+    assert RunDirectory.open(run).take_scale_requests() == []
+
+
+def test_a_script_scales_in_and_sees_which_engines_left(run: Path, found: dict[str, PoolScaling]) -> None:
+    planned = call(run, "POST", "/rollout/scale_in", json={"num_replicas": 1, "dry_run": True}).json()
+    assert planned["selected_engines"] == ["engine-1"] and RunDirectory.open(run).take_scale_requests() == []
+    asked = call(run, "POST", "/rollout/scale_in", json={"num_replicas": 1}).json()
+    (request,) = RunDirectory.open(run).take_scale_requests()
+    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    seen = call(run, "GET", f"/rollout/scale_in/{asked['request_id']}").json()
+    assert (seen["status"], seen["selected_engines"], seen["removed_engines"]) == ("DRAINING", ["engine-1"], [])
+    for step in ("removing", "completed"):
+        found["rollout"].on_step("engine-1", step, 3.0)  # type: ignore[arg-type]
+    seen = call(run, "GET", f"/rollout/scale_in/{asked['request_id']}").json()
+    assert (seen["status"], seen["removed_engines"]) == ("COMPLETED", ["engine-1"])
+
+
+def test_a_request_that_is_cancelled_takes_its_engines_back(run: Path, found: dict[str, PoolScaling]) -> None:
+    call(run, "POST", "/rollout/scale_out", json={"num_replicas": 3})
+    early = call(run, "POST", "/rollout/scale_out/1/cancel")
+    assert (early.status_code, early.json()["fix"]) == (409, "ask again in a second")
+    (request,) = RunDirectory.open(run).take_scale_requests()
+    found["rollout"].ask(ScaleRequest(**request), 2.0)
+    assert call(run, "POST", "/rollout/scale_out/1/cancel").json()["status"] == "CANCELLED"
+    (cancel,) = RunDirectory.open(run).take_scale_requests()
+    assert cancel["cancel"] == "rollout-1"
+    assert call(run, "POST", "/rollout/scale_out/7/cancel").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("way", "body", "status", "field"),
+    [
+        ("scale_out", {}, 400, "num_replicas"),
+        ("scale_out", {"num_replicas": 3, "engine_urls": ["http://10.0.0.1:1"]}, 400, "engine_urls"),
+        ("scale_in", {"num_replicas": 1, "force": True}, 400, "force"),
+        ("scale_in", {"num_replicas": 0}, 409, "target"),
+        ("scale_out", {"num_replicas": 3, "model_name": "teacher"}, 404, "pool"),
+        ("scale_out", {"num_replicas": 3, "model_name": "judge"}, 409, "placement"),
+    ],
+)
+@pytest.mark.usefixtures("found")
+def test_what_cannot_be_done_is_refused_with_what_to_do(
+    run: Path, way: str, body: Any, status: int, field: str
+) -> None:
+    answer = call(run, "POST", f"/rollout/{way}", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (status, field) and answer.json()["fix"]
+    assert RunDirectory.open(run).take_scale_requests() == []
+
+
+def test_routes_that_were_unsafe_or_are_not_needed_say_what_to_use(run: Path) -> None:
+    for route, instead in INSTEAD.items():
+        assert call(run, "GET", route).json()["fix"] == instead
+    assert call(run, "GET", "/rollout/engines", token="other").status_code == 401
+    assert call(run, "GET", "/rollout/engines").json() == {"models": {}, "total_engines": 0}
+    shown = engines([{"pool": "judge", "engine": "judge-engine-0", "state": "starting", "serving": False}])
+    one = {"engine_id": "judge-engine-0", "url": "", "status": "STARTING", "is_healthy": False}
+    assert shown == {"models": {"judge": {"engines": [one]}}, "total_engines": 1}

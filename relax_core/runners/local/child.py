@@ -21,8 +21,14 @@ from relax_core.observe.process_log import send_to_parent
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import Host, describe
+from relax_core.runners.local.keeper import fork_kept
 from relax_core.runners.local.landlock import give_up_writing
 from relax_core.runners.local.parent_death import end_with_parent
+
+NO_NAMESPACE = (
+    "this machine gives this process no process namespace ({}): its code can change the limits, priority and processors of "
+    "the run's other processes"
+)
 
 
 def serve(channel: int) -> None:
@@ -33,8 +39,10 @@ def serve(channel: int) -> None:
     if certificate["records"]:
         send_to_parent()
     if certificate["scratch"]:
+        if refusal := fork_kept(channel, certificate["scratch"]):
+            print(f"relax: {NO_NAMESPACE.format(refusal)}", flush=True)
         _confine(certificate)
-    end_with_parent(certificate["scratch"])
+    end_with_parent()
     if memory_mb := certificate["memory_mb"]:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     try:

@@ -26,7 +26,8 @@ SCOPES = 0b11
 """Scopes that forbid reaching unconfined processes by abstract sockets and by signals."""
 CAPABILITIES_VERSION = 0x20080522
 READS_OTHERS = (19, 21, 38)
-"""Root's capabilities (tracing, administration, performance) that allow reading the environment of every process."""
+"""Capabilities (tracing, administration, performance) of root and in a user namespace: with them a process reads the
+environment of every process, or uncovers the /proc below the one of its process namespace."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -41,10 +42,14 @@ class _PathBeneath(ctypes.Structure):
 def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bool:
     """Give up writing below `protected`, except in `writable`; return False if the kernel has no Landlock.
 
+    Root's capabilities READS_OTHERS are given up in any case.
+
     The restriction holds for this thread and all threads and processes that it starts. Call this function before
     further threads start, since they would keep their rights.
     """
     libc, version = ctypes.CDLL(None, use_errno=True), landlock_version()
+    _drop_capabilities(libc)
+    libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
     if version < MIN_VERSION:
         return False
     file_rights = WRITE_FILE | (TRUNCATE if version >= 3 else 0)
@@ -57,10 +62,7 @@ def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bo
         for path in (*_outside(protected), *writable):
             with suppress(OSError):  # the path was deleted or can't be written anyway
                 _grant(libc, rules, path, file_rights)
-        _drop_capabilities(libc)
-        return not (
-            libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
-        )
+        return not libc.syscall(RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
     finally:
         os.close(rules)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import shutil
 import signal
 import sys
 import threading
@@ -19,8 +18,8 @@ PARENTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that only the parent obeys."""
 
 
-def end_with_parent(scratch: str = "") -> None:
-    """When standard input closes, delete the scratch folder and kill this process with its process group."""
+def end_with_parent() -> None:
+    """When standard input closes, kill this process with its process group."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     # A scheduler may send these signals to every process of a job, but the parent needs this process to save. Programs
     # that this process starts are not affected: a handler ends with exec, unlike SIG_IGN, and is removed after a fork.
@@ -28,7 +27,7 @@ def end_with_parent(scratch: str = "") -> None:
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)
     os.register_at_fork(after_in_child=_restore_signals)
-    threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _restore_signals() -> None:
@@ -36,12 +35,10 @@ def _restore_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with_parent(scratch: str) -> None:
+def _end_with_parent() -> None:
     # Don't read sys.stdin: this thread would hold its lock and abort the interpreter at exit.
     while os.read(0, 4096):
         pass
-    if scratch:
-        shutil.rmtree(scratch, ignore_errors=True)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(os.getpgrp(), signal.SIGKILL)  # the session has only this process and its children
 

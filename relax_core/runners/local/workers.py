@@ -40,6 +40,9 @@ from relax_core.runners.local.child_log import ChildLog
 from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
 from relax_core.tensor_files.mapped_files import PREFIX, claim, sweep_abandoned
 
+KEEPER_S = 5.0
+"""Seconds in which the keeper of an untrusted child must end its processes before the parent kills the child's session."""
+
 
 class Child:
     """One child process and everything that it starts."""
@@ -48,6 +51,7 @@ class Child:
         """`scratch`: the child's folder, deleted once the child has ended."""
         self._process, self.pid, self._scratch = process, process.pid, scratch
         self._ended = asyncio.Event()
+        self._told = False
         self._deleting: asyncio.Future[None] | None = None
         self._descriptor = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
@@ -77,6 +81,7 @@ class Child:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(_write, self._process.stdin.fileno(), data)
+        self._told = True
 
     async def wait(self) -> None:
         await self._ended.wait()
@@ -89,6 +94,11 @@ class Child:
 
     async def kill(self) -> None:
         """Kill the child with its children, and wait for its end."""
+        if self._scratch and self._told:  # then its keeper ends also the children that left the session
+            self.close_stdin()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEPER_S):
+                    await self._ended.wait()
         if not self._ended.is_set():
             self._kill_session()
         await self._ended.wait()

@@ -25,11 +25,13 @@ from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings,
 from relax_core.rpc.isolated_pool import replaced_events
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
+from tests.processes import gone, kept_worker
 
 REWARDS = '''
 import asyncio, os, re, subprocess, time
 from relax_core.api import BatchReward, Gold, GroupReward, Reward, Score, Unreadable
 
+BORN = time.monotonic_ns()  # differs between processes
 
 class Length(Reward):
     def score(self, task, trajectory):
@@ -70,8 +72,8 @@ class Awkward(Reward):
             return len(bytearray(8 << 30))
         if word == "typo":
             return undefined_name
-        if word == "pid":
-            return os.getpid()
+        if word == "process":
+            return BORN
         return {"nan": float("nan"), "text": "good", "true": True, "none": None}.get(word, 1.0)
 
 
@@ -284,12 +286,12 @@ async def test_bad_numbers_exceptions_and_a_process_that_ends_are_outcomes_of_th
 
 async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost(plugin: Path) -> None:
     async with scoring(plugin, choice("awkward", timeout_s=1.0)) as scorer:
-        answers = await scored(scorer, "a", "pid", "b", "lock", "c", "pid")
+        process = kept_worker("reward-awkward-0")
+        answers = await scored(scorer, "a", "process", "b", "lock", "c", "process")
+        assert gone(process)
     assert [a.outcome for a in answers] == [Outcome.FINISHED] * 3 + [Outcome.REWARD_TIMEOUT] + [Outcome.FINISHED] * 2
     assert math.isnan(answers[3].value)
-    first, last = int(answers[1].value), int(answers[5].value)
-    assert first != last
-    assert not psutil.pid_exists(first)
+    assert answers[1].value != answers[5].value
 
 
 async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
@@ -343,8 +345,7 @@ async def test_a_reward_over_its_memory_is_named_and_the_rest_is_scored(plugin: 
 async def test_a_process_killed_from_outside_costs_nothing_and_its_successor_is_an_event(plugin: Path) -> None:
     run_status = RunStatusService(SystemClock())
     async with scoring(plugin, choice("awkward"), run_status=run_status) as scorer:
-        (answer,) = await scored(scorer, "pid")
-        os.kill(int(answer.value), signal.SIGKILL)
+        os.kill(kept_worker("reward-awkward-0"), signal.SIGKILL)
         answers = await scored(scorer, "a", "b")
     assert [a.value for a in answers] == [1.0, 1.0]
     ((_, event),) = await run_status.events(0, 0.0)

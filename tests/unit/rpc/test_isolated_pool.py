@@ -20,9 +20,12 @@ from relax_core.rpc import isolated_pool, messages
 from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.runners.local.workers import LocalWorkers
+from tests.processes import gone, kept_worker
 from tests.unit.roles.virtual_time import run_virtual
 
 COMPONENT = Chosen("test", "words")
+BORN = time.monotonic_ns()
+"""Differs between processes."""
 
 
 class Words(IsolatedHost):
@@ -30,7 +33,7 @@ class Words(IsolatedHost):
 
     def open(self, answer: int = 1) -> int:
         self._answer = answer
-        return os.getpid()
+        return 1
 
     def handle(self, item: str) -> Any:
         if item == "block":
@@ -45,7 +48,7 @@ class Words(IsolatedHost):
             return bound_fields()
         if item.startswith("$"):
             return os.environ.get(item[1:], "")
-        return os.getpid() if item == "pid" else item.upper()
+        return BORN if item == "process" else item.upper()
 
     async def told(self, number: int, word: str) -> Any:
         self.parent.notify("tell", number, word)
@@ -98,8 +101,8 @@ async def answers(pool: IsolatedPool, *items: str) -> list[Any]:
 
 async def test_the_call_that_ended_its_process_is_named_and_the_others_run_again() -> None:
     async with pool() as made:
-        (before,) = await answers(made, "pid")
-        a, crash, b, error, after = await answers(made, "a", "exit", "b", "raise", "pid")
+        (before,) = await answers(made, "process")
+        a, crash, b, error, after = await answers(made, "a", "exit", "b", "raise", "process")
     assert (a, b) == ("A", "B") and after != before
     assert isinstance(crash, ItemCrash) and "ended with status 3" in str(crash)
     assert isinstance(error, ValueError) and str(error) == "no such word"
@@ -124,16 +127,17 @@ async def test_the_log_records_of_an_item_have_the_fields_of_its_sender(host: st
 
 async def test_a_call_past_the_deadline_is_named_and_its_process_killed() -> None:
     async with pool(timeout_s=1.0) as made:
-        (before,) = await answers(made, "pid")
-        a, late, after = await answers(made, "a", "block", "pid")
-        assert not psutil.pid_exists(before)
+        process = kept_worker("words-0")
+        (before,) = await answers(made, "process")
+        a, late, after = await answers(made, "a", "block", "process")
+        assert gone(process)
     assert a == "A" and isinstance(late, ItemTimeout) and after != before
 
 
 async def test_an_item_over_the_memory_limit_costs_its_process_and_no_other_item() -> None:
     async with pool(memory_mb=2048) as made:
-        (before,) = await answers(made, "pid")
-        a, hungry, after = await answers(made, "a", "eat", "pid")
+        (before,) = await answers(made, "process")
+        a, hungry, after = await answers(made, "a", "eat", "process")
     assert a == "A" and "MemoryError" in str(hungry) and after != before
 
 
@@ -148,7 +152,7 @@ async def test_items_and_sessions_call_the_parent_in_order_and_waiting_is_not_th
         return [item, len(told)]
 
     handlers = {"ask": ask, "tell": lambda number, word: told.append((number, word))}
-    async with pool("AskingWords", timeout_s=1.0, opened=lambda pid: handlers) as made:
+    async with pool("AskingWords", timeout_s=1.0, opened=lambda opened: handlers) as made:
         a, bad, b = await answers(made, "a", "bad", "b")
         assert (a, b) == (("a", 0), ("b", 0)) and str(bad) == "the parent's own error"
         async with made.session() as session:
@@ -174,7 +178,7 @@ async def test_an_answer_of_the_parent_that_fails_on_its_way_is_an_error_and_no_
             raise Untold
         return item
 
-    async with pool("AskingWords", opened=lambda pid: {"ask": ask}) as made:
+    async with pool("AskingWords", opened=lambda opened: {"ask": ask}) as made:
         async with asyncio.timeout(60):
             *failed, well = await answers(made, "odd", "cancelled", "untold", "well")
     assert all(isinstance(error, Exception) for error in failed) and well == "well"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parent to be killed: starts a worker with a child of its own, prints both process ids and waits.
+"""A parent to be killed: starts a worker with a child of its own, prints the ids of all its processes and waits.
 
 Arguments are modules to preload: then the worker is forked from a process that has them; `untrusted` makes it so."""
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+
+import psutil
 
 from relax_core.api.component import Chosen
 from relax_core.api.role import WorkerSpec
@@ -20,7 +22,9 @@ async def main() -> None:
     target = "tests.unit.runners.hosted:Hosted"
     spec = WorkerSpec("w", Chosen("role", "w"), env=env, target=target, preload=preload, untrusted=untrusted)
     (worker,) = await LocalWorkers().start([spec])
-    print(worker.pid, await worker.call("grandchild", timeout_s=60), flush=True)
+    await worker.call("grandchild", timeout_s=60)
+    started = psutil.Process(worker.pid).children(recursive=True)  # authors' code sees other numbers
+    print(worker.pid, *(child.pid for child in started), flush=True)
     await asyncio.sleep(600)
 
 

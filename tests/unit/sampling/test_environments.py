@@ -22,6 +22,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool, Retried
 from relax_core.sampling.episode import Limits
 from relax_core.sampling.session import state_key
+from tests.processes import kept_worker
 from tests.unit.sampling.toy_policy import END, Completion, Script, completion, play, texts
 
 ENVIRONMENTS = '''
@@ -40,7 +41,7 @@ class Wild(Environment[WildOptions]):
 
     @classmethod
     async def open(cls, options):
-        return {"pid": os.getpid(), "opened": time.time()}
+        return {"pid": os.getpid(), "born": time.monotonic_ns(), "opened": time.time()}
 
     async def reset(self, task, seed):
         return Observation(f"seed {seed}", state="start")
@@ -65,7 +66,7 @@ class Wild(Environment[WildOptions]):
             await asyncio.sleep(1.5)
         if word == "odd":
             return Step("", True, info={"what": object()})
-        return Step(Observation(f"{word}!", state="on"), word == "bye", 0.5, {"pid": self.shared["pid"]})
+        return Step(Observation(f"{word}!", state="on"), word == "bye", 0.5, dict(self.shared))
 
     async def close(self):
         with Path(self.options.log).open("a") as file:
@@ -276,12 +277,12 @@ async def test_a_sample_whose_process_is_killed_is_played_again_and_reported(tmp
 
         async def kills(call: PendingRequest) -> Completion:
             if not killed:
-                killed.add(before.info["pid"])
-                os.kill(before.info["pid"], signal.SIGKILL)
+                killed.add(before.info["born"])
+                os.kill(kept_worker("environment-wild"), signal.SIGKILL)
             return cast(Completion, await says("bye")(call))
 
         after = await played(pool, kills)
-    assert after.outcome is Outcome.FINISHED and after.info["pid"] not in killed
+    assert after.outcome is Outcome.FINISHED and after.info["born"] not in killed
     (why,) = retries
     assert re.fullmatch(r"environment-wild: process (ended: .*|was replaced); other samples ran in it", why)
 

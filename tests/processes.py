@@ -32,8 +32,10 @@ def gone(pid: int) -> bool:
 
 def kept_worker(name: str) -> int:
     """Return the newest process of this process's worker `name`, which runs authors' code, below its keeper."""
-    named = [child for child in psutil.Process().children() if child.name() == name[:15]]
-    return max(named, key=lambda child: child.create_time()).children(recursive=True)[-1].pid
+    shown = name[:15]
+    named = [child for child in psutil.Process().children(recursive=True) if child.name() == shown]
+    first = [child for child in named if (parent := child.parent()) is not None and parent.name() != shown]
+    return max(first, key=lambda child: child.create_time()).children(recursive=True)[-1].pid
 
 
 def _states(pid: int) -> list[str]:

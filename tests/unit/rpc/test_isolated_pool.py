@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import psutil
 import pytest
 
 from relax_core.api import Chosen
@@ -24,15 +23,13 @@ from tests.processes import gone, kept_worker
 from tests.unit.roles.virtual_time import run_virtual
 
 COMPONENT = Chosen("test", "words")
-BORN = time.monotonic_ns()
-"""Differs between processes."""
 
 
 class Words(IsolatedHost):
     """Does what an item says."""
 
     def open(self, answer: int = 1) -> int:
-        self._answer = answer
+        self._answer, self._born = answer, time.monotonic_ns()  # the time differs between processes
         return 1
 
     def handle(self, item: str) -> Any:
@@ -48,7 +45,7 @@ class Words(IsolatedHost):
             return bound_fields()
         if item.startswith("$"):
             return os.environ.get(item[1:], "")
-        return BORN if item == "process" else item.upper()
+        return self._born if item == "process" else item.upper()
 
     async def told(self, number: int, word: str) -> Any:
         self.parent.notify("tell", number, word)
@@ -91,7 +88,7 @@ async def pool(host: str = "Words", count: int = 1, **options: Any) -> AsyncIter
             yield made
     finally:
         await made.stop()
-        assert not any(psutil.pid_exists(worker.pid) for worker in workers._started)
+        assert all(gone(worker.pid) for worker in workers._started)
         await workers.close()
 
 

@@ -69,7 +69,9 @@ def alive(tmp_path: Path) -> Iterator[socket.socket]:
 def spec(python: str = "") -> WorkerSpec:
     """A worker that is forked, as in a run, where it has this interpreter."""
     env, module = {"PYTHONPATH": os.getcwd()}, "tests.unit.runners.attacks"
-    return WorkerSpec("w", Chosen("role", "w"), python, env, target=f"{module}:Attacker", untrusted=True, preload=(module,))
+    return WorkerSpec(
+        "w", Chosen("role", "w"), python, env, target=f"{module}:Attacker", untrusted=True, preload=(module,)
+    )
 
 
 def state(process: psutil.Process) -> tuple[object, ...]:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of sampled tokens that show degenerate policies: lengths of completions, and repetition. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from relax_core.api.trajectory import Outcome, Trajectory
+
+NGRAM = 8
+"""Length in tokens of the sequences whose repetition counts. Ordinary text rarely repeats so many tokens; a loop does."""
+_FACTORS = np.random.default_rng(NGRAM).integers(1, 2**63, NGRAM, dtype=np.uint64) | np.uint64(1)
+"""Odd factors, one for each place in a sequence, whose sum of products identifies the sequence."""
+
+
+def completion_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Compute the documented metrics of completions; none without samples. A completion is all that a sample sampled."""
+    if not trajectories:
+        return {}
+    lengths = np.array([trajectory.num_sampled for trajectory in trajectories])
+    ended = np.array([trajectory.outcome is Outcome.FINISHED for trajectory in trajectories])
+    median, high = np.quantile(lengths, (0.5, 0.9))
+    counts = [_repeated(trajectory) for trajectory in trajectories]
+    shares = [repeated / total for repeated, total in counts if total]
+    return {
+        "length/completion_p50": float(median),
+        "length/completion_p90": float(high),
+        "length/completion_max": float(lengths.max()),
+        **({"length/completion_finished": float(lengths[ended].mean())} if ended.any() else {}),
+        **({"length/repeated": float(np.mean(shares)), "length/repeated_max": max(shares)} if shares else {}),
+    }
+
+
+def _repeated(trajectory: Trajectory) -> tuple[int, int]:
+    """Count a sample's n-grams that occurred before in the same turn, and all of its n-grams."""
+    turns = [node.tokens for node in trajectory.forest if node.sampled]
+    return sum(map(repeated_ngrams, turns)), sum(max(len(tokens) - NGRAM + 1, 0) for tokens in turns)
+
+
+def repeated_ngrams(tokens: Sequence[int]) -> int:
+    """Count the sequences of `NGRAM` tokens that occurred before, at an earlier place in `tokens`."""
+    count = len(tokens) - NGRAM + 1
+    if count < 2:
+        return 0
+    ids = np.asarray(tokens).astype(np.uint64)
+    keys = np.zeros(count, np.uint64)
+    for place, factor in enumerate(_FACTORS):
+        keys += ids[place : place + count] * factor  # modulo 2^64
+    return count - len(np.unique(keys))

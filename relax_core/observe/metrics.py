@@ -46,6 +46,7 @@ GROUPS = {
     "policy": "Comparison of the trained policy with the policy that sampled, and with the reference.",
     "distill": "Distance between the policy and its teacher, in distillation.",
     "train": "The optimizer step, and the mismatch between engine and trainer.",
+    "trainer": "The actor's computing in the step.",
     "routing": "Routing replay in mixture-of-experts models.",
     "critic": "The critic's step, which trains on the rows of the actor's step.",
     "weights": "Weights published to engines.",
@@ -191,6 +192,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/rollout_ratio_lag0_max", "Largest importance ratio trainer / engine of a token without lag", "max"),
     Metric("train/rollout_ratio_lag0_min", "Smallest importance ratio trainer / engine of a token without lag", "last"),
     Metric("train/<name>", "An additional metric of the trainer", "last"),
+    Metric("trainer/slowest_rank", "Number of the actor's rank with the longest forward and backward passes in the step",
+           "last"),
+    Metric("trainer/slowest_rank_ratio", "Time of that rank's forward and backward passes as a multiple of the median rank's; "
+           "ranks that share weights wait for one another within the passes, and so are alike", "last"),
     Metric("critic/loss", "Loss of the values as reduced by the trainer", "last"),
     Metric("critic/loss/<term>", "One term of the critic's loss", "last"),
     Metric("critic/explained_variance", "1 - Var(returns - values) / Var(returns) for the values behind the "

@@ -7,12 +7,14 @@ spans to the recorder of the run, which passes them to TimeAccount and Trace.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
+from statistics import median
 from typing import Any
 
 from relax_core.api.events import Span, SpanKind, TimeSpent
@@ -135,6 +137,7 @@ class Unwatched:
         """Do nothing."""
 
 
+_RANK = re.compile(r"actor-rank-(\d+)")
 PATIENCE_S = 5.0
 """Seconds to wait for spans of roles after a step's end; then the step's metrics are computed without missing spans."""
 DEVICES_OF = ("actor", "rollout")
@@ -207,7 +210,7 @@ class TimeAccount:
             metrics: dict[str, float] = {}
             for role in sorted(self._roles):
                 metrics |= self._of_role(role, window)
-            yield window, metrics | self._bubbles(window)
+            yield window, metrics | self._bubbles(window) | self._ranks(window)
             for spans in self._spans.values():
                 while spans and spans[0].end <= window.end:
                     spans.popleft()
@@ -244,6 +247,18 @@ class TimeAccount:
             f"time/{role}/idle_s": max(window.seconds - busy - waited, 0.0),
             **{f"time/{role}/wait/{name}_s": seconds for name, seconds in waits.items()},
         }
+
+    def _ranks(self, window: Window) -> dict[str, float]:
+        """Compare the actor's ranks by their time in forward and backward passes; nothing for a single rank."""
+        passes: dict[int, float] = {}
+        for track, spans in self._spans.items():
+            if found := _RANK.fullmatch(track):
+                own = (span for span in clipped(spans, window) if span.name == "accumulate")
+                passes[int(found[1])] = sum(span.end - span.start for span in own)
+        if len(passes) < 2 or not (usual := median(passes.values())):
+            return {}
+        slowest = max(passes, key=lambda rank: passes[rank])
+        return {"trainer/slowest_rank": float(slowest), "trainer/slowest_rank_ratio": passes[slowest] / usual}
 
     def _bubbles(self, window: Window) -> dict[str, float]:
         """Return the shares of device time without work. A device shared by two tracks works while either works."""

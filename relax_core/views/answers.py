@@ -12,7 +12,7 @@ from relax_core.engines.scaling import Action, PoolScaling, ScaleRequest, Scalin
 from relax_core.observe.status import heartbeats
 from relax_core.views.display import doing
 from relax_core.views.run import RunView, health, listed, readable_documents
-from relax_core.views.why import failures_say, first_step_faults, mismatch_warning, why
+from relax_core.views.why import failures_say, first_step_faults, mismatch_warning, slow_rank_warning, why
 
 
 def status_answer(view: RunView, wall: float) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def why_answer(view: RunView, wall: float) -> dict[str, Any]:
     """Return what a run waits for; `lines` are for people."""
     with readable_documents(view):
         answer = why(view.status(), health(view, wall), wall, view.events())
-        warning, faults = mismatch_warning(view), first_step_faults(view)
-        lines = [*answer.lines(), *([warning] if warning else []), *faults]
+        warnings, faults = [*filter(None, (mismatch_warning(view), slow_rank_warning(view)))], first_step_faults(view)
+        lines = [*answer.lines(), *warnings, *faults]
         return {
-            "schema": "relax.why/1", "run": view.name, "culprit": answer.culprit, **asdict(answer), "warning": warning,
-            "first_step": faults, "lines": lines,
+            "schema": "relax.why/1", "run": view.name, "culprit": answer.culprit, **asdict(answer),
+            "warning": "; ".join(warnings), "first_step": faults, "lines": lines,
         }  # fmt: skip
 
 

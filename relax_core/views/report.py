@@ -20,7 +20,7 @@ from relax_core.observe.metrics import mean, metric
 from relax_core.views import charts
 from relax_core.views.run import Metrics, RunHealth, RunView, health, readable_documents
 from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
-from relax_core.views.why import first_step_faults, log_prob_difference, mismatch_warning, seconds
+from relax_core.views.why import first_step_faults, log_prob_difference, mismatch_warning, seconds, slow_rank_warning
 
 SHOWN = 6
 """Most transcripts per chapter."""
@@ -60,7 +60,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         state=state.state,
         subtitle=_subtitle(run, state, metrics),
         error=summary.get("error", "") if state.ended else state.detail,
-        odd=[*filter(None, [mismatch_warning(run)]), *first_step_faults(run)],
+        odd=[*filter(None, [mismatch_warning(run), slow_rank_warning(run)]), *first_step_faults(run)],
         first_steps=[(step, check) for step, checks in run.first_steps().items() for check in checks],
         cards=list(_cards(summary, metrics)),
         reward_curve=_reward_curve(metrics),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_core.observe.first_step import MEAN, far_apart, fault_lines
-from relax_core.observe.metrics import EventCounts
+from relax_core.observe.metrics import EventCounts, mean
 from relax_core.views.run import RunHealth, RunView
 
 Roles = Mapping[str, Mapping[str, Any]]
@@ -365,4 +365,27 @@ def mismatch_warning(run: RunView) -> str:
     return (
         f"engine and trainer differ by {found:.2g} (mean |log-prob difference| without lag): more than the {limit:g} "
         f"that the formats {engine} and {own} explain; {cause}"
+    )
+
+
+FEWEST_STEPS = 3
+"""Fewest steps from which a slow rank is concluded: the rank with the most tokens changes from step to step."""
+SLOW_RANK = 1.2
+"""Multiple of the median rank's time from which a rank counts as slow."""
+
+
+def slow_rank_warning(run: RunView) -> str:
+    """Return a warning if the same rank of the actor was much slower than the median rank in recent steps; else empty."""
+    recent = [
+        (int(line["trainer/slowest_rank"]), float(line["trainer/slowest_rank_ratio"]))
+        for line in run.metrics()[-AVERAGED_STEPS:]
+        if line.get("trainer/slowest_rank_ratio") is not None
+    ]
+    slow = {rank for rank, _ in recent}
+    ratio = mean([ratio for _, ratio in recent]) or 0.0
+    if len(recent) < FEWEST_STEPS or len(slow) > 1 or ratio < SLOW_RANK:
+        return ""
+    return (
+        f"rank {slow.pop()} of the actor takes {ratio:.1f} times as long as the median rank, and was the slowest in the "
+        f"last {len(recent)} steps: look for other programs, heat or a fault on its device"
     )

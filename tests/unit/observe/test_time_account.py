@@ -98,3 +98,22 @@ def test_time_without_spans_at_the_end_counts_as_idle():
 def test_the_first_name_is_the_blocker():
     blockers = ("rollout, then advantages", "actor (it publishes)", "nobody", "")
     assert [first_blocker(words) for words in blockers] == ["rollout", "actor", "nobody", "nobody"]
+
+
+def test_the_slowest_rank_is_compared_with_the_median_over_its_passes_alone():
+    account = TimeAccount()
+    ends = {"actor-rank-0": 2.0, "actor-rank-1": 6.0, "actor-rank-2": 4.0, "reference-rank-0": 9.0}
+    spans = [Span(track, "work", "accumulate", 0.0, end, "", ()) for track, end in ends.items()]
+    spans += [Span("actor-rank-0", "work", "finish_update", 2.0, 9.0, "", ())]  # waits for the slower ranks
+    account.add(TimeSpent("actor", 10.0, tuple(spans)))
+    account.step(1, 10.0, 10.0)
+    ((_, metrics),) = account.take()
+    assert (metrics["trainer/slowest_rank"], metrics["trainer/slowest_rank_ratio"]) == (1.0, 1.5)
+
+
+def test_a_single_rank_is_not_compared():
+    account = TimeAccount()
+    account.add(TimeSpent("actor", 10.0, (Span("actor-rank-0", "work", "accumulate", 0.0, 5.0, "", ()),)))
+    account.step(1, 10.0, 10.0)
+    ((_, metrics),) = account.take()
+    assert not any(key.startswith("trainer/") for key in metrics)

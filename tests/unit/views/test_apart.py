@@ -7,7 +7,7 @@ import pytest
 
 from relax_core.views.report import render
 from relax_core.views.run import RunView
-from relax_core.views.why import MEAN, mismatch_warning
+from relax_core.views.why import MEAN, mismatch_warning, slow_rank_warning
 
 
 def written(run, config, value):
@@ -41,3 +41,19 @@ def test_top_p_is_named_where_it_is_the_cause(write_run, tmp_path):
 
 def test_a_run_without_the_metric_is_not_odd(write_run, tmp_path):
     assert mismatch_warning(RunView(write_run(tmp_path, steps=2))) == ""
+
+
+@pytest.mark.parametrize(("ranks", "ratios", "says"), [
+    ([1, 1, 1, 1], [1.4, 1.6, 1.5, 1.5], "rank 1 of the actor takes 1.5 times as long as the median rank"),
+    ([1, 0, 1, 1], [1.4, 1.6, 1.5, 1.5], ""),
+    ([1, 1, 1, 1], [1.1, 1.1, 1.2, 1.1], ""),
+    ([1, 1], [2.0, 2.0], ""),
+])  # fmt: skip
+def test_only_a_rank_that_is_slow_in_every_step_is_odd(write_run, tmp_path, ranks, ratios, says):
+    run = write_run(tmp_path, steps=4)
+    slow = [{"trainer/slowest_rank": rank, "trainer/slowest_rank_ratio": ratio} for rank, ratio in zip(ranks, ratios)]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    by_step = dict(enumerate(slow, 1))
+    told = [{**line, **by_step.get(line["step"], {})} if "reward/mean" in line else line for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    assert slow_rank_warning(RunView(run)).startswith(says) and bool(slow_rank_warning(RunView(run))) == bool(says)

@@ -20,7 +20,7 @@ import typer
 from relax_core.cli.detached import start_detached
 from relax_core.cli.plan import print_data, print_graph, print_tools
 from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, print_json, print_table, say, split
-from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN
+from relax_core.control.resume_keys import MAY_CHANGE, NEW_RUN, may_change
 
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
@@ -36,7 +36,15 @@ UNCHECKED = "placement.check_memory=false"
 Arguments = Annotated[
     list[str], typer.Argument(help="TOML files or a recipe name, then overrides such as optimizer.lr=1e-5.")
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Folder to write the run to; it must be new or empty.")]
+RunDir = Annotated[
+    Path | None, typer.Option(help="Folder to write the run to; it must be new or empty, except with --resume.")
+]
+Continues = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Continue the run in --run-dir if the folder has one, also if it has no checkpoint yet."
+    ),
+]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")]
 Runner = Annotated[str | None, typer.Option(help="ray, local or inline; short for run.runner=...")]
 Anyway = Annotated[
@@ -59,14 +67,21 @@ def train(
     dry_run: DryRun = False,
     anyway: Anyway = False,
     detach: Detach = False,
+    continues: Continues = False,
     supervised: Supervised = False,
 ) -> None:
     """Start a training run.
 
     Examples: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`. At a terminal,
     the command watches a run on Ray as `relax attach` does: Ctrl-C asks whether to detach from the run or to stop it.
+    A scheduler that repeats one command needs `--resume`: a run that has begun keeps its configuration, except for
+    overrides of the keys that `relax resume` may change, and a finished run is left as it is, with exit code 0.
     """
+    from relax_core.api.errors import ConfigError
     from relax_core.control.prepare import check_sinks, plan_run, prepare
+
+    if continues and run_dir is None:
+        raise ConfigError("--resume", "no --run-dir", "name the folder of the run: --run-dir RUN")
 
     if detach and not dry_run:
         start_detached("train", as_json)
@@ -82,8 +97,24 @@ def train(
         print_data(sources, overrides)
     elif not (supervised or as_json) and _is_watched(sources, overrides):
         attach(str(start_detached("train", as_json)))
+    elif continues and run_dir is not None and (run_dir / "config.toml").exists():
+        _continue(run_dir, overrides, as_json, supervised)
     else:
         _run(prepare(sources, overrides, run_dir=run_dir), as_json, supervised)
+
+
+def _continue(run_dir: Path, overrides: Sequence[str], as_json: bool, supervised: bool) -> None:
+    """Continue the run in a directory with the overrides that a resume may change; leave a finished run as it is."""
+    from relax_core.control.prepare import prepare_resume
+    from relax_core.observe.files import read_document
+
+    summary = read_document(run_dir / "summary.json") or {}
+    if summary.get("status") == "finished":
+        say(f"relax: the run in {run_dir} is finished; for more steps: relax resume {run_dir} steps=N", err=True)
+        _say_ending(summary, run_dir, as_json)
+        return
+    changes = [override for override in overrides if may_change(override.partition("=")[0].strip())]
+    _run(prepare_resume(run_dir, changes, unfinished=True), as_json, supervised)
 
 
 def resume(

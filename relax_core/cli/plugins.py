@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,11 +85,15 @@ def show(
 @verbs.command("check")
 def check_plugins(
     name: Named = "",
+    slow: Annotated[
+        bool, typer.Option("--slow", help="Also run the suites of engines and trainers, which take minutes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check plugins: import, handshake, options, conformance suites.
 
-    All plugins are checked by default. The exit code is 3 if a check fails.
+    All plugins are checked by default. Slow suites run with --slow, or if NAME is given. Progress goes to stderr. The
+    exit code is 3 if a check fails.
     """
     from relax_core.registry.check import CheckResult, check
 
@@ -96,7 +101,7 @@ def check_plugins(
     records = _chosen(catalogue, files[0] if files else name)
     checks: list[Check] = []
     shown: set[str] = set()
-    for item in check(catalogue, records, files):
+    for item in check(catalogue, records, files, slow=slow or bool(name), progress=partial(say, err=True)):
         checks.append(item)
         if not as_json and item.verdict is not CheckResult.PASSED and f"{item.subject}{item.detail}" not in shown:
             shown.add(f"{item.subject}{item.detail}")

@@ -3,23 +3,26 @@
 
 A check examines handshake, import and options, then runs the conformance suite of each component's kind.
 Suites run in one pytest process (extra `relax-core[testing]`), with a generated test file for each component. Suites
-are named as text, because the core does not import its test kit. Results come back in pytest's XML report.
+are named as text, because the core does not import its test kit. `relax_core.testing.report_lines` prints each result
+as soon as its test ends.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from xml.etree import ElementTree
 
 from relax_core.api.component import KINDS, Component, Configurable
 from relax_core.api.errors import RelaxError
@@ -30,8 +33,12 @@ from relax_core.registry.loader import import_target
 if TYPE_CHECKING:
     from relax_core.api.options import Options
 
-DEADLINE_S = 600.0
-"""Seconds for all suites together; a suite itself fails a blocking component much earlier."""
+SILENCE_S = 600.0
+"""Seconds without the result of a test, after which the suites are stopped; a suite fails a blocking component earlier."""
+REPORT_PREFIX = "relax-check: "
+"""Start of the lines on which the suites' process prints the results of tests."""
+SLOW = frozenset({"engine", "trainer"})
+"""Kinds whose suites take most of the time: they train and sample with real models."""
 HEAVY = ("torch", "ray", "pydantic", "transformers", "tensorflow", "jax", "vllm", "sglang")
 """Packages that a plugin's module may not import, because every `relax` command imports the modules of all plugins."""
 _IMPORT_S = 120.0
@@ -71,24 +78,47 @@ class Subject(NamedTuple):
         return Check(self.distribution, f"{self.kind} {self.component.name}", name, verdict, detail)
 
 
-def check(catalogue: Catalogue, records: Sequence[Record], files: Sequence[str] = ()) -> Iterator[Check]:
-    """Run all checks of these plugins, the cheap checks first."""
+def check(
+    catalogue: Catalogue,
+    records: Sequence[Record],
+    files: Sequence[str] = (),
+    *,
+    slow: bool = True,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[Check]:
+    """Run all checks of these plugins, the cheap checks first; yield each result as soon as it is known.
+
+    `slow`: run also the suites of the kinds in SLOW. `progress` gets a line before each plugin and each suite.
+    """
+    sound: set[str] = set()
+    for result in examine(catalogue, records, progress):
+        yield result
+        if result.name == "options" and result.verdict is CheckResult.PASSED:
+            sound.add(f"{result.distribution} {result.subject}")
+    opened = [one for one in _subjects(records) if f"{one.distribution} {one.kind} {one.component.name}" in sound]
+    yield from _run_suites(opened, files, slow, progress)
+
+
+def examine(
+    catalogue: Catalogue, records: Sequence[Record], progress: Callable[[str], None] = lambda text: None
+) -> Iterator[Check]:
+    """Run the cheap checks of these plugins: handshake, imports, and the options of each component."""
     for record in records:
         switched_off = record.reason.startswith("switched off")
         sound = CheckResult.PASSED if record.state is PluginState.OK else CheckResult.FAILED
         verdict = CheckResult.SKIPPED if switched_off else sound
         yield Check(record.distribution, "", "handshake", verdict, record.frames + record.reason)
         if record.state is PluginState.OK and not record.file:
+            progress(f"{record.distribution}: import")
             detail = heavy_imports(record.module)
             verdict = CheckResult.FAILED if detail else CheckResult.PASSED
             yield Check(record.distribution, "", "light_import", verdict, detail)
-    opened: list[Subject] = []
-    for subject in [Subject(own.distribution, *item, own.name) for own in records for item in own.components]:
-        result = _opens(catalogue, subject)
-        yield result
-        if result.verdict is CheckResult.PASSED:
-            opened.append(subject)
-    yield from _run_suites(opened, files)
+    for subject in _subjects(records):
+        yield _opens(catalogue, subject)
+
+
+def _subjects(records: Sequence[Record]) -> list[Subject]:
+    return [Subject(own.distribution, *item, own.name) for own in records for item in own.components]
 
 
 def heavy_imports(module: str) -> str:
@@ -120,33 +150,52 @@ def _opens(catalogue: Catalogue, subject: Subject) -> Check:
     return subject.result("options", CheckResult.PASSED)
 
 
-def _run_suites(subjects: Sequence[Subject], files: Sequence[str]) -> Iterator[Check]:
+def _run_suites(
+    subjects: Sequence[Subject], files: Sequence[str], slow: bool, progress: Callable[[str], None]
+) -> Iterator[Check]:
     """Run the conformance suite of each component; yield one result per test."""
-    suited = [one for one in subjects if importlib.util.find_spec(KINDS[one.kind].suite.partition(":")[0])]
+    suited: list[Subject] = []
     for subject in subjects:
-        if subject not in suited:
-            yield subject.result("conformance", CheckResult.SKIPPED, f"kind {subject.kind} has no suite yet")
+        if reason := _no_suite(subject.kind, slow):
+            yield subject.result("conformance", CheckResult.SKIPPED, reason)
+        else:
+            suited.append(subject)
     if not suited:
         return
-    if importlib.util.find_spec("pytest") is None:
-        for subject in suited:
-            yield subject.result("conformance", CheckResult.SKIPPED, "pip install 'relax-core[testing]'")
-        return
     paths = tuple(str(Path(file).resolve()) for file in files)
+    of_file = {f"test_{number}": subject for number, subject in enumerate(suited)}
+    missing, current, running = dict(of_file), "", ""
+    output: deque[str] = deque(maxlen=40)
     with tempfile.TemporaryDirectory(prefix="relax-check-") as directory:
-        for number, subject in enumerate(suited):
-            Path(directory, f"test_{number}.py").write_text(_test_file(subject, paths))
-        report = Path(directory, "report.xml")
-        output = _run_pytest(directory, report)
-        if not report.exists():
-            for subject in suited:
-                yield subject.result("conformance", CheckResult.FAILED, output.strip()[-2000:])
-            return
-        # A case has the class name `test_3.Test`; the name is empty if the file could not be imported.
-        for case in ElementTree.parse(report).iter("testcase"):
-            owner, name = case.get("classname", "").partition(".")[0], case.get("name", "")
-            subject = suited[int((owner or name).removeprefix("test_"))]
-            yield subject.result(name.removeprefix("test_") if owner else "conformance", *_verdict(case))
+        for file, subject in of_file.items():
+            Path(directory, f"{file}.py").write_text(_test_file(subject, paths))
+        for line in _run_pytest(directory, output):
+            file, test = line["file"], line["name"].removeprefix("test_")
+            subject = of_file[file]
+            missing.pop(file, None)
+            if "verdict" in line:
+                running = ""
+                yield subject.result(test or "conformance", CheckResult(line["verdict"]), line["detail"])
+                continue
+            running = test
+            if file != current:
+                current = file
+                number = file.removeprefix("test_")
+                progress(f"suite {int(number) + 1} of {len(of_file)}: {subject.kind} {subject.component.name}")
+    said = "the test process ended early: " + "\n".join(output).strip()[-2000:]
+    if running:
+        yield of_file[current].result(running, CheckResult.FAILED, said)
+    for subject in missing.values():
+        yield subject.result("conformance", CheckResult.FAILED, said)
+
+
+def _no_suite(kind: str, slow: bool) -> str:
+    """Return the reason why the suite of a kind does not run, or "" if it runs."""
+    if not importlib.util.find_spec(KINDS[kind].suite.partition(":")[0]):
+        return f"kind {kind} has no suite yet"
+    if importlib.util.find_spec("pytest") is None:
+        return "pip install 'relax-core[testing]'"
+    return "" if slow or kind not in SLOW else f"the suite of {kind} is slow; add --slow, or name the plugin"
 
 
 def _test_file(subject: Subject, files: tuple[str, ...]) -> str:
@@ -162,28 +211,42 @@ def _test_file(subject: Subject, files: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run_pytest(directory: str, report: Path) -> str:
-    """Run all test files of the directory, without the pytest plugins of this environment; return the output."""
-    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", directory, f"--junitxml={report}"]
-    command = [sys.executable, "-m", "pytest", *options, "--continue-on-collection-errors", "."]
+def _run_pytest(directory: str, output: deque[str]) -> Iterator[dict[str, str]]:
+    """Run all test files of the directory, without the pytest plugins of this environment.
+
+    Yield the lines of `relax_core.testing.report_lines` as they arrive; append all other lines to `output`.
+    """
+    plugins = ["-p", "no:cacheprovider", "-p", "relax_core.testing.report_lines"]
+    options = ["-q", *plugins, "-c", os.devnull, "--rootdir", directory, "--continue-on-collection-errors"]
+    command = [sys.executable, "-m", "pytest", *options, "."]
     path = os.pathsep.join(filter(None, sys.path))
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path}
-    try:
-        done = subprocess.run(
-            command, cwd=directory, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"the suites took more than {DEADLINE_S:.0f} s"
-    return done.stdout + done.stderr
+    with subprocess.Popen(
+        command, cwd=directory, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for text in _lines(process.stdout.fileno()):
+                if text.startswith(REPORT_PREFIX):
+                    yield json.loads(text.removeprefix(REPORT_PREFIX))
+                else:
+                    output.append(text)
+        except TimeoutError as error:
+            output.append(str(error))
+        finally:
+            process.kill()
 
 
-def _verdict(case: ElementTree.Element) -> tuple[CheckResult, str]:
-    outcomes = {"failure": CheckResult.FAILED, "error": CheckResult.FAILED, "skipped": CheckResult.SKIPPED}
-    for tag, verdict in outcomes.items():
-        if (child := case.find(tag)) is not None:
-            message = child.get("message", "")
-            return verdict, (child.text or "").strip()[-1500:] if message in ("", "collection failure") else message
-    return CheckResult.PASSED, ""
+def _lines(pipe: int) -> Iterator[str]:
+    """Yield the lines of a pipe; raise TimeoutError after SILENCE_S without a byte."""
+    rest = b""
+    while select.select([pipe], [], [], SILENCE_S)[0]:
+        if not (data := os.read(pipe, 65536)):
+            yield rest.decode(errors="replace")
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    raise TimeoutError(f"no test ended for {SILENCE_S:.0f} s")
 
 
 def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:

@@ -9,7 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from relax_core.api import ConfigError, PluginError
+from relax_core.api.component import KINDS
 from relax_core.cli.main import app
+from relax_core.registry import Catalogue
+from relax_core.registry.check import SLOW, check, records_named
 
 
 @pytest.fixture
@@ -91,6 +94,42 @@ def test_check_names_the_failing_check_and_ends_with_3(relax, site):
     assert verdicts["reward chance", "the_same_input_gives_the_same_result"] == "failed"
     sound = [verdict for (subject, _), verdict in verdicts.items() if subject != "reward chance"]
     assert len(sound) > 10 and set(sound) == {"passed"}
+    assert result.stderr.splitlines()[:3] == [
+        "fake-two: import", "suite 1 of 2: reward half", "suite 2 of 2: reward chance",
+    ]  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_slow_suite_is_skipped_with_the_option_to_add(site, monkeypatch):
+    site.install("fake-two", TWO, files={"reward.py": TWO_REWARDS})
+    assert KINDS.keys() > SLOW > set()
+    monkeypatch.setattr("relax_core.registry.check.SLOW", {"reward"})
+    catalogue = Catalogue.load()
+    checks = list(check(catalogue, records_named(catalogue, "fake-two"), slow=False))
+    suites = {item.subject: (item.verdict, item.detail) for item in checks if item.name == "conformance"}
+    skipped = ("skipped", "the suite of reward is slow; add --slow, or name the plugin")
+    assert suites == {"reward half": skipped, "reward chance": skipped}
+
+
+@pytest.mark.parametrize(("words", "slow"), [((), False), (("--slow",), True), (("fake-half",), True)])
+def test_slow_suites_run_on_request_or_for_a_named_plugin(relax, half, monkeypatch, words, slow):
+    half()
+    asked = []
+    monkeypatch.setattr("relax_core.registry.check.check", lambda *of, slow, progress: asked.append(slow) or [])
+    relax("plugins", "check", *words)
+    assert asked == [slow]
+
+
+@pytest.mark.process
+def test_check_fails_the_suite_whose_process_dies(relax, site):
+    dies = "import os, sys\nif 'relax_core.testing.report_lines' in sys.modules:\n    os._exit(7)\n"
+    site.install("fake-two", TWO, files={"reward.py": dies + TWO_REWARDS})
+    result = relax("plugins", "check", "fake-two", "--json")
+    failed = [check for check in json.loads(result.stdout)["checks"] if check["verdict"] == "failed"]
+    assert [(check["subject"], check["name"]) for check in failed] == [
+        ("reward half", "conformance"), ("reward chance", "conformance"),
+    ]  # fmt: skip
+    assert failed[0]["detail"].startswith("the test process ended early")
 
 
 @pytest.mark.process

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs `relax plugins list | show | check`, and `relax new`, which creates a plugin project."""
+"""The verbs `relax plugins list | show | check | publish`, and `relax new`, which creates a plugin project."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ Named = Annotated[
         help="A component, distribution:component, distribution, or ./file.py.", autocompletion=complete_name
     ),
 ]
-verbs = typer.Typer(no_args_is_help=True, help="List, show and check installed plugins.")
+verbs = typer.Typer(
+    no_args_is_help=True, help="List, show and check installed plugins; check a project before its upload."
+)
 
 
 @verbs.command("list")
@@ -116,6 +118,44 @@ def check_plugins(
         first = next(item for item in checks if item.verdict is CheckResult.FAILED)
         say(f"relax: {first.subject or first.distribution}: {first.name} failed; fix the plugin", err=True)
         raise typer.Exit(3)
+
+
+@verbs.command("publish")
+def publish_plugin(
+    project: Annotated[Path, typer.Argument(help="Folder of the plugin's project, with a pyproject.toml.")] = Path(),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; keep no built files.")] = False,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolation/--no-isolation", help="Install the build backend for the build, or use the installed."
+        ),
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Check a plugin project before its upload to a package index: build, metadata, entry points, components.
+
+    Relax uploads nothing. Without --dry-run, the built files are kept in the folder dist of the project, and the command
+    that uploads the files is printed. The exit code is 3 if the project must be corrected before an upload.
+    """
+    from relax_core.registry.publish import publish
+
+    say(f"building {project.resolve()}", err=True)
+    done = publish(project, dry_run=dry_run, isolated=isolated)
+    if as_json:
+        say(json.dumps(done.as_dict(), indent=2))
+    else:
+        for finding in done.findings:
+            say(finding)
+        for file in done.files:
+            say(file)
+    if not done.ready:
+        count = sum(finding.blocks for finding in done.findings)
+        say(f"relax: {project}: {count} findings block the upload; correct them", err=True)
+        raise typer.Exit(3)
+    if done.files:
+        say(f"next: twine upload {' '.join(map(str, done.files))}", err=True)
+    else:
+        say("ready: without --dry-run, the built files are kept and the command that uploads them is printed", err=True)
 
 
 def new(

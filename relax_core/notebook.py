@@ -65,15 +65,24 @@ def train(
     return open_run(prepared.directory.path)
 
 
-def export(run: str | Path | None, out: str | Path, *, step: int | None = None, overrides: Sequence[str] = ()) -> Path:
+def export(
+    run: str | Path | None,
+    out: str | Path,
+    *,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    push_to: str = "",
+    public: bool = False,
+) -> Path:
     """Write the model of a run's checkpoint as a Hugging Face folder, as `relax export` does; return the folder.
 
-    `run`: a directory or name; None: the latest run. `step`: the checkpoint; None: the newest. Raises the errors of
-    `relax_core.diagnostics.export.export`.
+    `run`: a directory or name; None: the latest run. `step`: the checkpoint; None: the newest. `push_to`: a model of the
+    Hugging Face Hub, USER/NAME, to which the folder is also sent; a new one is private unless `public`. Raises the
+    errors of `relax_core.diagnostics.export.export`.
     """
     name = None if run is None else str(run)
     with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already has an event loop
-        return pool.submit(export_checkpoint, name, Path(out), step, overrides).result().directory
+        return pool.submit(export_checkpoint, name, Path(out), step, overrides, push_to, public).result().directory
 
 
 def evaluate(

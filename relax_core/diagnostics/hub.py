@@ -63,8 +63,11 @@ def push(folder: Path, repository: str, public: bool, message: str) -> str:
 
 @contextmanager
 def _hub_errors(advice: str) -> Iterator[None]:
-    """Raise failures of the Hub as errors of Relax; `advice` says what remains to be done."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # HTTPError: the base of all errors of its HTTP library
+    """Raise failures of the Hub as errors of Relax; `advice` is the fix."""
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HTTPError,
+    )  # HTTPError: the base of all errors of its HTTP library
 
     try:
         yield

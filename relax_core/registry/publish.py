@@ -43,7 +43,7 @@ print("\\n" + json.dumps(found))
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PublishFinding:
     """A problem of the project."""
 
     field: str
@@ -61,7 +61,7 @@ class Finding:
 class Publication:
     """The result of the checks."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[PublishFinding, ...]
     files: tuple[Path, ...]
     """The built sdist and wheel in the folder `dist` of the project; empty in a dry run and if a finding blocks."""
 
@@ -99,7 +99,7 @@ def publish(project: Path, *, dry_run: bool, isolated: bool = True) -> Publicati
         if output or len(files) != 2:
             fix = "mend the project until `python -m build` succeeds"
             return Publication(
-                (Finding("build", output or f"it made {len(files)} files, not an sdist and a wheel", fix),), ()
+                (PublishFinding("build", output or f"it made {len(files)} files, not an sdist and a wheel", fix),), ()
             )
         found = tuple(check_wheel(files[1], Path(scratch, "unpacked")))
         if dry_run or any(finding.blocks for finding in found):
@@ -119,7 +119,7 @@ def _build(project: Path, out: Path, isolated: bool) -> str:
     return done.stdout.strip()[-2000:] if done.returncode else ""
 
 
-def check_wheel(wheel: Path, unpacked: Path) -> Iterator[Finding]:
+def check_wheel(wheel: Path, unpacked: Path) -> Iterator[PublishFinding]:
     """Yield the problems of a built wheel; the wheel is unpacked into the new folder `unpacked`."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
@@ -137,63 +137,69 @@ def check_wheel(wheel: Path, unpacked: Path) -> Iterator[Finding]:
         yield from _check_components(raw.get("name", ""), unpacked)
 
 
-def invalid_fields(data: bytes, unknown: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+def invalid_fields(data: bytes, unknown: Mapping[str, Sequence[str]]) -> Iterator[PublishFinding]:
     """Yield the fields that the standard of package metadata does not allow."""
     for field in unknown:
-        yield Finding(field.lower(), "the metadata has a field that cannot be read", "remove it from pyproject.toml")
+        yield PublishFinding(
+            field.lower(), "the metadata has a field that cannot be read", "remove it from pyproject.toml"
+        )
     try:
         Metadata.from_email(data)
     except ExceptionGroup as group:
         for error in group.exceptions:
             if not isinstance(error, InvalidMetadata) or error.field not in unknown:
                 field = error.field if isinstance(error, InvalidMetadata) else "metadata"
-                yield Finding(field, str(error), "correct it in pyproject.toml")
+                yield PublishFinding(field, str(error), "correct it in pyproject.toml")
 
 
-def check_metadata(raw: RawMetadata, points: Mapping[str, str]) -> Iterator[Finding]:
+def check_metadata(raw: RawMetadata, points: Mapping[str, str]) -> Iterator[PublishFinding]:
     """Yield the problems of a plugin's metadata; `points`: its entry points of the group relax.plugins."""
     name = raw.get("name", "")
     if not canonical(name).startswith(_PREFIX):
         fix = f'name the project "{_PREFIX}{canonical(name).removeprefix("relax-")}", so that users find it'
-        yield Finding("name", f"{name!r} does not begin with {_PREFIX}", fix, blocks=False)
+        yield PublishFinding("name", f"{name!r} does not begin with {_PREFIX}", fix, blocks=False)
     yield from _check_version(raw.get("version", ""))
     if not raw.get("summary", "").strip():
-        yield Finding("description", "missing", 'add description = "One sentence on what the plugin offers"')
+        yield PublishFinding("description", "missing", 'add description = "One sentence on what the plugin offers"')
     if not raw.get("description", "").strip():
-        yield Finding("readme", "missing or empty", 'write README.md and add readme = "README.md"')
+        yield PublishFinding("readme", "missing or empty", 'write README.md and add readme = "README.md"')
     classifiers = raw.get("classifiers", [])
     licensed = any(name.startswith("License ::") for name in classifiers)
     if not (raw.get("license_expression") or raw.get("license") or licensed):
-        yield Finding("license", "missing", 'add license = "Apache-2.0", or another SPDX expression')
+        yield PublishFinding("license", "missing", 'add license = "Apache-2.0", or another SPDX expression')
     if private := [name for name in classifiers if name.startswith("Private ::")]:
-        yield Finding("classifiers", f"{private[0]!r} forbids the upload", "remove it")
+        yield PublishFinding("classifiers", f"{private[0]!r} forbids the upload", "remove it")
     elif not classifiers:
         fix = 'add classifiers = ["Programming Language :: Python :: 3"]'
-        yield Finding("classifiers", "missing", fix, blocks=False)
+        yield PublishFinding("classifiers", "missing", fix, blocks=False)
     if not raw.get("requires_python"):
-        yield Finding("requires-python", "missing", 'add requires-python = ">=3.11"')
+        yield PublishFinding("requires-python", "missing", 'add requires-python = ">=3.11"')
     if not raw.get("project_urls"):
-        yield Finding("urls", "missing", 'add [project.urls] with Source = "https://..."', blocks=False)
+        yield PublishFinding("urls", "missing", 'add [project.urls] with Source = "https://..."', blocks=False)
     yield from _check_requirements(raw.get("requires_dist", ()))
     if not points:
         fix = f'add [project.entry-points."relax.plugins"] with {name or "NAME"} = "PACKAGE.plugin"'
-        yield Finding("entry-points", "no entry point in the group relax.plugins, so Relax cannot find the plugin", fix)
+        yield PublishFinding(
+            "entry-points", "no entry point in the group relax.plugins, so Relax cannot find the plugin", fix
+        )
 
 
-def _check_version(text: str) -> Iterator[Finding]:
+def _check_version(text: str) -> Iterator[PublishFinding]:
     try:
         version = Version(text)
     except InvalidVersion:
         return  # `invalid_fields` names the field
     if version.release == (0,) * len(version.release):
-        yield Finding("version", f"{text!r} is the default of build tools", "set the version of this release")
+        yield PublishFinding("version", f"{text!r} is the default of build tools", "set the version of this release")
     if version.local:
-        yield Finding("version", f"{text!r} is a local version, which the index refuses", "remove the part after +")
+        yield PublishFinding(
+            "version", f"{text!r} is a local version, which the index refuses", "remove the part after +"
+        )
 
 
-def _check_requirements(lines: Sequence[str]) -> Iterator[Finding]:
+def _check_requirements(lines: Sequence[str]) -> Iterator[PublishFinding]:
     if not api_range(lines):
-        yield Finding("dependencies", "no API range", f'add "relax-core{core_range()}"')
+        yield PublishFinding("dependencies", "no API range", f'add "relax-core{core_range()}"')
     for line in lines:
         try:
             requirement = Requirement(line)
@@ -201,17 +207,17 @@ def _check_requirements(lines: Sequence[str]) -> Iterator[Finding]:
             continue  # `invalid_fields` names the field
         if requirement.url:
             fix = f"name a released version of {requirement.name}"
-            yield Finding("dependencies", f"{line!r} is a direct reference, which the index refuses", fix)
+            yield PublishFinding("dependencies", f"{line!r} is a direct reference, which the index refuses", fix)
 
 
-def _check_packages(names: Sequence[str]) -> Iterator[Finding]:
+def _check_packages(names: Sequence[str]) -> Iterator[PublishFinding]:
     """Check the folders of the wheel, which become packages of the user's environment."""
     if taken := sorted({"tests", "test", "docs", "src", "examples"} & set(names)):
         fix = "list only the plugin's package under the build backend's packages"
-        yield Finding("packages", f"the wheel installs {', '.join(taken)} as a package of its own", fix)
+        yield PublishFinding("packages", f"the wheel installs {', '.join(taken)} as a package of its own", fix)
 
 
-def _check_components(name: str, unpacked: Path) -> Iterator[Finding]:
+def _check_components(name: str, unpacked: Path) -> Iterator[PublishFinding]:
     """Load the unpacked wheel in a fresh interpreter; yield the failed checks of the plugin and its components."""
     path = os.pathsep.join([str(unpacked), *filter(None, sys.path)])
     environ = {**os.environ, "PYTHONPATH": path, "RELAX_PLUGINS": name}
@@ -221,15 +227,19 @@ def _check_components(name: str, unpacked: Path) -> Iterator[Finding]:
             timeout=_IMPORT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        yield Finding("entry-points", f"the imports take more than {_IMPORT_S:.0f} s", "import slow libraries later")
+        yield PublishFinding(
+            "entry-points", f"the imports take more than {_IMPORT_S:.0f} s", "import slow libraries later"
+        )
         return
     if done.returncode:
-        yield Finding("entry-points", done.stderr.strip()[-2000:], "mend the module that the entry point names")
+        yield PublishFinding("entry-points", done.stderr.strip()[-2000:], "mend the module that the entry point names")
         return
     checks = json.loads(done.stdout.strip().splitlines()[-1])
     for item in checks:
         if item["verdict"] == "failed":
             where = item["subject"] or "entry-points"
-            yield Finding(where, f"{item['name']}: {item['detail']}", f"see `relax plugins check {name}`")
+            yield PublishFinding(where, f"{item['name']}: {item['detail']}", f"see `relax plugins check {name}`")
     if not any(item["subject"] for item in checks):
-        yield Finding("entry-points", "the plugin offers no component", "return components from a hook", blocks=False)
+        yield PublishFinding(
+            "entry-points", "the plugin offers no component", "return components from a hook", blocks=False
+        )

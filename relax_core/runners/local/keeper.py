@@ -65,10 +65,10 @@ def fork_kept(channel: int, scratch: str) -> str:
     worker = os.fork()
     if worker:
         os.close(channel)
-        status = _watch(worker)
+        ended = _watch(worker)
         if refusal:
-            _end(_end_children(worker, status), scratch)
-        os.write(writes, str(_end_namespace(worker, status)).encode())
+            _end(_end_children(worker, ended), scratch)
+        os.write(writes, str(_end_namespace(worker, ended)).encode())
         os._exit(0)
     if not refusal:
         os.close(reads)

@@ -44,10 +44,11 @@ def fork_kept(channel: int, scratch: str) -> str:
 
     The calling process becomes the outer process. It ends as the worker ends, after all other processes of the worker,
     or when standard input closes, and deletes the folder `scratch`. `channel`: a descriptor that only the worker keeps.
-    Call this while there is one thread.
+    Call this while there is one thread. All these processes ignore the signals IGNORED.
     """
     refusal = namespace_refusal()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED}
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     if not refusal:
         _enter_namespaces()
         reads, writes = os.pipe()
@@ -65,17 +66,15 @@ def fork_kept(channel: int, scratch: str) -> str:
     worker = os.fork()
     if worker:
         os.close(channel)
-        ended = _watch(worker)
+        of_worker = _watch(worker)
         if refusal:
-            _end(_end_children(worker, ended), scratch)
-        os.write(writes, str(_end_namespace(worker, ended)).encode())
+            _end(_end_children(worker, of_worker), scratch)
+        os.write(writes, str(_end_namespace(worker, of_worker)).encode())
         os._exit(0)
     if not refusal:
         os.close(reads)
         os.close(writes)
         os.setsid()  # its former process group has processes outside of the namespace
-    for number, handler in before.items():
-        signal.signal(number, handler)
     return refusal
 
 

@@ -29,8 +29,8 @@ def embedding() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory, embedding: np.ndarray) -> Path:
-    """A random Llama of one layer, with the tokenizer of bytes and the special tokens of SmolLM2."""
-    from gguf import GGUFWriter, TokenType
+    """A Llama of one layer in the number formats of SmolLM2's file, with a tokenizer of bytes and its special tokens."""
+    from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
     from tokenizers.pre_tokenizers import ByteLevel
 
     path = tmp_path_factory.mktemp("gguf") / smollm.FILE
@@ -56,14 +56,15 @@ def gguf(tmp_path_factory: pytest.TempPathFactory, embedding: np.ndarray) -> Pat
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
     writer.add_chat_template(TEMPLATE)
-    writer.add_tensor("token_embd.weight", embedding)
-    square, ones = np.eye(WIDTH, dtype=np.float32), np.ones(WIDTH, dtype=np.float32)
+    eight, four = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1
+    writer.add_tensor("token_embd.weight", quants.quantize(embedding, eight), raw_dtype=eight)
+    square, ones = quants.quantize(np.eye(WIDTH, dtype=np.float32), four), np.ones(WIDTH, dtype=np.float32)
     writer.add_tensor("output_norm.weight", ones)
     for layer in range(LAYERS):
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", square)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", square, raw_dtype=four)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -98,11 +99,14 @@ def test_a_held_out_sum_is_trained_in_neither_order_and_no_sum_is_missing() -> N
 def test_the_built_folder_has_the_files_weights_and_chats_of_the_model(
     package: Path, embedding: np.ndarray, tmp_path: Path
 ) -> None:
+    import torch
     from transformers import AutoModelForCausalLM
 
     recipe.build(tmp_path / "built", 0)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "built/model")
-    np.testing.assert_array_equal(loaded.get_input_embeddings().weight.detach().numpy(), embedding)
+    np.testing.assert_allclose(loaded.get_input_embeddings().weight.detach(), embedding, atol=0.03)  # 8 bits up to 4
+    np.testing.assert_allclose(loaded.model.layers[0].self_attn.v_proj.weight.detach(), np.eye(WIDTH), atol=0.001)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     assert not hasattr(loaded.config, "quantization_config")  # else the model counts as one of 4 bits
     row = json.loads((tmp_path / "built/eval.jsonl").read_text().splitlines()[0])

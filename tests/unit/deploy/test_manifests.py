@@ -7,6 +7,7 @@ import copy
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jsonschema import Draft202012Validator
 from relax_contrib.deploy.__main__ import HERE, files, main
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
+from relax_core.config.run_config import RunConfig
 from relax_core.runners.ray.environment import SETTINGS
 
 ROOT = Path(__file__).parents[3]
@@ -111,7 +113,7 @@ def test_a_cluster_has_the_locked_ray_a_token_and_shared_storage(path: Path) -> 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_a_pod_asks_for_a_checkpoint_of_the_jobs_run_and_has_time_for_it(path: Path) -> None:
-    grace_s = compose([HERE / "cluster.toml"], base=BASE, on_disk=False).config.checkpoint.grace_s
+    grace_s = cluster_config().checkpoint.grace_s
     job = documents(HERE / path.name.replace("cluster", "job"))[0]["spec"]["entrypoint"]
     run = job.split("--run-dir ")[1].split()[0]
     assert run.startswith("/shared/")
@@ -133,6 +135,11 @@ BASE = {
 }
 
 
+@cache
+def cluster_config() -> RunConfig:
+    return compose([HERE / "cluster.toml"], base=BASE, on_disk=False).config
+
+
 def check_command(words: list[str]) -> None:
     """Parse a `relax` command line without running it; raise click's UsageError if it is wrong."""
     command = typer.main.get_command(app).commands[words[1]]  # type: ignore[attr-defined]
@@ -148,7 +155,7 @@ def test_the_command_lines_are_commands_of_relax() -> None:
 
 
 def test_the_configuration_for_clusters_is_valid_and_runs_on_ray() -> None:
-    config = compose([HERE / "cluster.toml"], base=BASE, on_disk=False).config
+    config = cluster_config()
     assert config.run.runner == "ray" and config.weights.name == "disk"
 
 

@@ -271,6 +271,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "trainer": {"megatron": "relax-plugin-megatron", "torch": "relax-plugin-torch"},
     "sink": {
+        "clearml": "relax-plugin-clearml",
         "mlflow": "relax-plugin-mlflow",
         "opentelemetry": "relax-plugin-opentelemetry",
         "prometheus": "relax-plugin-prometheus",

@@ -21,7 +21,7 @@ AUTOMATIC = (
     "matplotlib", "tensorflow", "tensorboard", "pytorch", "xgboost", "scikit", "fastai", "lightgbm", "hydra",
     "detect_repository", "tfdefines", "joblib", "megengine", "catboost", "gradio",
 )  # fmt: skip
-"""What ClearML would record by itself; `detect_repository` is the code of the program, with uncommitted changes."""
+"""Records that ClearML would make by itself; `detect_repository`: the code of the program, with uncommitted changes."""
 
 
 class ClearMLOptions(Options):

@@ -333,8 +333,8 @@ Later runs link the folder's files. `save_folder(Path("my.gguf"), Path("my-model
 makes such a folder of another GGUF file that transformers reads.
 
 `smollm` was run once, with seed 0 on two cores while tests also ran. In 811 s, 30 steps raised the share of right answers to
-124 held-out sums from 0.048 to 0.500 (step 15) and 0.895 (step 30); the standard error at the end is 0.028. To "What is 16 + 15?"
-the model first answered `One specific mathematical recipe is, "Approximating 16 + 1` and at the end `16 + 15 = 31`.
+124 held-out sums from 0.048 to 0.500 (step 15) and 0.895 (step 30); the standard error at the end is 0.028. To "What is
+16 + 15?" the model first answered `One specific mathematical recipe is, "Approximating 16 + 1` and at the end `16 + 15 = 31`.
 
 Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second stage is
 reinforcement learning. The table and the curves show the second stage over three seeds. Each seed has its own model, tasks

@@ -113,7 +113,10 @@ def _continue(run_dir: Path, overrides: Sequence[str], as_json: bool, supervised
         say(f"relax: the run in {run_dir} is finished; for more steps: relax resume {run_dir} steps=N", err=True)
         _say_ending(summary, run_dir, as_json)
         return
-    changes = [override for override in overrides if may_change(override.partition("=")[0].strip())]
+    keys = {override: override.partition("=")[0].strip() for override in overrides}
+    changes = [override for override, key in keys.items() if may_change(key)]
+    if kept := [key for key in keys.values() if not may_change(key)]:
+        say(f"relax: the run in {run_dir} has begun and keeps its own {', '.join(kept)}", err=True)
     _run(prepare_resume(run_dir, changes, unfinished=True), as_json, supervised)
 
 

@@ -42,7 +42,7 @@ def test_a_folder_without_a_run_gets_a_new_one(tmp_path: Path, calls: list[tuple
 
 
 def test_a_run_that_has_begun_continues_with_the_overrides_that_may_change(
-    tmp_path: Path, calls: list[tuple[Any, ...]]
+    tmp_path: Path, calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.toml").touch()
     for status in ("running", "failed", "preempted", "stopped"):
@@ -50,6 +50,7 @@ def test_a_run_that_has_begun_continues_with_the_overrides_that_may_change(
         runs.train(WORDS, run_dir=tmp_path, runner="ray", continues=True)
         changes = ["steps=40", "placement.actor.ranks=2", "run.runner=ray"]
         assert calls.pop() == ("resume", tmp_path, changes, True), "also without a checkpoint"
+        assert f"the run in {tmp_path} has begun and keeps its own optimizer.lr\n" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_left_as_it_is(

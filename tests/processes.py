@@ -33,9 +33,17 @@ def gone(pid: int) -> bool:
 def kept_worker(name: str) -> int:
     """Return the newest process of this process's worker `name`, which runs authors' code, below its keeper."""
     shown = name[:15]
-    named = [child for child in psutil.Process().children(recursive=True) if child.name() == shown]
-    first = [child for child in named if (parent := child.parent()) is not None and parent.name() != shown]
+    named = [child for child in psutil.Process().children(recursive=True) if _name(child) == shown]
+    first = [child for child in named if (parent := child.parent()) is not None and _name(parent) != shown]
     return max(first, key=lambda child: child.create_time()).children(recursive=True)[-1].pid
+
+
+def _name(process: psutil.Process) -> str:
+    """Return the name of a process; empty if it was reaped meanwhile, as a fork server does with ended children."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _states(pid: int) -> list[str]:

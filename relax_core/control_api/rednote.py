@@ -40,7 +40,7 @@ def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dic
         fix = "give num_replicas; to let one engine leave, use POST /engines/ENGINE/drain"
         raise Refused(400, "engine_urls", "addresses, but the engines of a run are started by the run", fix)
     if fields.get("force"):
-        raise Refused(400, "force", "true", "leave it out: requests of an engine that leaves continue on others")
+        raise Refused(400, "force", "true", "leave it out: an engine that leaves gives its requests to other engines")
     if "num_replicas" not in fields:
         raise Refused(400, "num_replicas", "nothing", "give the number of engines that the pool is to have")
     asked = {"pool": _pool(fields.get("model_name", DEFAULT)), "target": fields["num_replicas"]}

@@ -14,7 +14,7 @@ NUM_EVAL_PAIRS = 64
 
 
 class Split(NamedTuple):
-    """Two lists of (first, second) addends; no pair of the one occurs in the other, in either order."""
+    """Two lists of (first, second) addends without a common pair; (7, 12) and (12, 7) are the same pair."""
 
     train: list[tuple[int, int]]
     held_out: list[tuple[int, int]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper of a worker that runs authors' code: all processes that the worker started end with the worker.
+"""The keeper of a worker that runs authors' code: it ends all processes that the worker started when the worker ends.
 
 Where the kernel allows it, the worker lives in a process namespace of its own: it sees only the processes that it
 started, so it can't signal other processes or change their limits, priority or processors. The keeper is process 1 of

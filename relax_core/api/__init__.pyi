@@ -79,7 +79,7 @@ from .source import BadRow as BadRow, Filter as Filter, Sampler as Sampler, Task
 from .task import Media as Media, Message as Message, Part as Part, Task as Task, ToolCall as ToolCall
 from .trainer import (
     Chunk as Chunk, ChunkPlan as ChunkPlan, OptimizerSpec as OptimizerSpec, Trainer as Trainer,
-    TrainerSpec as TrainerSpec, UpdateOutcome as UpdateOutcome, UpdateResult as UpdateResult,
+    TrainerSpec as TrainerSpec, TrainerWork as TrainerWork, UpdateOutcome as UpdateOutcome, UpdateResult as UpdateResult,
 )
 from .trajectory import (
     DropReason as DropReason, Node as Node, Outcome as Outcome, Row as Row, Trajectory as Trajectory,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Generic
 
@@ -100,6 +100,25 @@ class UpdateResult:
     lr: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerWork:
+    """The computing that a rank did in a step. The work of several ranks, or parts of a step, can be added."""
+
+    flops: float = 0.0
+    """Floating-point operations of updates: forward and backward passes, without padding and recomputation."""
+    forward_flops: float = 0.0
+    """Floating-point operations of forward passes without gradient."""
+    tokens: float = 0.0
+    """Tokens in the model's inputs, with padding."""
+    padding: float = 0.0
+    """The part of `tokens` that is padding."""
+    peak_flops_per_s: float = 0.0
+    """Peak rate of the devices in `model.dtype`; 0: unknown."""
+
+    def plus(self, other: TrainerWork) -> TrainerWork:
+        return TrainerWork(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
 class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     """One rank of a training backend."""
 
@@ -164,6 +183,13 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
 
     def abort_update(self) -> None:
         """Discard the gradients since `begin_update`."""
+
+    def work(self) -> TrainerWork:
+        """Return the computing of this rank since `begin_step` or the last call, whichever is later; optional.
+
+        A rank that computes the same rows as another one returns only its peak.
+        """
+        return TrainerWork()
 
     @abstractmethod
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:

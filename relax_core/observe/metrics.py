@@ -46,7 +46,8 @@ GROUPS = {
     "policy": "Comparison of the trained policy with the policy that sampled, and with the reference.",
     "distill": "Distance between the policy and its teacher, in distillation.",
     "train": "The optimizer step, and the mismatch between engine and trainer.",
-    "trainer": "The actor's computing in the step.",
+    "trainer": "The actor's computing in the step. Counted are matrix products and attention, without padding and "
+    "recomputation; models with vision or audio inputs are not counted.",
     "routing": "Routing replay in mixture-of-experts models.",
     "critic": "The critic's step, which trains on the rows of the actor's step.",
     "weights": "Weights published to engines.",
@@ -192,6 +193,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/rollout_ratio_lag0_max", "Largest importance ratio trainer / engine of a token without lag", "max"),
     Metric("train/rollout_ratio_lag0_min", "Smallest importance ratio trainer / engine of a token without lag", "last"),
     Metric("train/<name>", "An additional metric of the trainer", "last"),
+    Metric("trainer/flops", "Floating-point operations of the step's updates, of all ranks", "last"),
+    Metric("trainer/forward_flops", "Floating-point operations of the actor's passes without gradient in the step, such as "
+           "recomputed log-probs, of all ranks", "last"),
+    Metric("trainer/padding", "Share of padding among the tokens that the actor computed", "last"),
+    Metric("trainer/tflops_per_s", "10^12 operations of `trainer/flops` and `trainer/forward_flops` per device and second of "
+           "`time/train_s`", "last"),
+    Metric("trainer/mfu", "Model FLOPs utilization: `trainer/tflops_per_s` as a share of the device's peak. Only where the "
+           "peak is known: see `trainer.peak_tflops`", "last"),
     Metric("trainer/slowest_rank", "Number of the actor's rank with the longest forward and backward passes in the step",
            "last"),
     Metric("trainer/slowest_rank_ratio", "Time of that rank's forward and backward passes as a multiple of the median rank's; "

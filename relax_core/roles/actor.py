@@ -34,7 +34,7 @@ from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.row_leases import renewed
 from relax_core.roles.source import HeldOutEval
-from relax_core.roles.step import StepTimes, TrainingStep, learning_metrics, step_metrics
+from relax_core.roles.step import StepTimes, TrainingStep, learning_metrics, step_metrics, work_metrics
 from relax_core.roles.step_trainer import GuardRollback, NonFinitePolicy, RollbackRequired, StepTrainer
 from relax_core.rpc.waiting import RestartBudget
 
@@ -244,6 +244,7 @@ class Actor(Role):
             if step is None:
                 return None
             learnt = learning_metrics(step)
+            worked = work_metrics(await self._trainer.work(), times.seconds()["time/train_s"], self._trainer.size)
             if not version.step and context.config.guards.first_step != "off":
                 updates = context.plan.warm_up_steps == 0
                 await context.run_status.emit(
@@ -260,7 +261,7 @@ class Actor(Role):
                 await self._publisher.publish(after, applied=step.moved)
                 times.mark("publish")
         account, statistics = await context.bus.account(), await context.bus.statistics()
-        metrics = step_metrics(learnt, times, account, statistics)
+        metrics = step_metrics(learnt, times, account, statistics) | worked
         if self._lease.shared:
             metrics["memory/freed_bytes"] = float(self._lease.freed_bytes)
             metrics["memory/trainer_freed_bytes"] = float(self._trainer.freed_bytes)

@@ -19,7 +19,16 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxEr
 from relax_core.api.family import ModelFamily
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import DeviceLease, SpanTrack, Worker, WorkerSpec
-from relax_core.api.trainer import Chunk, ChunkPlan, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
+from relax_core.api.trainer import (
+    Chunk,
+    ChunkPlan,
+    OptimizerSpec,
+    Trainer,
+    TrainerSpec,
+    TrainerWork,
+    UpdateOutcome,
+    UpdateResult,
+)
 from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
@@ -55,7 +64,7 @@ WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "
 
 RETURNS: Mapping[str, Any] = {
     "forward": RowBatch, "finish_update": UpdateResult, "publish": Manifest, "transfer": int,
-    "offload": int,
+    "offload": int, "work": TrainerWork,
 }  # fmt: skip
 """Types of the results of trainer methods."""
 
@@ -268,6 +277,13 @@ class RankGroup:
         if not overflows:
             return result
         return replace(result, metrics={**result.metrics, "train/overflows": (float(overflows), 1.0)})
+
+    async def work(self) -> TrainerWork:
+        """Return the computing of all ranks since the last call in the step."""
+        total = TrainerWork()
+        for part in await self.call("work"):
+            total = total.plus(part)
+        return total
 
     async def publish(
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""

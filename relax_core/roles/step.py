@@ -18,7 +18,7 @@ from relax_core.api.batch import Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim
 from relax_core.api.errors import StaleFence
 from relax_core.api.role import Clock
-from relax_core.api.trainer import UpdateOutcome, UpdateResult
+from relax_core.api.trainer import TrainerWork, UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.learn.counts import count, measured, merge_metrics, rows_with_gradient, with_quantiles
 
@@ -213,6 +213,22 @@ def learning_metrics(step: TrainingStep) -> dict[str, float]:
         "train/lr": results[-1].lr,
         "train/skipped_updates": float(sum(result.outcome is not UpdateOutcome.APPLIED for result in results)),
     }
+
+
+def work_metrics(work: TrainerWork, train_s: float, ranks: int, group: str = "trainer") -> dict[str, float]:
+    """Compute the metrics of a step's work on `ranks` devices in `train_s` seconds; none if the trainer counts no work."""
+    every = work.flops + work.forward_flops
+    if not every:
+        return {}
+    metrics = {
+        f"{group}/flops": work.flops, f"{group}/forward_flops": work.forward_flops,
+        f"{group}/padding": work.padding / max(work.tokens, 1.0),
+    }  # fmt: skip
+    if train_s > 0:
+        metrics[f"{group}/tflops_per_s"] = every / train_s / ranks / 1e12
+        if work.peak_flops_per_s:
+            metrics[f"{group}/mfu"] = every / train_s / work.peak_flops_per_s
+    return metrics
 
 
 def step_metrics(

@@ -440,6 +440,7 @@ NOT_LEARNT = {
         "torch": {
             "device", "attention", "compile", "activation_checkpointing", "share_prefixes", "sharding",
             "tensor_parallel", "collective_timeout_s", "offload_optimizer", "logits_mb",
+            "peak_tflops",
         },
         "megatron": {
             "tensor_parallel", "sequence_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",

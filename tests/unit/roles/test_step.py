@@ -12,11 +12,11 @@ from hypothesis import given, strategies as st
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim, Sealed
 from relax_core.api.errors import StaleFence
-from relax_core.api.trainer import UpdateOutcome, UpdateResult
+from relax_core.api.trainer import TrainerWork, UpdateOutcome, UpdateResult
 from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 from relax_core.learn.counts import count
-from relax_core.roles.step import ClaimedRows, StepTimes, TrainingStep, learning_metrics, step_metrics
+from relax_core.roles.step import ClaimedRows, StepTimes, TrainingStep, learning_metrics, step_metrics, work_metrics
 
 NOW = Version("actor", 0, 5)
 
@@ -204,6 +204,16 @@ def test_the_metrics_of_a_step_do_not_depend_on_its_chunks(chunks: list[range]) 
         "samples/balanced": 1.0, "bus/rows": 3.0, "bus/bytes": 0.0,
     }  # fmt: skip
     assert {name: got[name] for name in want} == want
+
+
+def test_work_becomes_rates_of_one_device_and_mfu_only_where_the_peak_is_known() -> None:
+    work = TrainerWork(6e12, 2e12, tokens=10.0, padding=4.0, peak_flops_per_s=8e12).plus(TrainerWork(6e12, 2e12, 10.0))
+    known = {"trainer/flops": 12e12, "trainer/forward_flops": 4e12, "trainer/padding": 0.2}
+    rates = {"trainer/tflops_per_s": 2.0, "trainer/mfu": 0.5}
+    assert work_metrics(work, train_s=4.0, ranks=2) == known | rates
+    assert "trainer/mfu" not in work_metrics(replace(work, peak_flops_per_s=0.0), train_s=4.0, ranks=2)
+    assert work_metrics(work, train_s=0.0, ranks=2) == known
+    assert work_metrics(TrainerWork(), train_s=4.0, ranks=2) == {}
 
 
 def test_a_greedy_sample_has_a_metric_of_its_own() -> None:

@@ -92,6 +92,7 @@ class ScalarPolicy(Policy):
     def _scalar(self, layout: Layout, places: Tensor) -> Tensor:
         with self._precision():
             features = self._features(layout).index_select(0, places)
+        self._count(layout, len(places))
         with torch.autocast(self.device.type, enabled=False):
             return linear(features.float(), self.model.score.weight.float()).squeeze(-1)
 

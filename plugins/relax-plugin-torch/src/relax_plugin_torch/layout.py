@@ -26,6 +26,8 @@ class Layout:
     """Token ids, [lines, width]."""
     before: Tensor
     """Index of each token's predecessor in the flattened `ids`, [tokens]; undefined for a row's first token."""
+    spans: np.ndarray
+    """Number of tokens in each part whose tokens see one another: a row, or a line of a prefix tree; without padding."""
     positions: Tensor | None = None
     """Position ids, [lines, width]; None if they are 0, 1, 2, ..."""
     mask: Tensor | None = None
@@ -47,7 +49,7 @@ def by_row(batch: PackedBatch) -> Layout:
     inputs = offset < batch.lengths[batch.row_of_token] - 1
     ids = batch.tokens.new_zeros(batch.num_rows * width)
     ids[place[inputs]] = batch.tokens[inputs]
-    return Layout(ids.view(batch.num_rows, width), place - 1)
+    return Layout(ids.view(batch.num_rows, width), place - 1, _lengths(batch) - 1)
 
 
 def one_line(batch: PackedBatch) -> Layout:
@@ -58,7 +60,7 @@ def one_line(batch: PackedBatch) -> Layout:
     ids, positions = batch.tokens[inputs], offset[inputs]
     if not len(ids):  # every row has a single token, but a model needs at least one input
         ids, positions = batch.tokens[:1], offset[:1]
-    return Layout(ids[None], place - 1, positions[None])
+    return Layout(ids[None], place - 1, _lengths(batch) - 1, positions[None])
 
 
 def whole_rows(batch: PackedBatch) -> Layout:
@@ -68,7 +70,7 @@ def whole_rows(batch: PackedBatch) -> Layout:
     place = batch.row_of_token * width + offset
     ids = batch.tokens.new_zeros(batch.num_rows * width)
     ids[place] = batch.tokens
-    return Layout(ids.view(batch.num_rows, width), place - 1)
+    return Layout(ids.view(batch.num_rows, width), place - 1, _lengths(batch))
 
 
 class PrefixTree:
@@ -82,7 +84,7 @@ class PrefixTree:
         self._batch = batch
         self._rows, self._order, self._line = _sorted_inputs(batch)
         self._fresh = _fresh(self._rows, self._line, self._sorted(keys))
-        nodes_in_line = np.bincount(self._line, weights=self._fresh.sum(1)).astype(np.int64)
+        nodes_in_line = self._spans = np.bincount(self._line, weights=self._fresh.sum(1)).astype(np.int64)
         self.lines, self.width = len(nodes_in_line), max(1, int(nodes_in_line.max()))
         # a shared token has the same node as in the row above, so each column repeats its last new node downwards
         numbers = np.where(self._fresh, np.cumsum(self._fresh).reshape(self._fresh.shape) - 1, -1)
@@ -106,7 +108,8 @@ class PrefixTree:
         ids.reshape(-1)[place] = self._rows[owner, column]
         positions.reshape(-1)[place] = column
         arrays = (ids, self._before(), positions, self._mask(owner, column, place))
-        return Layout(*(torch.from_numpy(array).to(self._batch.tokens.device) for array in arrays))
+        tokens, before, places, mask = (torch.from_numpy(array).to(self._batch.tokens.device) for array in arrays)
+        return Layout(tokens, before, self._spans, places, mask)
 
     def _before(self) -> np.ndarray:
         batch, longest = self._batch, self._rows.shape[1]
@@ -121,6 +124,11 @@ class PrefixTree:
         query, ancestor = np.nonzero(np.arange(self._rows.shape[1]) <= column[:, None])
         mask.reshape(-1, self.width)[place[query], self._node[owner[query], ancestor]] = True
         return mask[:, None]
+
+
+def _lengths(batch: PackedBatch) -> np.ndarray:
+    """Return the number of tokens of each row, on the host."""
+    return np.asarray(batch.rows.columns["tokens"].lengths)
 
 
 def _offsets(batch: PackedBatch) -> Tensor:

@@ -52,6 +52,9 @@ class TorchOptions(Options):
     """Initial factor on losses in float16, which keeps small gradients from rounding to 0; each overflow halves it."""
     loss_scale_window: int = Field(200, ge=1)
     """Number of float16 updates without an overflow after which the loss scale is doubled."""
+    peak_tflops: float = Field(0.0, ge=0)
+    """Peak rate of one device in `model.dtype`, in 10^12 operations per second, for the metric `trainer/mfu`. 0 looks the
+    GPU up in a table of data sheets, which has 16-bit formats only; without a peak, the metric is left out."""
     logits_mb: int = Field(128, gt=0)
     """Upper limit in MiB of float32 logits in memory at once. Larger logits are computed in slices, and once more in
     the backward pass."""

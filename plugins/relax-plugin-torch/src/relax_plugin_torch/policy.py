@@ -18,6 +18,7 @@ from torch import Tensor
 from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_core.trainer_kit.chunk_rows import wanted
+from relax_plugin_torch.flops import FlopCounter
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
 from relax_plugin_torch.routing_replay import RoutingReplay, prefix_keys
 from relax_plugin_torch.row_media import RowMedia
@@ -94,6 +95,8 @@ class Policy:
     ) -> None:  # fmt: skip
         self.model = model
         self.device = next(model.parameters()).device
+        self.counter: FlopCounter | None = None
+        """Counter of the work of all passes from now on; None: they are not counted."""
         self._temperature, self._autocast, self._max_logits = temperature, autocast, max_logits
         text = model.config.get_text_config()
         self._vocab_size: int = text.vocab_size
@@ -147,10 +150,16 @@ class Policy:
                 features, self._head, batch.tokens[trained], replace(asked, measured_entropy=measure_entropy),
                 vocab_size=self._vocab_size, temperature=self._temperature, max_logits=self._max_logits,
             )  # fmt: skip
+        self._count(layout, len(trained))
         return {
             name: values.new_zeros(len(batch.tokens), *values.shape[1:]).index_put((trained,), values)
             for name, values in scored.items()
         }
+
+    def _count(self, layout: Layout, scored: int) -> None:
+        if self.counter is not None:
+            every = int(layout.spans.sum())
+            self.counter.add(layout, scored if self._apart else every, torch.is_grad_enabled())
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """Return the cheaper layout. A prefix tree saves tokens, but attention computes every token pair of a group."""

@@ -23,6 +23,7 @@ from relax_core.api import (
     Ragged,
     RowBatch,
     TrainerSpec,
+    TrainerWork,
     UpdateOutcome,
     UpdateResult,
     Version,
@@ -57,6 +58,7 @@ from relax_core.trainer_kit.update import LossScale, Progress, Update
 from relax_plugin_torch.adapters import FOLDER, Dropout, choose_trained
 from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
 from relax_plugin_torch.checkpoint import load_checkpoint, take_snapshot
+from relax_plugin_torch.flops import FlopCounter, peak_of
 from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model
 from relax_plugin_torch.model import export_folder, load_model, named_tensors, own_tensors, whole_tensors
@@ -91,6 +93,7 @@ class Rank:
         self._adapters = choose_trained(self._model, spec)
         if self._adapters is not None:
             self._adapters.base = fingerprint(named_tensors(self._model, self._adapters), self._publishes)
+        self.counter = self._policy.counter = FlopCounter(self._model, peak_of(self._device, self._dtype, options))
         hold_frozen_in(self._model, frozen_format(self._publishes, self._dtype))
         if options.activation_checkpointing:
             recompute_blocks(self._model, draws=self._adapters is not None and self._adapters.table.dropout > 0)
@@ -231,6 +234,11 @@ class Rank:
         scale = {"train/loss_scale": (self._scale.value, 1.0)} if self._scale.dynamic else {}
         self._scale.applied()
         return UpdateResult(UpdateOutcome.APPLIED, {**update.metrics(factor), **scale}, norm, lr)
+
+    def work(self) -> TrainerWork:
+        """Return the work since the last call; ranks of a tensor-parallel group share the work of its first rank."""
+        done = self.counter.take()
+        return done if self._tensor_group.first else TrainerWork(peak_flops_per_s=done.peak_flops_per_s)
 
     def _finish_gradient(self, factor: float) -> float:
         """Sum the gradients over the ranks, multiply them by `factor` and clip them; return the norm before clipping.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from relax_core.api import ChunkPlan, Estimate, TrainerSpec, Workload
+from relax_core.api import ChunkPlan, Estimate, TrainerSpec, TrainerWork, Version, Workload
 from relax_core.learn import plan_micro_batches
 from relax_core.trainer_kit.rank_trainer import RankTrainer
 from relax_plugin_torch.options import TorchOptions
@@ -53,6 +53,13 @@ class TorchTrainer(RankTrainer["Rank", TorchOptions]):
         from relax_plugin_torch.rank import Rank
 
         return Rank(spec, self.options, self.build)
+
+    def begin_step(self, version: Version) -> None:
+        super().begin_step(version)
+        self._started.counter.take()  # earlier work, such as an evaluation's, is not the step's
+
+    def work(self) -> TrainerWork:
+        return self._started.work()
 
     def offload(self, parts: Sequence[str]) -> int:
         """Offload parts; return the bytes that were freed.

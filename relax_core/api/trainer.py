@@ -131,6 +131,8 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     """Number formats in which the trainer can compute; it must be able to publish weights in any format."""
     float32_head: ClassVar[bool] = False
     """True: the trainer can compute logits in float32 with any `model.dtype` (`model.head_dtype`)."""
+    profiles: ClassVar[bool] = False
+    """True: the trainer can record profiles (`start_profile`)."""
     build: Callable[[Chosen], Any]
     """Function that builds the algorithm and the weight transport. The core sets the function before `start`."""
 
@@ -234,6 +236,17 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def export(self, directory: str) -> None:
         """Write a Hugging Face folder that `transformers` can load."""
+
+    def start_profile(self, ranks: Sequence[int]) -> None:
+        """On one of `ranks`, record the operations of all calls from now on. An open profile is discarded."""
+        raise NotImplementedError
+
+    def stop_profile(self, path: str, max_bytes: int) -> int:
+        """End the profile and write its files, whose names begin with `path` and this rank's number.
+
+        Returns the size of the trace, which is deleted if it exceeds `max_bytes`; 0 on ranks without a profile.
+        """
+        raise NotImplementedError
 
     def offload(self, parts: Sequence[str]) -> int:
         """Free the device memory of `weights`, `optimizer` or `gradients`; return the number of bytes freed."""

@@ -29,6 +29,7 @@ from relax_core.config.tables import (
     NotifyTable,
     OptimizerTable,
     PlacementTable,
+    ProfileTable,
     RecoveryTable,
     ReferenceTable,
     RolloutTable,
@@ -306,6 +307,8 @@ class Core(Options):
     """Checkpoints."""
     export: ExportTable = ExportTable()
     """Exports of the model during training."""
+    profile: ProfileTable = ProfileTable()
+    """Profiles of chosen steps."""
     recovery: RecoveryTable = RecoveryTable()
     """Recovery from faults."""
     guards: GuardsTable = GuardsTable()

@@ -492,6 +492,17 @@ class ExportTable(Options):
     """Number of newest exports in `exports/` to keep; older ones are deleted."""
 
 
+class ProfileTable(Options):
+    """Profiles of the actor's computing in chosen steps, in the run's folder `profile/`."""
+
+    steps: tuple[PositiveInt, ...] = ()
+    """Steps to profile, such as [3, 6]; empty: none. A profiled step is slower. The first steps are not typical."""
+    ranks: tuple[NonNegativeInt, ...] = (0,)
+    """Ranks of the actor to profile."""
+    max_mb: PositiveInt = 200
+    """Largest trace to keep of a rank and step, in MB; a larger trace is deleted, and only its table is kept."""
+
+
 class RecoveryTable(Options):
     """Recovery from faults that the run could not repair in place."""
 

@@ -237,7 +237,10 @@ def _why_folded(config: RunConfig, catalogue: Catalogue) -> str:
 def _check_formats(
     config: RunConfig, catalogue: Catalogue, operations: Iterable[Operation], adapters_alone: bool
 ) -> None:
-    """Refuse number formats in which trainer or engine can't compute, and rounded weights for an actor-fwd."""
+    """Refuse number formats in which trainer or engine can't compute, and rounded weights for an actor-fwd.
+
+    Refuse profiles that the trainer can't record, too.
+    """
     names = {operation.name for operation in operations}
     trainer, engine, field = config.trainer.chosen.name, config.engine.chosen.name, "rollout.dtype"
     trained, served = config.model.dtype, config.engine_dtype
@@ -248,6 +251,9 @@ def _check_formats(
     if head not in ("", trained) and not kind.float32_head:
         fix = f"trainer {trainer} computes logits in model.dtype: leave this key out, or use torch"
         raise ConfigError("model.head_dtype", head, fix)
+    if config.profile.steps and not kind.profiles:
+        fix = f"trainer {trainer} can't record profiles: remove this key"
+        raise ConfigError("profile.steps", list(config.profile.steps), fix)
     if not any(name.startswith("rollout.") for name in names):
         return
     can = engine_class(catalogue, engine).capabilities

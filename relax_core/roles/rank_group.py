@@ -64,7 +64,7 @@ WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "
 
 RETURNS: Mapping[str, Any] = {
     "forward": RowBatch, "finish_update": UpdateResult, "publish": Manifest, "transfer": int,
-    "offload": int, "work": TrainerWork,
+    "offload": int, "stop_profile": int, "work": TrainerWork,
 }  # fmt: skip
 """Types of the results of trainer methods."""
 

@@ -112,7 +112,8 @@ class StepTrainer:
 
     async def _train(self, step: TrainingStep, times: StepTimes) -> bool:
         """Train all groups of the step as they become ready; return False if the run is stopped first."""
-        context = self._context
+        context, number = self._context, step.version.step + 1
+        profiled = number in context.config.profile.steps
         while step.left:
             claim = await self._claim(step)
             times.mark("wait_rows")
@@ -126,6 +127,8 @@ class StepTrainer:
                 context.doing(f"training step {step.version.step}", step=step.version.step)
                 if not step.claims:
                     await self._trainer.call("begin_step", step.version)
+                    if profiled:
+                        await self._trainer.call("start_profile", context.config.profile.ranks)
                 rows = None if claim is None else await self._read(claim, step.version)
                 if self._begun is not None and rows is not None and not (step.version.step or step.claims):
                     await self._begun(rows.rows)
@@ -135,7 +138,21 @@ class StepTrainer:
             for part in parts:
                 await self._train_part(step, part)
             times.mark("train")
+        if profiled:
+            await self._write_profile(number)
         return True
+
+    async def _write_profile(self, number: int) -> None:
+        """Write the profile of step `number`, and say where it is."""
+        context, table = self._context, self._context.config.profile
+        path = f"{context.run_dir}/profile/step-{number:06d}-{self._task}"
+        limit = table.max_mb * 1_000_000
+        largest = max(await self._trainer.call("stop_profile", path, limit))
+        what = f"{self._task}: the profile of step {number} is in the run's folder profile/"
+        facts = {"step": number, "trace_bytes": largest}
+        if largest > limit:
+            what = f"{what}, without a trace of {largest / 1e6:.0f} MB: raise profile.max_mb, or use a smaller step"
+        await context.run_status.emit(Logged("warning" if largest > limit else "info", self._task, what, facts))
 
     async def _claim(self, step: TrainingStep) -> Claim | None:
         """Claim groups once enough are ready; past the deadline, claim all ready groups.

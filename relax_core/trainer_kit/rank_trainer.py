@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from relax_core.api import Chosen, Chunk, Manifest, RowBatch, Trainer, TrainerSpec, UpdateResult, Version
 from relax_core.api.component import OptionsT
 from relax_core.api.weights import Payload
 
 if TYPE_CHECKING:
+    from relax_core.trainer_kit.profiling import StepProfile
     from relax_core.trainer_kit.update import Progress
 
 
@@ -48,14 +49,18 @@ class RankTrainer(Trainer[OptionsT], Generic[RankT, OptionsT]):
     Life cycle: made -> start -> stop -> start -> ...
     """
 
+    profiles: ClassVar[bool] = True
     _rank: RankT | None = None
+    _number = 0
+    _profile: StepProfile | None = None
+    """The open profile; None: calls are not profiled."""
 
     @abstractmethod
     def make_rank(self, spec: TrainerSpec) -> RankT:
         """Load model and optimizer of this rank."""
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
-        self._rank = self.make_rank(spec)
+        self._rank, self._number = self.make_rank(spec), spec.rank
         return self._rank.facts()
 
     def begin_step(self, version: Version) -> None:
@@ -102,7 +107,24 @@ class RankTrainer(Trainer[OptionsT], Generic[RankT, OptionsT]):
     def export(self, directory: str) -> None:
         self._started.export(directory)
 
+    def start_profile(self, ranks: Sequence[int]) -> None:
+        from relax_core.trainer_kit.profiling import StepProfile
+
+        self._discard_profile()
+        if self._number in ranks:
+            self._profile = StepProfile()
+
+    def stop_profile(self, path: str, max_bytes: int) -> int:
+        profile, self._profile = self._profile, None
+        return 0 if profile is None else profile.write(f"{path}-rank-{self._number}", max_bytes)
+
+    def _discard_profile(self) -> None:
+        if self._profile is not None:
+            self._profile.discard()
+            self._profile = None
+
     def stop(self) -> None:
+        self._discard_profile()
         if self._rank is not None:
             self._rank.stop()
             self._rank = None

@@ -70,3 +70,10 @@ def test_a_float32_head_is_refused_by_what_cannot_compute_it(catalogue, monkeypa
     monkeypatch.setattr(catalogue.target("trainer", "torch"), "float32_head", False)
     with pytest.raises(ConfigError, match=r"model\.head_dtype: got float32.*trainer torch computes logits in model"):
         planned(catalogue, "model.dtype=bfloat16", "rollout.dtype=float32", "model.head_dtype=float32")
+
+
+def test_profiles_are_refused_by_a_trainer_that_cannot_record_them(catalogue, monkeypatch):
+    planned(catalogue, "profile.steps=[3, 6]")
+    monkeypatch.setattr(catalogue.target("trainer", "torch"), "profiles", False)
+    with pytest.raises(ConfigError, match=r"profile\.steps: got \[3, 6\].*trainer torch can't record profiles"):
+        planned(catalogue, "profile.steps=[3, 6]")

@@ -273,6 +273,7 @@ NOT_LEARNT = {
     "placement": "where it runs",
     "checkpoint": "what is kept",
     "export": "what is kept; tests/unit/roles/test_exports.py",
+    "profile": "what is recorded; tests/unit/roles/test_profile.py",
     "recovery": "what follows a fault",
     "guards": "what follows a divergence; tests/unit/roles/test_divergence.py",
     "run": "its name and surroundings",

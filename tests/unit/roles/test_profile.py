@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`profile.steps` records the actor's computing in these steps, on the chosen ranks, and says where the files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.events import Logged
+from tests.unit.roles.simulated_run import SimulatedRun
+from tests.unit.roles.test_recovery import dies_in
+
+
+def files_of(run: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((run / "profile").iterdir())}
+
+
+def told(outcome: Any) -> list[tuple[str, str]]:
+    return [(event.level, event.message) for event in outcome.told(Logged) if "profile" in event.message]
+
+
+def test_the_chosen_steps_are_profiled_on_the_first_rank(tmp_path: Path) -> None:
+    outcome = SimulatedRun(tmp_path, steps=4, profile={"steps": [2, 4]}).run()
+    assert files_of(tmp_path) == {"step-000002-actor-rank-0": "2", "step-000004-actor-rank-0": "4"}
+    assert [level for level, _ in told(outcome)] == ["info", "info"]
+    assert len(outcome.of("actor-rank", "start_profile")) == 2
+
+
+def test_a_trace_above_the_limit_is_a_warning_that_names_the_option(tmp_path: Path) -> None:
+    trainer = {"name": "scripted-trainer", "trace_bytes": 3_000_000}
+    outcome = SimulatedRun(tmp_path, steps=1, trainer=trainer, profile={"steps": [1], "max_mb": 2}).run()
+    ((level, message),) = told(outcome)
+    assert level == "warning" and "3 MB: raise profile.max_mb" in message
+
+
+def test_a_step_that_is_trained_again_is_profiled_again(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"checkpoint": {"every": 1}, "profile": {"steps": [3]}}
+    SimulatedRun(tmp_path, steps=3, **settings).run(dies_in("accumulate", "stop_profile", after=2))
+    assert files_of(tmp_path) == {"step-000003-actor-rank-0": "3"}

@@ -2,7 +2,8 @@
 """The keys of a run that a resume may change. The command line shows them without importing the rest of `control`."""
 
 MAY_CHANGE = (
-    "checkpoint", "data.media", "eval", "export", "guards", "notify", "placement", "recovery", "run", "sinks", "steps",
+    "checkpoint", "data.media", "eval", "export", "guards", "notify", "placement", "profile", "recovery", "run", "sinks",
+    "steps",
 )  # fmt: skip
 """Tables and keys that may change on resume; any other change would make the run another experiment."""
 NEW_RUN = "for any other change start a new run with model.path=RUN/export, which a finished run has written"

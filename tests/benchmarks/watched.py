@@ -28,15 +28,15 @@ class Watched(TorchTrainer):
     def begin_update(self, denominators: Mapping[str, float]) -> None:
         if self.watches:
             self._held = held(self._started)
-            self._profile = memory_profile()
-            self._profile.__enter__()
+            self._timeline = memory_profile()
+            self._timeline.__enter__()
         super().begin_update(denominators)
 
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         done = super().finish_update(denominators)
         if self.watches:
-            self._profile.__exit__(None, None, None)
-            self._peak = self._held + most_held(self._profile)
+            self._timeline.__exit__(None, None, None)
+            self._peak = self._held + most_held(self._timeline)
         return done
 
     def peak_bytes(self) -> int:

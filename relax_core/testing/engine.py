@@ -270,13 +270,11 @@ class EngineSuite(WeightChecks):
 
     # Stop.
 
-    def test_a_stopped_engine_says_so_and_serves_nothing(self, lab: EngineFixture) -> None:
-        other = EngineFixture(self.make_engine(), lab.model, lab.other).start()
-        other.run(other.engine.stop())
-        assert not other.run(other.engine.health()).ok
+    def test_a_stopped_engine_says_so_and_serves_nothing(self, second: EngineFixture) -> None:
+        second.run(second.engine.stop())
+        assert not second.run(second.engine.health()).ok
         with pytest.raises(RelaxError):
-            other.generate(other.request(PROMPT, 2))
-        other.stop()
+            second.generate(second.request(PROMPT, 2))
 
 
 class PrefixChecks:

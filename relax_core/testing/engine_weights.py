@@ -351,16 +351,19 @@ class WeightChecks(Suite):
         want = rows[np.arange(len(got.tokens)), list(got.tokens)]
         np.testing.assert_allclose(got.log_probs, want, atol=APART[dtype], rtol=0)
 
-    def test_a_float32_head_does_not_round_logits(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.float32_head, "logits in float32 of bfloat16 weights")
-        other = EngineFixture(type(self).make_engine(), lab.model, lab.other)
-        try:
-            other.start("bfloat16", "float32", version=Version("actor", 0, 0))
-            manifest = other.publish(rounded(tensors_of(lab.other), "bfloat16"))
-            assert other.update(manifest).fingerprint == manifest.fingerprint, "the weights are those without this key"
-            (got,) = other.generate(other.request(PROMPT, 9, seed=1, num_top=LARGEST))
-        finally:
-            other.stop()
+    @pytest.fixture(scope="class")
+    def second(self, request: pytest.FixtureRequest, lab: EngineFixture) -> Iterator[EngineFixture]:
+        """Return another engine, with logits in float32 of bfloat16 weights if the engine has them; a later test stops it."""
+        other = EngineFixture(request.cls.make_engine(), lab.model, lab.other)
+        formats = ("bfloat16", "float32") if lab.engine.capabilities.float32_head else ()
+        yield other.start(*formats, version=Version("actor", 0, 0))
+        other.stop()
+
+    def test_a_float32_head_does_not_round_logits(self, second: EngineFixture) -> None:
+        self.needs(second.engine.capabilities.float32_head, "logits in float32 of bfloat16 weights")
+        manifest = second.publish(rounded(tensors_of(second.other), "bfloat16"))
+        assert second.update(manifest).fingerprint == manifest.fingerprint, "the weights are those without this key"
+        (got,) = second.generate(second.request(PROMPT, 9, seed=1, num_top=LARGEST))
         assert got.top
         assert not all(map(on_a_grid, got.top)), "the logits are multiples of the steps of bfloat16"
 

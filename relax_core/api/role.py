@@ -330,6 +330,8 @@ class Context(Protocol[ConfigT_co]):
     resume: Resume | None
     functions: Mapping[str, bytes]
     """Reward functions passed from Python: name -> cloudpickle; only their child processes load the functions."""
+    plugins: Sequence[tuple[str, ...]]
+    """Name, version and content of each plugin of the run, which every worker must have."""
 
     @property
     def config(self) -> ConfigT_co:

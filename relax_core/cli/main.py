@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from relax_core.cli import config, data, logs, models, plan, plugins, runs, samples, scale
+from relax_core.cli import config, data, engine, logs, models, plan, plugins, runs, samples, scale
 from relax_core.cli.terminal import Interrupted, fail
 
 app = typer.Typer(
@@ -54,6 +54,7 @@ app.command("report", help="Rewrite a run's report and print its path.")(runs.re
 app.add_typer(plan.verbs, name="bench")
 app.add_typer(config.verbs, name="config")
 app.add_typer(data.verbs, name="data")
+app.add_typer(engine.verbs, name="engine")
 app.add_typer(plugins.verbs, name="plugins")
 
 

@@ -26,6 +26,9 @@ def scale(
         typer.Argument(metavar="[RUN] [POOL=N]", help="The run, and a pool with the number of engines it is to have."),
     ] = None,
     drain: Annotated[str, typer.Option(metavar="ENGINE", help="Let this engine leave; relax engines lists them.")] = "",
+    join: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Let the engine join that `relax engine serve` serves there.")
+    ] = "",
     cancel: Annotated[str, typer.Option(metavar="OPERATION", help="Cancel an open operation, and undo it.")] = "",
     keep_partial: Annotated[
         bool, typer.Option("--keep-partial", help="If an engine can't join, keep the engines that did.")
@@ -48,7 +51,7 @@ def scale(
     from relax_core.views.answers import scale_plan
     from relax_core.views.run import open_run
 
-    run, request = _request(arguments or [], drain, cancel, keep_partial)
+    run, request = _request(arguments or [], drain, cancel, keep_partial, join)
     if address:
         _scale_remotely(remote(address, token_file, run), request, dry_run, wait_s if wait else None, json)
         return
@@ -63,22 +66,27 @@ def scale(
     print_operation(view.name, operation, json)
 
 
-def _request(arguments: Sequence[str], drain: str, cancel: str, keep_partial: bool) -> tuple[str | None, ScaleRequest]:
+def _request(
+    arguments: Sequence[str], drain: str, cancel: str, keep_partial: bool, join: str = ""
+) -> tuple[str | None, ScaleRequest]:
     """Return the run's name and the request of a command line. Raises ConfigError."""
     from relax_core.api.errors import ConfigError
     from relax_core.engines.scaling import ScaleRequest
 
     targets = [one for one in arguments if "=" in one]
     runs = [one for one in arguments if "=" not in one]
-    given = len(targets) + bool(drain) + bool(cancel)
+    given = len(targets) + bool(drain) + bool(cancel) + bool(join)
     if len(runs) > 1 or given != 1:
-        fix = "give one run, and one of POOL=N, --drain ENGINE and --cancel OPERATION"
+        fix = "give one run, and one of POOL=N, --drain ENGINE, --join HOST:PORT and --cancel OPERATION"
         raise ConfigError("arguments", " ".join(arguments) or "nothing", fix)
     pool, _, number = targets[0].partition("=") if targets else ("", "", "")
     if targets and not number.isdecimal():
         raise ConfigError(pool, number or "nothing", "give the number of engines that the pool is to have")
     target = int(number) if targets else None
-    return (runs[0] if runs else None), ScaleRequest(uuid.uuid4().hex, pool, target, drain, cancel, keep_partial)
+    request = ScaleRequest(
+        uuid.uuid4().hex, pool, target, drain, address=join, cancel=cancel, keep_partial=keep_partial
+    )
+    return (runs[0] if runs else None), request
 
 
 def _scale_remotely(
@@ -88,6 +96,8 @@ def _scale_remotely(
     if request.engine or request.cancel:
         path = f"/engines/{request.engine}/drain" if request.engine else f"/operations/{request.cancel}/cancel"
         fields = {}
+    elif request.address:
+        path, fields = "/engines/join", {"address": request.address}
     if dry_run:
         _show_plan(client.ask(path, {**fields, "dry_run": True}), json)
         return

@@ -33,6 +33,7 @@ TEACHER_COLUMNS = frozenset(
 )
 """Columns that only a teacher fills."""
 
+MAX_PORT = 65535
 RESERVED_REWARDS = frozenset({"mean", "std", "greedy", "environment"})
 """Names of metrics `reward/<name>` that the core logs itself."""
 
@@ -53,6 +54,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_sink_errors(config),
         *_placement_errors(config, own),
         *_autoscale_errors(config, generated),
+        *_external_errors(config, generated),
         *_ignored_errors(config),
     ]
 
@@ -317,6 +319,36 @@ def _autoscale_errors(config: RunConfig, generated: bool) -> Errors:
     if engines > table.max_engines:
         fix = f"the scaling policy keeps at most autoscale.max_engines = {table.max_engines}: set at most as many"
         yield ConfigError("placement.rollout.engines", engines, fix)
+
+
+def _external_errors(config: RunConfig, generated: bool) -> Errors:
+    """Refuse engines from elsewhere that could not prove their weights, and addresses that can't be called."""
+    key, external, weights = "placement.rollout.external", config.placement.rollout.external, config.weights
+    if not external.addresses:
+        if external.token is not None:
+            yield ConfigError(f"{key}.token", "a token without addresses", f"set {key}.addresses, or remove the token")
+        return
+    if not generated:
+        fix = "a run on given rows has no engines: remove this table"
+        yield ConfigError(key, f"a table, with algorithm {config.algorithm.name}", fix)
+    if external.token is None:
+        fix = f'set {key}.token = "file:PATH": engines accept only a caller with their token'
+        yield ConfigError(f"{key}.token", "nothing", fix)
+    for at, address in enumerate(external.addresses):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+            yield ConfigError(f"{key}.addresses.{at}", repr(address), "give HOST:PORT, such as 127.0.0.1:8701")
+        elif weights.name == "shared-memory" and not is_loopback(host):
+            fix = f'only engines of this machine can read them: set weights.name = "disk" or "http" for {address}'
+            yield ConfigError("weights.name", weights.name, fix)
+    if weights.proof != "behaviour":
+        fix = f'set "behaviour", so that engines at {key}.addresses prove their weights by a canary'
+        yield ConfigError("weights.proof", weights.proof, fix)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address or name that only processes of this machine reach."""
+    return host in ("localhost", "[::1]") or host.startswith("127.")
 
 
 def _ignored_errors(config: RunConfig) -> Errors:

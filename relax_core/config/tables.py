@@ -366,6 +366,16 @@ class EvalTable(Options):
     """Evaluation sets; empty: `size` tasks of the training file."""
 
 
+class ExternalEngines(Options):
+    """Engines that are started elsewhere, by `relax engine serve`, and join the pool while the run is live."""
+
+    addresses: tuple[str, ...] = ()
+    """Addresses, `HOST:PORT`, at which the run may call such engines; empty: none may join. Not encrypted: use loopback,
+    a tunnel, or a network that only the run's machines reach."""
+    token: Secret | None = None
+    """Token that the run shows to these engines, of at least 16 characters."""
+
+
 class EnginePlacement(Options):
     """Processes and devices of the policy's engines."""
 
@@ -401,6 +411,8 @@ class EnginePlacement(Options):
     silence_s: PositiveFloat = 20.0
     """Seconds without an answer until an engine gets a health check. An engine that does not answer the check within
     the same time is replaced."""
+    external: ExternalEngines = ExternalEngines()
+    """Engines that are started elsewhere and may join."""
 
     @property
     def least(self) -> int:

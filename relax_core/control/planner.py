@@ -35,7 +35,7 @@ from relax_core.control.placement import (
     teacher_operations,
     worker_groups,
 )
-from relax_core.engines.scaling import fixed_size
+from relax_core.engines.scaling import closed, fixed_size
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import visible_gpus
 
@@ -142,6 +142,10 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     if config.autoscale is not None and "rollout" in groups and (fixed := fixed_size(config, planned, "rollout")):
         field, got, fix = fixed
         raise ConfigError(field, got, f"{fix}, or remove [autoscale]: the number of engines can't change")
+    external = config.placement.rollout.external.addresses
+    if external and "rollout" in groups and (fixed := closed(config, planned, "rollout")):
+        field, got, fix = fixed
+        raise ConfigError(field, got, f"{fix}, or remove placement.rollout.external: no engine can join")
     return planned
 
 

@@ -156,6 +156,13 @@ def _scale(api: RunApi, request: Request) -> Response:
     return _ask_to_scale(api, request, {"pool": "rollout", **fields})
 
 
+def _join(api: RunApi, request: Request) -> Response:
+    fields = dict(request.state.fields)
+    if "address" not in fields:
+        raise Refused(400, "address", "nothing", "give HOST:PORT of the engine that is to join")
+    return _ask_to_scale(api, request, {**fields, "pool": "rollout"})
+
+
 def _drain(api: RunApi, request: Request) -> Response:
     engine = request.path_params["id"]
     own = [name for name, one in api.facts().pools.items() if engine in one.engines]
@@ -264,6 +271,10 @@ PATHS = (
         "POST", "/engines", "Change the number of a pool's engines, as `relax scale`.", _scale, {},
         {"pool": (str, "name of the pool; absent: rollout"), "target": (int, "number of engines that it is to have"),
          "keep_partial": (bool, "true: keep engines that joined if another one can't"), "dry_run": DRY_RUN},
+    ),
+    ApiRoute(
+        "POST", "/engines/join", "Let an engine join that was started elsewhere, by `relax engine serve`.", _join, {},
+        {"address": (str, "HOST:PORT of the engine, which the run's configuration must list"), "dry_run": DRY_RUN},
     ),
     ApiRoute("POST", "/engines/{id}/drain", "Let this engine leave its pool.", _drain, {}, {"dry_run": DRY_RUN}),
     ApiRoute("POST", "/operations/{id}/cancel", "Undo an open operation that scales.", _cancel, {}, {"dry_run": DRY_RUN}),

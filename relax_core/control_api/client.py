@@ -18,6 +18,14 @@ TRIES = 5
 """Attempts of one call; repeating a change is safe, since its key stays the same."""
 
 
+class Answered(ConfigError):
+    """The refusal of a request by the control API. `refused` is the field that it names."""
+
+    def __init__(self, where: str, refused: str, got: str, fix: str) -> None:
+        super().__init__(f"{where}: {refused}", got, fix)
+        self.refused = refused
+
+
 class ControlClient:
     """Calls to the control API of one run."""
 
@@ -81,4 +89,4 @@ class ControlClient:
         if answer.is_success:
             return document
         wrong = [str(document.get(name, "")) for name in ("field", "got", "fix")]
-        raise ConfigError(f"{self.address}: {wrong[0] or answer.status_code}", *wrong[1:])
+        raise Answered(self.address, wrong[0] or str(answer.status_code), *wrong[1:])

@@ -37,8 +37,8 @@ INSTEAD: Mapping[str, str] = {
 def scale(api: RunControl, way: Way, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Ask for the number of engines of a request; return the answer. Raises Refused."""
     if fields.get("engine_urls"):
-        fix = "give num_replicas; to let one engine leave, use POST /engines/ENGINE/drain"
-        raise Refused(400, "engine_urls", "addresses, but the engines of a run are started by the run", fix)
+        fix = "give num_replicas; for one engine, use POST /engines/join or POST /engines/ENGINE/drain"
+        raise Refused(400, "engine_urls", "addresses, but this route changes the number of the run's own engines", fix)
     if fields.get("force"):
         raise Refused(400, "force", "true", "leave it out: an engine that leaves gives its requests to other engines")
     if "num_replicas" not in fields:

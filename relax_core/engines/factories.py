@@ -26,6 +26,7 @@ from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig
 from relax_core.config.tables import EngineTable
 from relax_core.data.media_pipeline import media_store
 from relax_core.devices.client import DEVICE_LEASE_WAIT_S
+from relax_core.engines.external import ExternalWorkers, describe
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.pool import EnginePool, SlotMaker
 from relax_core.engines.router import RequestLimits
@@ -47,7 +48,7 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
     spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
     placement, weights, timeout_s = run.placement.rollout, run.weights, run.rollout.turn_timeout_s
     make_slot = _slot_maker(context, group, run.engine, spec, placement.silence_s)
-    slots = [make_slot(f"engine-{number}", number) for number in range(group.size)]
+    slots = [make_slot(f"engine-{number}", number, "") for number in range(group.size)]
     updates = WeightUpdater(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
     # Deterministic runs must not split batches, so nothing waits for capacity.
     limits = (
@@ -108,11 +109,20 @@ def _slot_maker(
 ) -> SlotMaker:
     """Return a function that makes slots of a worker group's engines, on its devices, without starting them.
 
-    An engine with a number beyond the group's size shares a CPU device of the group.
+    An engine with a number beyond the group's size shares a CPU device of the group. An engine with an address was
+    started elsewhere and has devices of its own.
     """
     engine = type(context.build(choice.chosen, Engine))
+    token = context.config.placement.rollout.external.token
 
-    def make_slot(name: str, number: int) -> EngineSlot:
+    def make_slot(name: str, number: int, address: str) -> EngineSlot:
+        if address and token is not None:
+            wanted = describe(choice.chosen, engine, context.plugins)
+            elsewhere = ExternalWorkers(address, token, wanted, context.clock)
+            return EngineSlot(
+                name, choice.chosen, spec, WorkerSpec(name, choice.chosen), elsewhere, engine.capabilities,
+                context.track(name), silence_s, address,
+            )  # fmt: skip
         worker = WorkerSpec(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
@@ -192,7 +202,7 @@ def _client(context: RunContext, table: EngineTable, report: Report) -> PoolMode
     family.open(_model_table(run, table))
     spec = auxiliary_spec(run, table)
     make_slot = _slot_maker(context, group, run.backend_of(table), spec, table.silence_s)
-    slots = [make_slot(f"{table.name}-engine-{number}", number) for number in range(group.size)]
+    slots = [make_slot(f"{table.name}-engine-{number}", number, "") for number in range(group.size)]
     limits = RequestLimits(table.timeout_s + LATER_S, 0 if run.deterministic else table.requests_per_engine)
     pool = EnginePool(
         slots, context.clock, None, report, deterministic=run.deterministic, limits=limits,

@@ -35,12 +35,12 @@ DRAIN_S = 120.0
 NO_LIMITS = RequestLimits()
 OnStep = Callable[[str, Step, str], None]
 """Called with (engine, step of its join or leave, reason of a failure)."""
-SlotMaker = Callable[[str, int], EngineSlot]
-"""A function from an engine's name and number to its slot."""
+SlotMaker = Callable[[str, int, str], EngineSlot]
+"""A function from an engine's name, number and address to its slot; an empty address: the run starts the engine."""
 LATE = "no engine had room within rollout.turn_timeout_s"
 
 
-def cannot_grow(name: str, number: int) -> EngineSlot:
+def cannot_grow(name: str, number: int, address: str = "") -> EngineSlot:
     raise InfrastructureError(f"{name}: this pool can't make a further engine")
 
 
@@ -127,6 +127,7 @@ class EnginePool:
     - The pool owns every task it starts: an error in a task that is not an engine's failure fails the pool.
     - A failed pool raises its error in every call.
     - An engine is in `_slots` from the call of `grow` until its process is gone, so that `close` stops it in any state.
+    - An engine that was started elsewhere is not replaced: when it fails, it leaves the pool.
     """
 
     def __init__(
@@ -151,6 +152,8 @@ class EnginePool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._joins: dict[str, asyncio.Task[None]] = {}
         """Task of each engine that is joining."""
+        self._external: dict[str, OnStep] = {}
+        """Callback of each engine that joined from elsewhere."""
         self._replacements: dict[str, asyncio.Task[None]] = {}
         """Last task that replaced an engine, by the engine's name."""
         self._num_requests = 0
@@ -240,7 +243,12 @@ class EnginePool:
                 case AbortRequest(engine, ids):
                     self._spawn(self._abort(self._slots[engine], ids))
                 case Quarantine(engine, why, requests):
-                    if not self._closed:  # closing the pool stops the engines, so running calls may fail
+                    if self._closed:  # closing the pool stops the engines, so running calls may fail
+                        continue
+                    if engine in self._external:
+                        self._external.pop(engine)(engine, "failed", why)  # so that nobody lets it leave meanwhile
+                        self._spawn(self._lose(self._slots[engine], why, requests))
+                    else:
                         replacing = self.supervisor.replace(self._slots[engine], why, requests)
                         self._replacements[engine] = self._spawn(replacing)
                 case _:
@@ -333,6 +341,7 @@ class EnginePool:
 
         `on_step` is called with every step up to `active`; with `failed`, if the engine can't join within `timeout_s`;
         or with `completed` after `cancel_join`. In the last two cases the engine has served nothing and is stopped.
+        After `active`, an engine that was started elsewhere may still be lost: `failed`.
         """
         self._slots[slot.name] = slot
         self._router.join(slot.state)
@@ -361,6 +370,8 @@ class EnginePool:
             why = str(error) if slot.name in str(error) else f"{slot.name}: {error or type(error).__name__}"
         else:
             del self._joins[slot.name]
+            if slot.address:
+                self._external[slot.name] = on_step
             on_step(slot.name, "active", "")
             return
         del self._joins[slot.name]
@@ -390,8 +401,13 @@ class EnginePool:
         await self._remove(slot, well=True)
         on_step(slot.name, "completed", "")
 
+    async def _lose(self, slot: EngineSlot, why: str, requests: int) -> None:
+        await self.supervisor.lose(slot, why, requests)
+        await self._remove(slot, well=False)
+
     async def _remove(self, slot: EngineSlot, well: bool) -> None:
         """Stop an engine and forget it; its last requests continue elsewhere."""
+        self._external.pop(slot.name, None)
         self._perform(self._router.remove(slot.name))
         await slot.leave(well)
         await self.supervisor.forget(slot)
@@ -454,7 +470,7 @@ class EnginePool:
                 "running": len(engine.running), "loading": engine.loading, "silent_s": silent_s, "paused": engine.paused,
                 "tokens_left": engine.pending_tokens, "kv_capacity": engine.kv.capacity,
                 "kv_running": engine.kv.running, "kv_idle": engine.kv.idle_tokens, "restarts": slot.restarts,
-                "pid": slot.worker.pid if slot.worker else 0,
+                "pid": slot.worker.pid if slot.worker else 0, "address": slot.address,
             }  # fmt: skip
         return found
 

@@ -47,8 +47,14 @@ def scaled_pools(context: RunContext, policy: EnginePool, auxiliary: AuxiliaryPo
     for name, client in auxiliary.clients.items():
         group = AUXILIARY_GROUP + name
         pools[name] = (client.pool, plan.groups[group].size, f"{name}-engine", group)
+    allowed = {POLICY: config.placement.rollout.external.addresses}
     return {
-        name: ScaledPool(pool, PoolScaling(name, list(pool.facts()), least, prefix, fixed_size(config, plan, group)))
+        name: ScaledPool(
+            pool,
+            PoolScaling(
+                name, list(pool.facts()), least, prefix, fixed_size(config, plan, group), allowed.get(name, ())
+            ),
+        )
         for name, (pool, least, prefix, group) in pools.items()
     }
 
@@ -134,7 +140,7 @@ class Scaler:
 
         for action in actions:
             if isinstance(action, Join):
-                pool.grow(pool.make_slot(action.engine, action.number), on_step)
+                pool.grow(pool.make_slot(action.engine, action.number, action.address), on_step)
             elif isinstance(action, CancelJoin):
                 pool.cancel_join(action.engine)
             else:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scaling of an engine pool: a state machine from requests and events to joins and leaves. No IO, no clock.
 
-A request names the number of engines that the pool is to have, or one engine that is to leave. The machine chooses
-which engines join and leave, and follows each of them. `engines.scaler` performs the actions.
+A request names the number of engines that the pool is to have, one engine that is to leave, or the address of an engine
+that was started elsewhere and is to join. The machine chooses which engines join and leave, and follows each of them.
+`engines.scaler` performs the actions.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Join(NamedTuple):
 
     engine: str
     number: int
+    address: str = ""
+    """Address of an engine that was started elsewhere; empty: the run starts the engine."""
 
 
 class CancelJoin(NamedTuple):
@@ -66,9 +69,11 @@ class ScaleRequest:
     """The caller's idempotency key, new for each change."""
     pool: str = "rollout"
     target: int | None = None
-    """Number of engines that the pool is to have; None if `engine` or `cancel` is given."""
+    """Number of engines that the pool is to have; None if `engine`, `address` or `cancel` is given."""
     engine: str = ""
     """Engine that is to leave."""
+    address: str = ""
+    """Address, `HOST:PORT`, of an engine that was started elsewhere and is to join."""
     cancel: str = ""
     """Operation to cancel."""
     keep_partial: bool = False
@@ -97,6 +102,8 @@ class ScalingOperation:
     engines: Mapping[str, Step] = field(default_factory=dict)
     undone: Literal["", "failed", "cancelled"] = ""
     """End of the operation once the engines that joined have left again; empty: the operation is not rolled back."""
+    address: str = ""
+    """Address of the engine that was to join from elsewhere; empty: the run starts the engines that join."""
 
     @property
     def open(self) -> bool:
@@ -115,21 +122,30 @@ class PoolScaling:
     Invariants:
     - At most one operation is open. It has an action for each of its engines.
     - `engines` holds the engines that have joined and have not left, the oldest first. Protected engines never leave.
+    - `external` holds those of them that were started elsewhere. Only engines at `addresses` may join from elsewhere.
     - The newest engines leave first. A name is used once in a run.
-    - After an operation the pool has `target` engines, or `before` if the operation was rolled back.
+    - After an operation the pool has `target` engines, or `before` if the operation was rolled back; fewer if external
+      engines were lost meanwhile.
     - One key belongs to one operation; a repeated request gets the operation of its key.
     """
 
     def __init__(
         self, pool: str, engines: Sequence[str], protected: int, prefix: str = "engine",
-        refusal: tuple[str, str, str] | None = None,
+        refusal: tuple[str, str, str] | None = None, addresses: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`protected`: number of the oldest engines that never leave. `refusal`: (field, got, fix) if no change can be."""
+        """Begin with these engines.
+
+        `protected`: number of the oldest engines that never leave. `refusal`: (field, got, fix) if the run can't start
+        and end engines. `addresses`: the allowed addresses of engines that were started elsewhere.
+        """
         self.pool, self.engines, self.prefix, self.refusal = pool, list(engines), prefix, refusal
+        self.addresses: tuple[str, ...] = tuple(addresses)
+        self.external: dict[str, str] = {}
+        """Address of each engine that was started elsewhere, by the engine's name."""
         self.protected: tuple[str, ...] = tuple(engines[:protected])
         self.operations: dict[str, ScalingOperation] = {}
         self.target = len(engines)
-        """Number of engines after the last operation; the pool of a restarted run returns to this number."""
+        """Number of the run's own engines after the last operation; the pool of a restarted run returns to this number."""
         self._next_engine, self._last_operation = len(engines), 0
 
     @property
@@ -151,15 +167,16 @@ class PoolScaling:
             raise ConfigError("key", repr(request.key[:128]), "give 1 to 128 printable characters without spaces")
         known = self.find(request.key)
         if known is not None:
-            if known.engine != request.engine or request.target not in (None, known.target):
+            same = (known.engine, known.address) == (request.engine, request.address)
+            if not same or request.target not in (None, known.target):
                 got = f"the key of operation {known.id}, which asks for something else"
                 raise ConfigError("key", got, "send a new key with each change")
             return known, []
-        if self.refusal is not None:
+        if self.refusal is not None and not request.address and request.engine not in self.external:
             raise ConfigError(*self.refusal)
         target = self._target_of(request)
         if (busy := self.open) is not None:
-            if target != busy.target or request.engine != busy.engine:
+            if (target, request.engine, request.address) != (busy.target, busy.engine, busy.address):
                 fix = f"wait for its end, or cancel it: relax scale --cancel {busy.id}"
                 raise ConfigError("operation", f"{busy.id}, which is {busy.state} in the pool {self.pool}", fix)
             return self._made(request, target, "noop", now, f"operation {busy.id} has the same target"), []
@@ -174,6 +191,15 @@ class PoolScaling:
     def _target_of(self, request: ScaleRequest) -> int:
         """Return the number of engines after a request. Raises ConfigError if it can't be reached."""
         least = len(self.protected)
+        if request.address:
+            if request.address not in self.addresses:
+                allowed = f"the run allows {', '.join(self.addresses)}" if self.addresses else "the run allows none"
+                fix = f"{allowed}: list the address in placement.rollout.external.addresses when you start a run"
+                raise ConfigError("address", request.address, fix)
+            if there := next((name for name, address in self.external.items() if address == request.address), ""):
+                fix = f"wait until the run has noticed its loss, or let it leave: relax scale --drain {there}"
+                raise ConfigError("engine", f"{there}, which is at {request.address} already", fix)
+            return len(self.engines) + 1
         if request.engine:
             if request.engine not in self.engines:
                 known = ", ".join(self.engines)
@@ -194,7 +220,7 @@ class PoolScaling:
         self._last_operation += 1
         made = ScalingOperation(
             f"{self.pool}-{self._last_operation}", self.pool, request.key, target, len(self.engines), state, now, now,
-            request.engine, request.keep_partial, detail,
+            request.engine, request.keep_partial, detail, address=request.address,
         )  # fmt: skip
         self.operations[made.id] = made
         ended = [one for one in self.operations.values() if not one.open and one.id != made.id]
@@ -217,7 +243,7 @@ class PoolScaling:
         for _ in range(made.target - len(self.engines)):
             name = f"{self.prefix}-{self._next_engine}"
             steps[name] = "pending"
-            actions.append(Join(name, self._next_engine))
+            actions.append(Join(name, self._next_engine, made.address))
             self._next_engine += 1
         begun = self.operations[made.id] = replace(made, engines=steps, state="draining" if leaving else "pending")
         return begun, actions
@@ -241,8 +267,14 @@ class PoolScaling:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def on_step(self, engine: str, step: Step, now: float, detail: str = "") -> list[Action]:
-        """Follow an engine of the open operation; return the actions to perform. Late events are ignored."""
+        """Follow an engine of the open operation; return the actions to perform. Late events are ignored.
+
+        The step `failed` of an external engine without an open operation means that the engine was lost.
+        """
         operation = self.open
+        if step == "failed" and engine in self.external and (operation is None or engine not in operation.engines):
+            self._leave(engine)
+            return []
         have = operation.engines.get(engine) if operation is not None else None
         if operation is None or have is None or have in ("completed", "failed"):
             return []
@@ -250,7 +282,7 @@ class PoolScaling:
             if step != "active" or engine in self.engines:
                 return []
             # The engine joined while its cancellation was on its way.
-            self.engines.append(engine)
+            self._join(engine, operation)
             self._settle(replace(operation, engines={**operation.engines, engine: "draining"}, changed_at=now))
             return [Leave(engine)]
         if have in LEAVING and step == "failed":
@@ -258,15 +290,24 @@ class PoolScaling:
         if have == "active" or (step != "failed" and ORDER[step] <= ORDER[have]):
             return []
         if step == "active":
-            self.engines.append(engine)
+            self._join(engine, operation)
         elif step == "completed" and engine in self.engines:
-            self.engines.remove(engine)
+            self._leave(engine)
         operation = replace(operation, engines={**operation.engines, engine: step}, changed_at=now)
         operation = _noted(operation, detail if step == "failed" else "")
         if step == "failed" and not operation.keep_partial:
             return self._undo(operation, "failed", now, "")[1]
         self._settle(operation)
         return []
+
+    def _join(self, engine: str, operation: ScalingOperation) -> None:
+        self.engines.append(engine)
+        if operation.address:
+            self.external[engine] = operation.address
+
+    def _leave(self, engine: str) -> None:
+        self.engines.remove(engine)
+        self.external.pop(engine, None)
 
     def _settle(self, operation: ScalingOperation) -> ScalingOperation:
         """Give an operation the state that follows from its engines."""
@@ -283,7 +324,7 @@ class PoolScaling:
             state = "partial" if "active" in steps else "failed"
         settled = self.operations[operation.id] = replace(operation, state=state)
         if not settled.open:
-            self.target = len(self.engines)
+            self.target = len(self.engines) - len(self.external)
         return settled
 
     def _undo(
@@ -310,6 +351,7 @@ class PoolScaling:
             "pool": self.pool, "engines": list(self.engines), "protected": list(self.protected), "prefix": self.prefix,
             "target": self.target, "next_engine": self._next_engine, "last_operation": self._last_operation,
             "refusal": list(self.refusal) if self.refusal else None,
+            "addresses": list(self.addresses), "external": dict(self.external),
             "operations": [asdict(one) for one in list(self.operations.values())[-last:]],
         }  # fmt: skip
 
@@ -319,6 +361,7 @@ class PoolScaling:
         refusal = document["refusal"]
         made = cls(document["pool"], document["engines"], 0, document["prefix"], tuple(refusal) if refusal else None)
         made.protected = tuple(document["protected"])
+        made.addresses, made.external = tuple(document["addresses"]), dict(document["external"])
         made._restore(document)
         return made
 
@@ -333,23 +376,26 @@ class PoolScaling:
 
         All engines of the former process are gone, and the pool has the engines of its start. An operation that was
         rolled back is over. An open one is done again, to its target. Without an open one, the pool returns to the
-        number of engines that it had.
+        number of engines that it had. External engines don't count: each of them must ask again to join.
         """
         self._restore(document)
         wanted, least, now_has = self.target, len(self.protected), len(self.engines)
         left, self.target = self.open, now_has
         if left is not None and left.undone:
             self._end_at_restart(left, left.undone, "rolled back by a restart of the pool", now)
+        elif left is not None and left.address:
+            self._end_at_restart(left, "failed", "the pool was restarted: the engine must ask again to join", now)
         elif left is not None:
-            wanted = left.target
+            external = [name for name in document.get("external", ()) if left.engines.get(name) not in LEAVING]
+            wanted = left.target - len(external)
             if self.refusal is not None or wanted < least:
                 self._end_at_restart(left, "failed", "the pool was restarted and can't be scaled any more", now)
             elif wanted == now_has:
-                done: OperationState = "active" if wanted > left.before else "completed"
+                done: OperationState = "active" if left.target > left.before else "completed"
                 self._end_at_restart(left, done, f"the pool was restarted with {wanted} engines", now)
             else:
                 again = _noted(left, "done again after a restart of the pool")
-                return self._begin(replace(again, engines={}, changed_at=now))[1]
+                return self._begin(replace(again, target=wanted, engines={}, changed_at=now))[1]
         wanted = max(wanted, least)
         if self.refusal is not None or wanted == now_has:
             return []
@@ -364,8 +410,18 @@ class PoolScaling:
 
 
 def fixed_size(config: RunConfig, plan: Plan, group: str) -> tuple[str, str, str] | None:
-    """Return (field, got, fix) if no engine can join or leave the pool of a worker group; None if engines can."""
+    """Return (field, got, fix) if the run can't start or end engines of a worker group; None if the run can."""
+    if (fixed := closed(config, plan, group)) is not None:
+        return fixed
     own = sorted(plan.groups[group].devices)
+    if any(name.startswith("gpu:") for name in own):
+        got = f"engines on {', '.join(own)}"
+        return "placement", got, "the run has no further GPU for one more engine: only engines on CPUs join and leave"
+    return None
+
+
+def closed(config: RunConfig, plan: Plan, group: str) -> tuple[str, str, str] | None:
+    """Return (field, got, fix) if no engine, not even an external one, can join a worker group; else None."""
     if config.deterministic:
         return "deterministic", "true", "results depend on the number of engines: scale a run without it"
     if config.run.runner == "inline":
@@ -373,9 +429,6 @@ def fixed_size(config: RunConfig, plan: Plan, group: str) -> tuple[str, str, str
     if neighbours := plan.neighbours(group):
         got = f"engines that take turns on their devices with {', '.join(neighbours)}"
         return "placement", got, 'give them devices of their own, as placement = "hybrid" or "async" does'
-    if any(name.startswith("gpu:") for name in own):
-        got = f"engines on {', '.join(own)}"
-        return "placement", got, "the run has no further GPU for one more engine: only engines on CPUs join and leave"
     return None
 
 

@@ -54,7 +54,10 @@ class EngineSlot:
     def __init__(
         self, name: str, chosen: Chosen, spec: EngineSpec, worker: WorkerSpec, workers: Workers,
         capabilities: Capabilities = NO_CAPABILITIES, track: SpanTrack | None = None, silence_s: float = SILENCE_S,
+        address: str = "",
     ) -> None:  # fmt: skip
+        """`address`: that of an engine that was started elsewhere; empty if `workers` start the engine."""
+        self.address = address
         self._track, self._silence_s = track or Unwatched(), silence_s
         self.name, self.chosen, self.capabilities = name, chosen, capabilities
         self.spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers

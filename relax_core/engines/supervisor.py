@@ -147,6 +147,10 @@ class EngineSupervisor:
         return self._facts
 
     def _check_model(self, facts: Mapping[str, Any]) -> None:
+        """Raise InfrastructureError unless an engine has the model of its pool, and a context that is long enough."""
+        if (context := facts.get("max_context", self._router.max_context)) < self._router.max_context:
+            want, fix = self._router.max_context, "give all engines the same context length"
+            raise InfrastructureError(f"an engine has a max_context of {context}, the first of its pool {want}; {fix}")
         for what, fix in MODEL_FACTS.items():
             if (have := facts.get(what)) != (want := self._facts.get(what)):
                 raise InfrastructureError(f"an engine has the {what} {have}, the first of its pool {want}; {fix}")
@@ -380,7 +384,8 @@ class EngineSupervisor:
         """Start an engine that the router knows as joining; return when it serves.
 
         Raises if the engine can't start, is not healthy, has another model than the pool, or can't prove the newest
-        weights. It has served nothing then. In a resumed run, wait for the first weights.
+        weights. It has served nothing then. In a resumed run, wait for the first weights; an engine that was started
+        elsewhere always does, since the weights of its own model folder are not proved.
         """
         on_step("creating")
         self.on_change()
@@ -395,10 +400,17 @@ class EngineSupervisor:
             self._router.set_kv_tokens(slot.name, int(facts.get("kv_tokens", 0)))
             await self._offload_as_planned(slot)
         on_step("weight_syncing")
-        if not self._serve_at_start:
+        if slot.address or not self._serve_at_start:
             await self._published.wait()
         await self._catch_up(slot)
         self._admit(slot, slot.state.failures)
+
+    async def lose(self, slot: EngineSlot, why: str, requests: int) -> None:
+        """Report the loss of an engine that is not replaced; `requests` of its open requests continue elsewhere."""
+        slot.set_busy(False)
+        await self._report("failed", why, 0.0)
+        if requests:
+            await self._report("retried", why, requests)
 
     async def drain(self, slot: EngineSlot) -> None:
         """Take back the requests of an engine that leaves; return when it runs nothing."""

@@ -74,7 +74,7 @@ class RoleContext:
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         self._run_epoch, self.epoch = launch.epoch, launch.epoch_number
         announce(launch.functions, catalogue)
-        self.functions = launch.functions
+        self.functions, self.plugins = launch.functions, launch.resolved
         self.config = parse_config(launch.config, catalogue)
         self.bus, self.weights, self.run_status = bus, weights, run_status
         self.workers, self.children, self.clock = workers, children, clock

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from relax_core.control_api.server import ControlServer
+from relax_core.rpc.host import free_port
 from relax_core.views.run import open_run
 from tests.graph.conftest import SMALL, Relax
 from tests.graph.ray_run import Start, until
@@ -28,13 +29,14 @@ class Pair(ScalingPolicy):
 def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     start: Start, relax_here: Relax, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The policy asks for the first change, and a client of the control API for the last."""
+    """The policy asks for the first change, then a person, an engine from elsewhere, and a client of the control API."""
     monkeypatch.setenv("RELAX_TOKEN", TOKEN)
-    run, policy = start.directory / "run", start.directory / "pair.py"
+    run, policy, elsewhere = start.directory / "run", start.directory / "pair.py", f"127.0.0.1:{free_port('127.0.0.1')}"
     policy.write_text(PAIR)
     running = start(
         run, "train", tiny / "recipe.toml", *SMALL, "steps=5000", "run.runner=local", "checkpoint.every=0",
         "placement=hybrid", f"plugins=['{policy}']", 'autoscale={name="pair",out_cooldown_s=0}', "--run-dir", run, "--json",
+        f"placement.rollout.external={{addresses=['{elsewhere}'],token='env:RELAX_TOKEN'}}", "weights.proof=behaviour",
     )  # fmt: skip
     running.until_steps(1)
     assert relax_here("pause", run).code == 0  # the policy's windows last many steps
@@ -60,9 +62,22 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
     serving.start()
     try:
         at = ("--address", server.address)
+        refused = relax_here("scale", "--join", "127.0.0.1:1", *at)
+        assert refused.code == 2 and f"address: got 127.0.0.1:1; the run allows {elsewhere}" in refused.err
+        joining = start(start.directory / "engine", "engine", "serve", tiny / "recipe.toml", "--listen", elsewhere,
+                        "--join", server.address)  # fmt: skip
+        until(
+            lambda: any("engine-3" in proved for proved in proofs(run)), lambda: f"it proves a version\n{joining.err}"
+        )
+        listed = relax_here("engines", *at, "--json").json
+        assert [one["engine"] for one in listed["engines"] if one["address"] == elsewhere] == ["engine-3"]
+        assert listed["operations"][-1]["state"] == "active"
+        assert relax_here("scale", "--drain", "engine-3", *at).code == 0
+        assert joining.end() == 0 and joining.err.endswith("relax: the run needs this engine no more\n"), joining.err
+        assert TOKEN not in "".join(path.read_text() for path in (run / "logs").glob("*")) + running.err + joining.err
         assert relax_here("scale", "rollout=1", "--dry-run", *at).out == "run: engine-2 would leave\n"
         assert relax_here("scale", "--drain", "engine-0", *at).code == 2
-        assert relax_here("scale", "rollout=1", *at).out.endswith(": scale is done; rollout-4 is completed\n")
+        assert relax_here("scale", "rollout=1", *at).out.endswith(": scale is done; rollout-6 is completed\n")
     finally:
         server.stop()
         serving.join(30)

@@ -22,7 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +35,7 @@ from relax_core.observe.redaction import Redactor, credentials
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port
+from relax_core.rpc.remote_worker import RemoteWorker
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.child_log import ChildLog
 from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
@@ -173,38 +174,13 @@ REAP_S = 2.0
 """Seconds to wait for the exit status of a process after its connection has closed."""
 
 
-class LocalWorker:
+class LocalWorker(RemoteWorker):
     """A handle on one child process: `api.role.Worker`."""
 
     def __init__(self, spec: WorkerSpec, process: Child, connection: Connection, clock: Clock) -> None:
-        self.name, self.pid, self.host = spec.name, process.pid, "127.0.0.1"
-        self._process, self._connection, self._clock = process, connection, clock
-
-    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        start = self._clock.now()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._connection.call(method, args)
-        except TimeoutError:
-            raise DeadlineExceeded(self.name, f"{method} to return", self._clock.now() - start) from None
-        except ConnectionError as error:
-            raise await self._died(method, error) from error
-
-    async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
-        async with contextlib.aclosing(self._connection.stream(method, args)) as items:
-            while True:
-                start = self._clock.now()
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        item = await anext(items)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    waited = self._clock.now() - start
-                    raise DeadlineExceeded(self.name, f"the next item of {method}", waited) from None
-                except ConnectionError as error:
-                    raise await self._died(method, error) from error
-                yield item
+        super().__init__(spec.name, connection, clock)
+        self.pid, self.host = process.pid, "127.0.0.1"
+        self._process = process
 
     async def _died(self, method: str, error: Exception) -> WorkerDied:
         with contextlib.suppress(TimeoutError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.api import Proposal, ScalingPolicy
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.source import Sampler
 from relax_core.config.compose import compose
 from relax_core.config.problems import ConfigProblems
@@ -103,6 +103,36 @@ def test_a_scaling_policy_needs_engines_within_its_limits(
         compose(["my.toml"], ["autoscale=two", *overrides], with_faults, on_disk=False)
     assert message in str(caught.value)
     compose(["my.toml"], ["autoscale=two", "placement=hybrid"], with_faults, on_disk=False)
+
+
+@pytest.mark.parametrize(
+    ("external", "overrides", "message"),
+    [
+        ('{addresses=["127.0.0.1:8701"]}', [], "placement.rollout.external.token: got nothing; set"),
+        ('{token="file:token"}', [], "placement.rollout.external.token (command line): got a token without addresses"),
+        ('{addresses=["8701"],token="file:token"}', [], "external.addresses.0 (command line): got '8701'; give HOST:PORT"),
+        ('{addresses=["a:0"],token="file:token"}', [], "external.addresses.0 (command line): got 'a:0'; give HOST:PORT"),
+        (
+            '{addresses=["10.0.0.2:8701"],token="file:token"}', [],
+            "weights.name: got shared-memory; only engines of this machine can read them",
+        ),
+        (
+            '{addresses=["127.0.0.1:8701"],token="file:token"}', ["weights.proof=auto"],
+            'weights.proof (command line): got auto; set "behaviour"',
+        ),
+        (
+            '{addresses=["127.0.0.1:8701"],token="file:token"}', ["algorithm=sft", "rewards=[]"],
+            "placement.rollout.external (command line): got a table, with algorithm sft",
+        ),
+    ],
+)  # fmt: skip
+def test_engines_from_elsewhere_need_addresses_a_token_and_a_canary(
+    folder: Path, with_faults: Catalogue, external: str, overrides: list[str], message: str
+) -> None:
+    given = [f"placement.rollout.external={external}", "weights.proof=behaviour", *overrides]
+    with pytest.raises(RelaxError) as caught:
+        compose(["my.toml"], given, with_faults, on_disk=False)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,26 @@ def test_the_plan_reports_why_a_step_does_not_stream(
     assert any("no streaming" in note and says in note for note in made.notes)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("placement.mode=colocate", "placement: got engines that take turns on their devices with actor"),
+        ("deterministic=true", "deterministic: got true; results depend on the number of engines"),
+        ("run.runner=inline", "run.runner: got 'inline'"),
+    ],
+)
+def test_a_pool_that_no_engine_can_join_takes_none_from_elsewhere(
+    catalogue: Catalogue, override: str, message: str
+) -> None:
+    external = (
+        'placement.rollout.external={addresses=["127.0.0.1:8701"],token="file:token"}',
+        "weights.proof=behaviour",
+    )
+    planned(catalogue, *external)
+    with pytest.raises(ConfigError, match=message):
+        planned(catalogue, *external, override, "max_staleness=0")
+
+
 def test_crediting_reads_the_columns_that_the_algorithm_declares(catalogue: Catalogue) -> None:
     assert planned(catalogue).advantage_columns == ("loss_mask", "rewards", "tokens")
     asked = planned(catalogue, algorithm="token-credit").advantage_columns

@@ -14,6 +14,7 @@ from relax_core.api import ConfigError
 from relax_core.engines.scaling import JOINING, Action, CancelJoin, Join, Leave, PoolScaling, ScaleRequest, Step
 
 START = ("engine-0", "engine-1")
+ADDRESS = "127.0.0.1:8701"
 
 
 def ask(scaling: PoolScaling, target: int | None = None, key: str = "k", **more: object) -> list[Action]:
@@ -184,12 +185,89 @@ def test_a_rolled_back_operation_is_over_after_a_restart_and_the_pool_grows_to_w
     assert (returning.target, returning.detail) == (3, "the pool was restarted: it returns to 3 engines")
 
 
+def elsewhere(**more: object) -> PoolScaling:
+    """Return a pool with one engine that joined from elsewhere."""
+    scaling = PoolScaling("rollout", START, 2, addresses=[ADDRESS, "127.0.0.1:8702"], **more)  # type: ignore[arg-type]
+    assert ask(scaling, key="joined", address=ADDRESS) == [Join("engine-2", 2, ADDRESS)]
+    join(scaling, "engine-2")
+    return scaling
+
+
+def test_an_engine_from_elsewhere_joins_a_pool_that_can_not_start_engines_and_leaves_it() -> None:
+    scaling = elsewhere(refusal=("placement", "engines on gpu:0", "the run has no further GPU"))
+    (operation,) = scaling.operations.values()
+    assert (operation.state, operation.target, operation.address) == ("active", 3, ADDRESS)
+    assert (scaling.engines, scaling.external, scaling.target) == ([*START, "engine-2"], {"engine-2": ADDRESS}, 2)
+    with pytest.raises(ConfigError, match="the run has no further GPU"):
+        ask(scaling, 4)
+    assert ask(scaling, key="gone", engine="engine-2") == [Leave("engine-2")]
+    leave(scaling, "engine-2")
+    assert (scaling.engines, scaling.external, scaling.target) == ([*START], {}, 2)
+
+
+def test_an_engine_from_elsewhere_that_is_lost_is_no_longer_in_the_pool() -> None:
+    scaling = elsewhere()
+    ask(scaling, 4)
+    assert scaling.on_step("engine-2", "failed", 5.0, "it died") == []
+    assert (scaling.engines, scaling.external) == ([*START], {})
+    join(scaling, "engine-3")
+    assert scaling.engines == [*START, "engine-3"] and scaling.target == 3
+    assert ask(scaling, key="again", address=ADDRESS) == [Join("engine-4", 4, ADDRESS)]
+
+
+@pytest.mark.parametrize(
+    ("address", "wrong"),
+    [
+        ("127.0.0.1:1", "address: got 127.0.0.1:1; the run allows 127.0.0.1:8701, 127.0.0.1:8702: list the address in"),
+        (
+            ADDRESS,
+            "engine: got engine-2, which is at 127.0.0.1:8701 already; wait until .*: relax scale --drain engine-2",
+        ),
+    ],
+)
+def test_an_address_that_can_not_join_is_refused(address: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        ask(elsewhere(), address=address)
+    with pytest.raises(ConfigError, match="the run allows none: list the address in placement.rollout.external"):
+        ask(PoolScaling("rollout", START, 2), address=address)
+
+
+def test_a_busy_pool_takes_no_other_address_and_a_key_has_one_address() -> None:
+    scaling = elsewhere()
+    ask(scaling, key="two", address="127.0.0.1:8702")
+    assert ask(scaling, key="two", address="127.0.0.1:8702") == []
+    with pytest.raises(ConfigError, match="key: got the key of operation rollout-2"):
+        ask(scaling, key="two", address=ADDRESS)
+    with pytest.raises(ConfigError, match="operation: got rollout-2, which is pending"):
+        ask(scaling, 4, "other")
+
+
+@pytest.mark.parametrize(
+    ("asked", "state", "detail"),
+    [
+        ({"address": "127.0.0.1:8702"}, "failed", "the engine must ask again to join"),
+        ({"engine": "engine-2"}, "completed", "the pool was restarted with 2 engines"),
+        ({"target": 4}, "pending", "done again after a restart"),
+    ],
+)
+def test_engines_from_elsewhere_do_not_count_after_a_restart(asked: dict[str, object], state: str, detail: str) -> None:
+    scaling = elsewhere()
+    ask(scaling, **asked)  # type: ignore[arg-type]
+    again = PoolScaling("rollout", START, 2)
+    actions = again.restored(json.loads(json.dumps(scaling.plain())), 6.0)
+    assert [action.engine for action in actions] == (["engine-4"] if "target" in asked else [])
+    operation = again.operations["rollout-2"]
+    assert operation.state == state and detail in operation.detail
+    join(again, *(action.engine for action in actions))
+    assert len(again.engines) == again.target == (3 if "target" in asked else 2)
+
+
 class Scaling(RuleBasedStateMachine):
     """A pool whose engines join, fail and leave in any order, while requests, cancels and restarts come at any time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scaling = PoolScaling("rollout", START, 1)
+        self.scaling = PoolScaling("rollout", START, 1, addresses=[ADDRESS])
         self.joining: set[str] = set()
         """Engines that are being started, or are stopped before they have joined."""
         self.serving, self.leaving, self.names = set(START), set[str](), set(START)
@@ -219,6 +297,21 @@ class Scaling(RuleBasedStateMachine):
             self.perform(ask(self.scaling, count, f"key-{self.keys}", keep_partial=keep))
         except ConfigError:
             assert count < 1 or self.scaling.open is not None
+
+    @rule()
+    def ask_from_elsewhere(self) -> None:
+        self.keys += 1
+        try:
+            self.perform(ask(self.scaling, None, f"key-{self.keys}", address=ADDRESS))
+        except ConfigError:
+            assert self.scaling.open is not None or self.scaling.external
+
+    @precondition(lambda self: self.serving.intersection(self.scaling.external))
+    @rule()
+    def lose(self) -> None:
+        engine = min(self.serving.intersection(self.scaling.external))
+        self.serving.remove(engine)
+        self.step(engine, "failed")
 
     @rule(number=st.integers(0, 8))
     def drain(self, number: int) -> None:
@@ -264,7 +357,7 @@ class Scaling(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 8), step=st.sampled_from(["creating", "active", "removing", "completed", "failed"]))
     def hear_of_an_engine_that_is_not_moving(self, number: int, step: Step) -> None:
-        if (engine := f"engine-{number}") not in self.joining | self.leaving:
+        if (engine := f"engine-{number}") not in self.joining | self.leaving | set(self.scaling.external):
             before = self.scaling.plain()
             self.step(engine, step)
             assert self.scaling.plain() == before
@@ -272,10 +365,10 @@ class Scaling(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         document = json.loads(json.dumps(self.scaling.plain()))
-        wanted = (
-            self.scaling.target if self.scaling.open is None or self.scaling.open.undone else self.scaling.open.target
-        )
-        self.scaling = PoolScaling("rollout", START, 1)
+        wanted, operation = self.scaling.target, self.scaling.open
+        if operation is not None and not operation.undone and not operation.address:
+            wanted = max(operation.target - len(self.serving.intersection(self.scaling.external)), 1)
+        self.scaling = PoolScaling("rollout", START, 1, addresses=[ADDRESS])
         self.joining, self.serving, self.leaving = set(), set(START), set()
         self.perform(self.scaling.restored(document, 1.0))
         assert len(self.serving | self.joining) == wanted
@@ -288,7 +381,7 @@ class Scaling(RuleBasedStateMachine):
         assert sum(one.open for one in scaling.operations.values()) <= 1
         if operation is None:
             assert not (self.joining or self.leaving)
-            assert scaling.target == len(scaling.engines)
+            assert scaling.target == len(scaling.engines) - len(scaling.external)
         else:
             moving = {name for name, step in operation.engines.items() if step not in ("active", "completed", "failed")}
             assert moving == self.joining | self.leaving

@@ -21,7 +21,8 @@ from tests.unit.views.test_control_api import LIVE, call
 
 def pools() -> dict[str, PoolScaling]:
     judge = PoolScaling("judge", ["judge-engine-0"], 1, "judge-engine", ("placement", "engines on gpu:1", "use CPUs"))
-    return {"rollout": PoolScaling("rollout", ["engine-0", "engine-1"], 1), "judge": judge}
+    rollout = PoolScaling("rollout", ["engine-0", "engine-1"], 1, addresses=["127.0.0.1:8701"])
+    return {"rollout": rollout, "judge": judge}
 
 
 @pytest.fixture
@@ -38,10 +39,12 @@ def test_a_request_is_passed_to_the_run_once(live: Path) -> None:
     other = call(live, "POST", "/engines", "one", json={"target": 4})
     assert (other.status_code, other.json()["field"]) == (409, "Idempotency-Key")
     drained = call(live, "POST", "/engines/engine-1/drain", "two")
-    assert drained.status_code == 202
+    joined = call(live, "POST", "/engines/join", "three", json={"address": "127.0.0.1:8701"})
+    assert drained.status_code == joined.status_code == 202
     assert RunDirectory.open(live).take_scale_requests() == [
         {"key": "one", "pool": "rollout", "target": 3, "keep_partial": True},
         {"key": "two", "pool": "rollout", "engine": "engine-1"},
+        {"key": "three", "pool": "rollout", "address": "127.0.0.1:8701"},
     ]
     assert RunDirectory.open(live).take_scale_requests() == []
 
@@ -57,6 +60,10 @@ def test_a_request_is_passed_to_the_run_once(live: Path) -> None:
         ("/engines", [3], 400, "body"),
         ("/engines", {"target": 3, "pool": "teacher"}, 404, "pool"),
         ("/engines", {"target": 3, "pool": "judge"}, 409, "placement"),
+        ("/engines/join", {}, 400, "address"),
+        ("/engines/join", {"address": 8701}, 400, "address"),
+        ("/engines/join", {"address": "10.0.0.1:8701"}, 409, "address"),
+        ("/engines/join", {"address": "127.0.0.1:8701", "pool": "judge"}, 400, "pool"),
         ("/engines/engine-0/drain", {}, 409, "engine"),
         ("/engines/engine-7/drain", {}, 404, "engine"),
         ("/engines/engine-1/drain", {"now": True}, 400, "now"),
@@ -74,6 +81,8 @@ def test_what_the_run_would_refuse_is_refused_at_once(
 
 def test_a_dry_run_names_the_engines_and_asks_nothing(live: Path) -> None:
     answer = call(live, "POST", "/engines", json={"target": 3, "dry_run": True}).json()
+    assert answer["actions"] == [{"action": "join", "engine": "engine-2"}]
+    answer = call(live, "POST", "/engines/join", json={"address": "127.0.0.1:8701", "dry_run": True}).json()
     assert answer["actions"] == [{"action": "join", "engine": "engine-2"}]
     answer = call(live, "POST", "/engines/engine-1/drain", json={"dry_run": True}).json()
     assert answer["actions"] == [{"action": "leave", "engine": "engine-1"}]

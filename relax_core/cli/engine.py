@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb `relax engine serve`: an engine that joins a live run from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from relax_core.cli.runs import Arguments
+from relax_core.cli.terminal import say, split
+
+if TYPE_CHECKING:
+    import socket
+
+    from relax_core.control_api.client import ControlClient
+    from relax_core.runners.engine_host import EngineHost
+
+verbs = typer.Typer(help="Serve an engine that joins a live run.", no_args_is_help=True)
+
+
+@verbs.callback()
+def engine() -> None:
+    """Serve an engine that joins a live run."""
+
+
+@verbs.command()
+def serve(
+    arguments: Arguments,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token of the run's engines and of --join; default: the variable RELAX_TOKEN."),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT at which the run calls this engine.")] = "127.0.0.1:8701",
+    public: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of this engine as the run sees it, if it is not --listen.")
+    ] = "",
+    join: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Control API of the run, http://HOST:PORT or unix:PATH, to ask.")
+    ] = "",
+    patience_s: Annotated[
+        float, typer.Option(help="Seconds without a run that takes this engine until the command fails.", min=0.0)
+    ] = 600.0,
+) -> None:
+    """Serve the engine of a configuration to a live run on this machine or another one, until the run lets it go.
+
+    The run calls the engine at an address that the run's configuration lists (placement.rollout.external), with the token
+    of that table. The engine serves after it has proved the newest weights. With --join, this command asks the run, and asks
+    again when the connection is lost; without it, use `relax scale RUN --join HOST:PORT`. The engine's model folder and
+    options are those of this configuration. Nothing is encrypted: use loopback, a tunnel, or a closed network.
+    """
+    from relax_core.api.errors import ConfigError
+    from relax_core.cli.runs import remote
+    from relax_core.control_api.server import listening, read_token
+
+    token, client = read_token(token_file), remote(join, token_file) if join else None
+    if listen.startswith("unix"):
+        raise ConfigError("--listen", listen, "give HOST:PORT: a run calls its engines by TCP")
+    host = _host(*split(arguments), token)
+    listener, bound = listening(listen, Path())
+    address = public or bound.removeprefix("http://")
+    say(f"relax: an engine {host.description.engine} waits at {address}", err=True)
+    asyncio.run(_serve(host, listener, client, address, patience_s))
+
+
+def _host(files: list[str], overrides: list[str], token: str) -> EngineHost:
+    """Return the host of a configuration's engine. Raises ConfigError."""
+    from relax_core.api.engine import Engine
+    from relax_core.api.errors import ConfigError
+    from relax_core.api.role import WorkerSpec
+    from relax_core.config.compose import compose
+    from relax_core.engines.external import describe
+    from relax_core.runners.engine_host import EngineHost
+    from relax_core.runners.local.workers import LocalWorkers
+
+    composed = compose(files, overrides, on_disk=False)
+    config, catalogue = composed.config, composed.catalogue
+    model = config.model.path.absolute()
+    if not (model / "config.json").is_file():
+        raise ConfigError("model.path", str(model), "name the model folder of the run, or a copy, on this machine")
+    engine = cast(type[Engine], catalogue.target("engine", config.engine.name))
+    resolved = [tuple(plugin) for plugin in catalogue.resolved()]
+    spec = WorkerSpec(
+        "engine", config.engine.chosen, str(config.engine.python or ""),
+        {"OMP_NUM_THREADS": str(config.placement.rollout.threads or 1)}, preload=engine.preload,
+    )  # fmt: skip
+    workers = LocalWorkers([str(path) for path in config.plugins], resolved, run_env=config.run.revealed_env())
+    return EngineHost(spec, workers, describe(config.engine.chosen, engine, resolved), model, token)
+
+
+async def _serve(
+    host: EngineHost, listener: socket.socket, client: ControlClient | None, address: str, patience_s: float
+) -> None:
+    from relax_core.api.role import SystemClock
+    from relax_core.control_api.joining import join_until_left
+
+    await host.open(listener)
+    try:
+        await join_until_left(
+            client, address, host.ends, SystemClock(), patience_s, lambda text: say(f"relax: {text}", err=True)
+        )
+    finally:
+        await host.close()

@@ -89,6 +89,22 @@ def check_architecture(directory: str, found: Mapping[str, Stored], want: Mappin
         )
 
 
+def check_base(directory: str, saved: str, base: str) -> None:
+    """Raise ConfigError unless a checkpoint has adapters to the model `base`, or both are empty: no adapters.
+
+    `saved` and `base` are fingerprints of models below adapters.
+    """
+    if saved == base:
+        return
+    if not (saved and base):
+        has, needs = ("adapters", "no [model.lora]") if saved else ("a whole model", "[model.lora]")
+        raise ConfigError(
+            FIELD, directory, f"saved with {has}, but this run has {needs}; set [model.lora] as when it was saved"
+        )
+    fix = f"its adapters belong to model {saved}, but model.path holds {base}; set model.path to model {saved}"
+    raise ConfigError(FIELD, directory, fix)
+
+
 def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
     """Write a checkpoint; it replaces `directory` only after all ranks have written their files.
 

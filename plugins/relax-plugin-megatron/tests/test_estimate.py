@@ -99,6 +99,24 @@ def test_layouts_are_every_grid_once_for_each_micro_batch_and_recomputation(fold
     assert [one.tokens_per_micro_batch for one in plain] == [1024, 2048, 4096]  # up to a rank's four rows
 
 
+def test_frozen_weights_have_neither_gradients_nor_moments_nor_work_for_them(folder):
+    def of(**model):
+        trainer = MegatronTrainer(MegatronTrainer.options_model()())
+        trainer.build = lambda chosen: Reinforce()
+        return trainer.estimate(spec(folder, 1, dtype="bfloat16", **model), WORK)
+
+    part, whole = of(lora={"rank": 4, "alpha": 8.0}), of()
+    adapters = part.phases["train"]["gradients"] // 4
+    everything = whole.phases["train"]["parameters"] // 2
+    assert any(f"trains {adapters:,} of {adapters + everything:,} parameters" in note for note in part.notes)
+    assert part.phases["train"]["optimizer"] == 8 * adapters
+    assert part.phases["train"]["parameters"] == 2 * everything + 4 * adapters
+    multiplied = architecture(spec(folder, 1)).sizes(Grid(1), 0).multiplied
+    assert part.flops["train"] == pytest.approx(
+        (4 * multiplied + 6 * adapters) / (6 * multiplied) * whole.flops["train"]
+    )
+
+
 def options_of(layout):
     names = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "recompute")
     return tuple(layout.options.get(name) for name in names)

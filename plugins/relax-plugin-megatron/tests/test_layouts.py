@@ -3,56 +3,36 @@
 
 import json
 import shutil
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from relax_plugin_megatron.trainer import MegatronTrainer
 
-from relax_core.api import ConfigError, OptimizerSpec, Ragged, TrainerSpec, Version, Workload
+from relax_core.api import ConfigError, Ragged, TrainerSpec, Version, Workload
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
 from relax_core.testing.trainer import Reinforce, forward, make_rows, tiny_model
 from relax_core.testing.trainer_fixture import VOCAB
-from tests.megatron_on_cpu.trainer import DISK, MegatronOnCpu, PatchedRanks
+from tests.megatron_on_cpu.layouts import (
+    CP2,
+    DP2,
+    EP2,
+    ONE,
+    OPTIMIZER,
+    PP2,
+    SAVED,
+    SELECTIVE,
+    STEPS,
+    TP2,
+    TP2_SP,
+    Layout,
+    assert_near,
+    curve,
+    megatron,
+    steps,
+)  # fmt: skip
+from tests.megatron_on_cpu.trainer import DISK
 from tests.trainers import ALGORITHM, running, train
-
-STEPS, SAVED = 20, 10
-OPTIMIZER = OptimizerSpec(1e-3, warmup_steps=3, weight_decay=0.1)
-COLUMNS = ("log_probs", "entropy")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The ranks of a trainer and how they share the model."""
-
-    options: dict[str, Any] = field(default_factory=dict)
-    ranks: int = 1
-    together: int = 1
-    """Number of ranks that compute the same rows."""
-
-
-ONE = Layout()
-SELECTIVE = Layout({"recompute": "selective"})
-DP2 = Layout({}, 2)
-TP2 = Layout({"tensor_parallel": 2}, 2, 2)
-TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
-PP2 = Layout({"pipeline_parallel": 2}, 2, 2)
-CP2 = Layout({"context_parallel": 2}, 2, 2)
-EP2 = Layout({"expert_parallel": 2}, 2)
-
-
-@contextmanager
-def megatron(path, layout, model=None, **spec):
-    """Start a Megatron trainer in a layout; `model`: further keys of the model table."""
-    trainer = PatchedRanks(MegatronOnCpu, layout.options, layout.ranks, layout.together)
-    trainer.facts = trainer.start(TrainerSpec({"path": str(path), **(model or {})}, ALGORITHM, OPTIMIZER, **spec))
-    try:
-        yield trainer
-    finally:
-        trainer.stop()
 
 
 @pytest.fixture(scope="session")
@@ -65,28 +45,6 @@ def mixture(tmp_path_factory):
     return tiny_moe(str(tmp_path_factory.mktemp("mixture")), 0, pad_token_id=None)
 
 
-def steps(trainer, start, stop):
-    """Train steps; return (loss, gradient norm) of each."""
-    results = [train(trainer, step) for step in range(start, stop)]
-    return [(result.metrics["train/loss"][0], result.grad_norm) for result in results]
-
-
-@dataclass(frozen=True)
-class Curve:
-    scores: dict[str, np.ndarray]
-    early: list[tuple[float, float]]
-    late: list[tuple[float, float]]
-    checkpoint: str
-
-
-def curve(trainer, path) -> Curve:
-    """Score rows, train, save on the way."""
-    scores = {name: forward(trainer, make_rows(99), 0, (name,)).values for name in COLUMNS}
-    early = steps(trainer, 0, SAVED)
-    trainer.save(str(path / "checkpoint"))
-    return Curve(scores, early, steps(trainer, SAVED, STEPS), str(path / "checkpoint"))
-
-
 @pytest.fixture(scope="session")
 def expected(dense, tmp_path_factory):
     with running(dense, optimizer=OPTIMIZER) as trainer:
@@ -97,12 +55,6 @@ def expected(dense, tmp_path_factory):
 def expected_of_mixture(mixture, tmp_path_factory):
     with running(mixture, optimizer=OPTIMIZER) as trainer:
         return curve(trainer, tmp_path_factory.mktemp("torch"))
-
-
-def assert_near(found: Curve, expected: Curve) -> None:
-    for name in COLUMNS:
-        assert np.allclose(found.scores[name], expected.scores[name], rtol=0, atol=1e-5), name
-    assert np.allclose(found.early + found.late, expected.early + expected.late, rtol=2e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +256,7 @@ def test_a_forward_role_loads_versions_and_deltas_that_another_layout_published(
         ({"pipeline_parallel": 4}, 4, {}, r"trainer.pipeline_parallel: got 4; it must divide the 2 layers"),
         ({"expert_parallel": 2}, 2, {}, r"trainer.expert_parallel: got 2; it must divide the 0 experts"),
         ({"sequence_parallel": True}, 1, {}, r"trainer.sequence_parallel: got True; .* set trainer.tensor_parallel"),
-        ({}, 1, {"lora": {"rank": 4}}, r"model.lora: .* use trainer = torch"),
+        ({}, 1, {"lora": {"rank": 4, "alpha": 8.0, "dora": True}}, r"model.lora.dora: .* use trainer = torch"),
         ({}, 1, {"freeze": ["layers.0"]}, r"model.freeze: .* use trainer = torch"),
         ({}, 1, {"path": "gemma"}, r"model.path: got .*gemma of the family gemma3_text; megatron trains llama"),
         ({}, 1, {"path": "yarn"}, r"model.path: got .*yarn with positions of the type yarn"),
@@ -339,13 +291,15 @@ def test_a_mixture_split_over_tensor_parallel_ranks_needs_sequence_parallel(mixt
 @pytest.mark.parametrize("layout", [ONE, TP2_SP, PP2, EP2], ids=["1", "TP2 SP", "PP2", "EP2"])
 def test_an_estimate_counts_the_parameters_of_each_rank(dense, mixture, layout):
     path = mixture if layout is EP2 else dense
+    lora = {"lora": {"rank": 4, "alpha": 8.0}}
     trainer = MegatronTrainer(MegatronTrainer.options_model()(**layout.options))
     trainer.build = lambda chosen: Reinforce()
     estimated = [
         trainer.estimate(
-            TrainerSpec({"path": path}, ALGORITHM, OPTIMIZER, rank=rank, world_size=layout.ranks), Workload(2, 2, 8, 8)
+            TrainerSpec({"path": path, **lora}, ALGORITHM, OPTIMIZER, rank=rank, world_size=layout.ranks),
+            Workload(2, 2, 8, 8),
         ).phases["train"]["parameters"]
         for rank in range(layout.ranks)
     ]  # fmt: skip
-    with megatron(path, layout) as started:
+    with megatron(path, layout, lora) as started:
         assert estimated == [4 * facts["parameters_of_rank"] for facts in started.facts_of_ranks]

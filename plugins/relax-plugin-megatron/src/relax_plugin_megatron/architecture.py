@@ -170,6 +170,5 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 def check_parts(spec: TrainerSpec) -> None:
     """Raise ConfigError for parts of the `[model]` table that this trainer does not have."""
-    for name in ("lora", "freeze"):
-        if spec.model.get(name):
-            raise ConfigError(f"model.{name}", "set", "megatron trains all weights; use trainer = torch")
+    if spec.model.get("freeze"):
+        raise ConfigError("model.freeze", "set", "megatron trains all weights or adapters; use trainer = torch")

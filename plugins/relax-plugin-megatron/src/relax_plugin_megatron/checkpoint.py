@@ -16,6 +16,7 @@ from relax_core.trainer_kit.checkpoint import (
     WEIGHTS,
     Snapshot,
     check_architecture,
+    check_base,
     look,
     restore_random_state,
 )
@@ -27,9 +28,12 @@ from relax_plugin_megatron.weights import Weights
 
 
 def take_snapshot(weights: Weights, optimizer: Optimizer, state: Mapping[str, Any], ranks: Ranks) -> Snapshot:
-    """Copy this rank's pieces of weights and moments to host memory, one parameter at a time. All ranks must call."""
+    """Copy this rank's pieces of weights and moments to host memory, one parameter at a time. All ranks must call.
+
+    With adapters, the frozen base is not copied.
+    """
     pieces: dict[str, Piece] = {}
-    for held in weights.held:
+    for held in weights.trained_here:
         whole = optimizer.whole(held.parameter)
         pieces |= weights.pieces(held, whole[optimizers.WEIGHT], WEIGHTS)
         for name in optimizers.MOMENTS:
@@ -42,17 +46,19 @@ def take_snapshot(weights: Weights, optimizer: Optimizer, state: Mapping[str, An
     return Snapshot.of(pieces, state, ranks)
 
 
-def load_checkpoint(directory: str, weights: Weights, optimizer: Optimizer) -> dict[str, Any]:
+def load_checkpoint(directory: str, weights: Weights, optimizer: Optimizer, base: str) -> dict[str, Any]:
     """Restore weights, moments and random state; return the saved `state.json`.
 
-    Raises ConfigError for a checkpoint that is incomplete or does not fit the model.
+    `base`: fingerprint of the model below the adapters; empty without adapters. Raises ConfigError for a checkpoint that
+    is incomplete or does not fit the model or its adapters.
     """
     path = Path(directory)
     state, found = look(path)
-    check_architecture(directory, found, {name: entry.shape for name, entry in weights.entries.items()})
+    check_base(directory, state.get("base", ""), base)
+    check_architecture(directory, found, {name: entry.shape for name, entry in weights.trained.items()})
     try:
         files = PieceReader(path)
-        for held in weights.held:
+        for held in weights.trained_here:
             whole = {optimizers.WEIGHT: weights.read(held, files, WEIGHTS)}
             step = f"{MOMENTS}{held.mapped.sources[0]}/{optimizers.STEP}"
             if step in files:

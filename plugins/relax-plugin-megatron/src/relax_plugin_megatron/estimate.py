@@ -9,6 +9,7 @@ Training on GPU Clusters Using Megatron-LM", section 2.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,8 +18,10 @@ from relax_core.trainer_kit.model_folder import check_folder, read_json
 from relax_core.trainer_kit.setup import TRAINED_ROLES, scalars
 from relax_plugin_megatron.architecture import Architecture, Sizes, check_parts
 from relax_plugin_megatron.layout import Grid
+from relax_plugin_megatron.lora import Lora
 from relax_plugin_megatron.options import MegatronOptions
 
+ADAPTER_BYTES = 4
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGITS_AT_ONCE = 3
 """Float32 arrays of the size of the logits that scoring holds: logits, their exponentials, and a gradient."""
@@ -38,10 +41,14 @@ def estimate(
     grid.check()
     shape.check(grid, options.sequence_parallel)
     check_parts(spec)
+    lora = Lora.of(spec, shape)
     scalar = bool(scalars(spec, build))
     size = BYTES[str(spec.model.get("dtype", "float32"))]
     sizes = shape.sizes(grid, spec.rank, scalar)
-    own = sizes.all
+    adapters = lora.size(grid, spec.rank, shape.layers) if lora is not None else 0
+    head = shape.hidden if scalar and grid.stage(spec.rank) == grid.pipeline - 1 else 0
+    trained = sizes if lora is None else replace(sizes, dense=adapters + head, experts=0)
+    own = sizes.all * size + adapters * ADAPTER_BYTES
     tokens = max(micro_batches, default=0) * work.row_tokens // grid.context
     passed = sum(micro_batches) * work.row_tokens // grid.context
     trains = spec.role in TRAINED_ROLES
@@ -51,25 +58,34 @@ def estimate(
     if grid.stage(spec.rank) == grid.pipeline - 1 and not scalar:
         whole = tokens * -(-shape.vocabulary // grid.tensor) * 4
         logits = LOGITS_AT_ONCE * min(whole, options.logits_mb << 20)
-    parts = {"parameters": own * size, "logits": logits}
-    moved = float(own * size * len(micro_batches))
+    parts = {"parameters": own, "logits": logits}
+    moved = float(own * len(micro_batches))
     if trains:
-        moments = 8 if size == 4 else 12
-        state = _share(sizes, grid)
+        moments = 8 if size == 4 or lora is not None else 12
+        state = _share(trained, grid)
         parts |= {
-            "gradients": own * 4,
+            "gradients": trained.all * 4,
             "optimizer": int(state * moments),
             "activations": int(_kept(shape, grid, options, size, spec.rank, len(micro_batches)) * tokens),
         }
-        moved += own * (size * (1 + again) + 8) * len(micro_batches) + state * 2 * moments
+        moved += (own * (1 + again) + trained.all * 8) * len(micro_batches) + state * 2 * moments
     else:
         parts["activations"] = int(_layer(shape, grid, options, size) * tokens)
+    notes, gradients = [], 0.0
+    forward = 2.0 * (1 + again + trains)  # each matrix again for the gradient of its inputs
+    if trains:  # and for the gradient of its own
+        gradients = 2.0 * (sizes.multiplied if lora is None else adapters)
+    if trains and lora is not None:
+        one = Grid(1)
+        some = lora.size(one, 0, shape.layers) + (shape.hidden if scalar else 0)
+        everything = shape.sizes(one, 0, scalar).all + lora.size(one, 0, shape.layers)
+        notes.append(f"trains {some:,} of {everything:,} parameters ({100 * some / everything:.2g} %)")
     return Estimate(
         {phase: parts},
-        {phase: (8.0 if again else 6.0 if trains else 2.0) * sizes.multiplied * passed},
-        (NOTE,),
+        {phase: (forward * (sizes.multiplied + adapters) + gradients) * passed},
+        (NOTE, *notes),
         {phase: moved},
-        {phase: _sent(shape, grid, options, sizes, spec.rank, passed, size, trains, again)},
+        {phase: _sent(shape, grid, options, trained, spec.rank, passed, size, trains, again)},
         {phase: (grid.pipeline - 1) / (max(1, len(micro_batches)) + grid.pipeline - 1)},
     )
 
@@ -105,12 +121,12 @@ def _share(sizes: Sizes, grid: Grid) -> float:
 
 
 def _sent(
-    shape: Architecture, grid: Grid, options: MegatronOptions, sizes: Sizes, rank: int, tokens: int, size: int,
+    shape: Architecture, grid: Grid, options: MegatronOptions, trained: Sizes, rank: int, tokens: int, size: int,
     trains: bool, again: bool,
 ) -> float:  # fmt: skip
     """Return the bytes that a rank sends in one step, in rings, for the `tokens` that it computes.
 
-    `again`: the backward pass computes layers once more.
+    `trained`: parameters of which it sends gradients. `again`: the backward pass computes layers once more.
     """
     layers = shape.layers // grid.pipeline
     passes = 1 + trains + again
@@ -127,12 +143,12 @@ def _sent(
     kept = 2 * tokens * shape.key_value_heads * shape.head_width // grid.tensor * size
     sent += passes * layers * kept * (grid.context - 1)
     exchanged = hidden / split * shape.experts_per_token
-    sent += passes * sizes.mixtures * 2 * exchanged * others(grid.expert)
+    sent += passes * trained.mixtures * 2 * exchanged * others(grid.expert)
     stage = grid.stage(rank)
     borders = (stage < grid.pipeline - 1) + (trains and stage > 0)
     sent += borders * hidden / split
     if trains:  # gradients in float32 are summed by parts, and the new weights are gathered
-        copies = ((sizes.dense, grid.data * grid.context), (sizes.experts, grid.expert_data))
+        copies = ((trained.dense, grid.data * grid.context), (trained.experts, grid.expert_data))
         sent += sum(parameters * (4 + size) * others(ranks) for parameters, ranks in copies)
     return sent
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from relax_core.api import ConfigError
+from relax_core.trainer_kit.lora import matrix
 from relax_core.trainer_kit.setup import SCALAR_HEAD
 
 Join = Literal["single", "attention", "concatenated"]
@@ -96,6 +97,8 @@ def mapped(family: str, name: str, first_layer: int, first_expert: int) -> Mappe
     """
     if name in ENDS:
         return Mapped(ENDS[name].sources, ENDS[name], False)
+    if adapter := re.fullmatch(r"(.+)\.adapter\.([AB])\.(\w+)", name):
+        return _adapter(mapped(family, f"{adapter[1]}.weight", first_layer, first_expert), adapter[2], adapter[3])
     match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     inside = re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)\.(.+)", match[2]) if match else None
     key = f"mlp.experts.{inside[2]}" if inside else match[2] if match else name
@@ -106,6 +109,13 @@ def mapped(family: str, name: str, first_layer: int, first_expert: int) -> Mappe
         )
     layer, expert = first_layer + int(match[1]), first_expert + int(inside[1]) if inside else 0
     return Mapped(tuple(one.format(layer=layer, expert=expert) for one in rule.sources), rule, inside is not None)
+
+
+def _adapter(layer: Mapped, side: str, module: str) -> Mapped:
+    """Return the rule of matrix A or B of the adapter of one source, the Hugging Face layer whose name ends in `module`."""
+    source = next(one.removesuffix(".weight") for one in layer.sources if one.endswith(f".{module}.weight"))
+    axis = layer.rule.axis if (layer.rule.axis == 1) == (side == "A") else None
+    return Mapped((matrix(source, side),), Rule((matrix(source, side),), axis), False)
 
 
 def part(rule: Rule, shape: Sequence[int], rank: int, size: int) -> tuple[slice, ...]:
@@ -127,14 +137,17 @@ def part(rule: Rule, shape: Sequence[int], rank: int, size: int) -> tuple[slice,
     return tuple(index)
 
 
-def join(rule: Rule, parts: Sequence[Tensor], head_groups: int) -> Tensor:
-    """Join a rank's parts of the sources to its Megatron tensor. `head_groups`: key-value heads of the rank."""
+def join(rule: Rule, parts: Sequence[Tensor], head_groups: int, axis: int = 0) -> Tensor:
+    """Join a rank's parts of the sources to its Megatron tensor, along the axis of outputs.
+
+    `head_groups`: key-value heads of the rank.
+    """
     if rule.join == "single":
         return parts[0]
     if rule.join == "concatenated":
-        return torch.cat(list(parts))
-    grouped = [one.reshape(head_groups, -1, *one.shape[1:]) for one in parts]
-    return torch.cat(grouped, dim=1).reshape(-1, *parts[0].shape[1:])
+        return torch.cat(list(parts), dim=axis)
+    grouped = [one.unflatten(axis, (head_groups, -1)) for one in parts]
+    return torch.cat(grouped, dim=axis + 1).flatten(axis, axis + 1)
 
 
 def apart(rule: Rule, tensor: Tensor, head_groups: int, heads_per_group: int) -> list[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from relax_core.trainer_kit.chunk_rows import (
     wanted,
     with_gradient,
 )
+from relax_core.trainer_kit.lora import FOLDER, matrix
 from relax_core.trainer_kit.model_folder import FIELD, check_folder, check_rows, read_json
 from relax_core.trainer_kit.ranks import Ranks, backend, collective_call
 from relax_core.trainer_kit.setup import (
@@ -70,15 +72,17 @@ from relax_core.trainer_kit.setup import (
 )
 from relax_core.trainer_kit.tokenizer_files import TokenizerFiles
 from relax_core.trainer_kit.update import LossScale, Progress, Update
+from relax_plugin_megatron.adapters import attach, initial, write as write_adapters
 from relax_plugin_megatron.architecture import Architecture, check_parts
 from relax_plugin_megatron.checkpoint import load_checkpoint, take_snapshot
 from relax_plugin_megatron.folder import FolderReader, exported_config, write_folder
+from relax_plugin_megatron.lora import Lora
 from relax_plugin_megatron.model import Head, features, make_decoder, transformer_config, zigzag
 from relax_plugin_megatron.optimizer import WEIGHT, Optimizer
 from relax_plugin_megatron.options import MegatronOptions
 from relax_plugin_megatron.publication import Publication
 from relax_plugin_megatron.routing import OUTPUT, MicroBatch, RoutingReplay
-from relax_plugin_megatron.weights import Weights
+from relax_plugin_megatron.weights import Held, Weights, count
 
 Scores = dict[str, Tensor]
 
@@ -109,11 +113,12 @@ class Rank:
             self._algorithm = build(spec.algorithm)
             check_outputs(self._algorithm, spec.role)
         self._scalars = scalars(spec, build)
+        self._lora = Lora.of(spec, self._shape)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
         with self.ranks.meeting("start"):
             self._join_groups()
             self._load(path)
-        self._publication = Publication(self._weights, publish_format(spec, self._dtype), build, self.ranks)
+            self._publication = Publication(self._weights, publish_format(spec, self._dtype), build, self.ranks)
         self._writing = Writing()
         seed_all(spec.seed)
 
@@ -134,6 +139,9 @@ class Rank:
     def _load(self, path: str) -> None:
         config = transformer_config(self._shape, self._grid, self._options, self._dtype)
         decoder = make_decoder(config, self._shape, self._grid, bool(self._scalars)).to(self._device)
+        if self._lora is not None:
+            attach(decoder, self._shape, self._grid, self._lora, config)
+            decoder.to(self._device)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         self._head: Head | None = None
         if last and not self._scalars:
@@ -145,10 +153,12 @@ class Rank:
             decoder, self._shape, self._spec, self._options.recompute == "full", self._options.sequence_parallel
         )
         self._optimizer: Optimizer | None = None
-        self._weights = Weights(decoder, self._shape, self._grid, self.ranks)
-        if self._algorithm is None:
-            decoder.requires_grad_(False)
-        else:
+        scale = self._lora.table.scale if self._lora is not None else 0.0
+        self._weights = Weights(decoder, self._shape, self._grid, self.ranks, scale)
+        decoder.requires_grad_(False)
+        if self._algorithm is not None:
+            for held in self._weights.trained_here:
+                held.parameter.requires_grad_(True)
             ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
             self._model = DistributedDataParallel(config, ddp, decoder)
             config.no_sync_func = self._model.no_sync
@@ -159,25 +169,36 @@ class Rank:
                     shapes = f"{folder.shape(name)} in its weights but {entry.shape} by its config.json"
                     raise ConfigError(FIELD, path, f"{name} is {shapes}; save the model again")
             for held in self._weights.held:
-                if held.mapped.sources == (SCALAR_HEAD,) and SCALAR_HEAD not in folder:
-                    value = torch.zeros(held.parameter.shape)
+                source = held.mapped.sources[0]
+                if source in self._weights.adapters:
+                    continue
+                if source == SCALAR_HEAD and SCALAR_HEAD not in folder:
+                    self._set(held, torch.zeros(held.parameter.shape))
                 else:
-                    value = self._weights.read(held, folder)
-                if self._optimizer is None:
-                    held.parameter.data.copy_(value)
-                else:  # its float32 weights come from the folder's values, not from rounded ones
-                    self._optimizer.restore(held.parameter, {WEIGHT: value})
+                    self._set(held, self._weights.read(held, folder))
+        if self._lora is not None:
+            own = {held.mapped.sources[0]: held for held in self._weights.held}
+            for module, value in initial(self._lora, self._spec.seed):
+                if (name := matrix(module, "A")) in own:
+                    self._set(own[name], value[own[name].index(0)])
+
+    def _set(self, held: Held, value: Tensor) -> None:
+        """Set a parameter; the optimizer's float32 weights come from the value itself, not from a rounded parameter."""
+        if self._optimizer is None or not held.parameter.requires_grad:
+            held.parameter.data.copy_(value)
+        else:
+            self._optimizer.restore(held.parameter, {WEIGHT: value})
 
     @collective_call
     def facts(self) -> dict[str, Any]:
         return {
             "parameters": self._weights.size,
             "parameters_of_rank": sum(parameter.numel() for parameter in self._decoder.parameters()),
-            "trainable": self._weights.size if self._algorithm is not None else 0,
+            "trainable": count(self._weights.trained) if self._algorithm is not None else 0,
             "max_context": self._shape.context,
             "vocab_size": self._shape.vocabulary,
-            "fingerprint": self._publication.fingerprint(),
-            "base": "",
+            "fingerprint": self._publication.base or self._publication.fingerprint(),
+            "base": self._publication.base,
             "device": str(self._device),
             "offloads": [],
             "threads": torch.get_num_threads(),
@@ -393,11 +414,11 @@ class Rank:
         await self._writing.over()
 
     def _copied(self, call: str) -> Snapshot:
-        state = {"progress": self.progress.state(), "loss_scale": self._scale.state(), "base": ""}
+        state = {"progress": self.progress.state(), "loss_scale": self._scale.state(), "base": self._publication.base}
         return take_snapshot(self._weights, self._saving(call), state, self.ranks)
 
     def load(self, directory: str) -> None:
-        state = load_checkpoint(directory, self._weights, self._saving("load"))
+        state = load_checkpoint(directory, self._weights, self._saving("load"), self._publication.base)
         self.progress = Progress(**state["progress"])
         self._scale.restore(state.get("loss_scale"))
 
@@ -412,19 +433,26 @@ class Rank:
     @collective_call
     def export(self, directory: str) -> None:
         tensors = self._weights.stream(self._dtype)
-        if not self.ranks.first:
-            for _ in tensors:
-                pass
-            return
+        adapters = self._weights.stream_trained() if self._lora and self._lora.table.export_adapter else iter(())
         try:
-            with new_directory(directory) as path:
-                config = exported_config(
-                    self._config, str(self._dtype).removeprefix("torch."), scalar=bool(self._scalars)
-                )
-                write_folder(tensors, config, Path(self._path), self._files, path)
+            if self.ranks.first:
+                self._write(directory, tensors, adapters)
         finally:
-            for _ in tensors:  # no other rank waits for a rank that stopped early
+            for _ in chain(tensors, adapters):  # no other rank waits for a rank that stopped early
                 pass
+
+    def _write(
+        self, directory: str, tensors: Iterator[tuple[str, Tensor]], adapters: Iterator[tuple[str, Tensor]]
+    ) -> None:  # fmt: skip
+        """Write the whole model, and its adapters on their own if there are any."""
+        with new_directory(directory) as path:
+            scalar = bool(self._scalars)
+            config = exported_config(self._config, str(self._dtype).removeprefix("torch."), scalar=scalar)
+            write_folder(tensors, config, Path(self._path), self._files, path)
+            if self._lora is not None and (found := dict(adapters)):
+                names = (name for name in self._weights.entries if name.endswith(".weight"))
+                modules = tuple(name.removesuffix(".weight") for name in names)
+                write_adapters(self._lora, found, modules, self._path, scalar, path / FOLDER)
 
     def stop(self) -> None:
         self._update = None

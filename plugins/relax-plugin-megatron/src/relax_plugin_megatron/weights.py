@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,9 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from torch import Tensor
 
+from relax_core.trainer_kit.lora import is_adapter, matrix
 from relax_core.trainer_kit.ranks import Ranks
+from relax_core.trainer_kit.setup import SCALAR_HEAD
 from relax_core.trainer_kit.shards import Piece, to_host
 from relax_plugin_megatron.architecture import Architecture
 from relax_plugin_megatron.layout import Grid
@@ -62,9 +64,11 @@ class Entry:
 class Weights:
     """The weights of one rank, and their way from and to the names of a Hugging Face folder."""
 
-    def __init__(self, decoder: Decoder, shape: Architecture, grid: Grid, ranks: Ranks) -> None:
-        """Map every parameter of the decoder. All ranks must call."""
-        self._shape, self._grid, self._decoder, self._ranks = shape, grid, decoder, ranks
+    def __init__(
+        self, decoder: Decoder, shape: Architecture, grid: Grid, ranks: Ranks, scale: float = 0.0
+    ) -> None:  # fmt: skip
+        """Map every parameter of the decoder. All ranks must call. `scale`: factor of adapters' products B A."""
+        self._shape, self._grid, self._decoder, self._ranks, self._scale = shape, grid, decoder, ranks, scale
         self._heads_per_group = shape.heads // shape.key_value_heads
         self._head_groups = shape.key_value_heads // grid.tensor
         self.held = [self._place(name, parameter) for name, parameter in decoder.named_parameters()]
@@ -74,11 +78,14 @@ class Weights:
             for held in self.held if held.original and held.group.rank() == 0
             for at, source in enumerate(held.mapped.sources)
         ]  # fmt: skip
-        self.entries = {
+        everything = {
             name: Entry(tuple(shape), owner, key, at)
             for owner, told in enumerate(ranks.tell(own)) for name, shape, key, at in told
         }  # fmt: skip
-        """All published tensors by name; the same on every rank."""
+        self.adapters = {name: entry for name, entry in everything.items() if is_adapter(name)}
+        """Matrices of adapters by name, as checkpoints hold them; the same on every rank."""
+        self.entries = {name: entry for name, entry in everything.items() if name not in self.adapters}
+        """Tensors of the model without adapters by name; the same on every rank."""
 
     def _place(self, name: str, parameter: torch.nn.Parameter) -> Held:
         layers = self._decoder.decoder.layers
@@ -108,9 +115,27 @@ class Weights:
         return Held(parameter, rule, tuple(shapes), group, copy == 0 and not copied)
 
     @property
+    def trained(self) -> Mapping[str, Entry]:
+        """Tensors that training changes: all, or adapters and a scalar head."""
+        if not self.adapters:
+            return self.entries
+        return {**self.adapters, **{name: entry for name, entry in self.entries.items() if name == SCALAR_HEAD}}
+
+    @property
+    def trained_here(self) -> list[Held]:
+        """Tensors of this rank that training changes."""
+        trained = self.trained
+        return [held for held in self.held if held.mapped.sources[0] in trained]
+
+    @property
+    def plain(self) -> bool:
+        """True if training changes adapters only, so that they can be published without the base."""
+        return bool(self.adapters) and len(self.trained) == len(self.adapters)
+
+    @property
     def size(self) -> int:
-        """Number of parameters of the whole model."""
-        return sum(math.prod(entry.shape) for entry in self.entries.values())
+        """Number of parameters of the whole model, with adapters."""
+        return count(self.entries) + count(self.adapters)
 
     # -- into this rank -----------------------------------------------------------------------------------------------
 
@@ -158,15 +183,29 @@ class Weights:
         return found
 
     @torch.no_grad()
+    def clear_adapters(self) -> None:
+        """Set every matrix B to 0, so that the model computes the same as its base."""
+        for held in self.held:
+            if held.mapped.sources[0] in self.adapters and ".lora_B." in held.mapped.sources[0]:
+                held.parameter.zero_()
+
     def stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, whole tensor) in host memory on rank 0 and nothing on other ranks. All ranks must iterate.
+        """Yield (name, whole tensor), with adapters folded in, on rank 0 in host memory. All ranks must iterate.
 
         Each tensor is gathered by the ranks that split it and sent to rank 0 when rank 0 asks for it.
         """
+        return self._stream(self.entries, dtype)
+
+    def stream_trained(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that training changes, in float32, in the same way."""
+        return self._stream(self.trained, torch.float32)
+
+    @torch.no_grad()
+    def _stream(self, entries: Mapping[str, Entry], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         rank, key, wholes = self._ranks.rank, "", list[Tensor]()
-        for name, entry in self.entries.items():
+        for name, entry in entries.items():
             if entry.key in self._by_key and entry.key != key:
-                key, wholes = entry.key, self._gathered(self._by_key[entry.key], dtype)
+                key, wholes = entry.key, self._gathered(self._by_key[entry.key], dtype, fold=True)
             if entry.owner == rank == 0:
                 yield name, wholes[entry.source]
             elif entry.owner == rank:
@@ -178,8 +217,8 @@ class Weights:
 
     @torch.no_grad()
     def whole(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a whole tensor in host memory on every rank. All ranks must call."""
-        entry = self.entries[name]
+        """Return a whole tensor, without adapters, in host memory on every rank. All ranks must call."""
+        entry = self.entries[name] if name in self.entries else self.adapters[name]
         held = self._by_key.get(entry.key)
         value = torch.empty(entry.shape, dtype=dtype)
         if held is not None:
@@ -188,15 +227,32 @@ class Weights:
             dist.broadcast(value, entry.owner)
         return value
 
-    def _gathered(self, held: Held, dtype: torch.dtype) -> list[Tensor]:
-        """Return the whole sources of a tensor; all ranks of its group call together."""
+    def _gathered(self, held: Held, dtype: torch.dtype, *, fold: bool = False) -> list[Tensor]:
+        """Return the whole sources of a tensor, with adapters if `fold`; all ranks of its group call together."""
         rule = held.mapped.rule
         wholes = []
-        for own in apart(rule, held.parameter.detach(), self._head_groups, self._heads_per_group):
-            own = own.to("cpu", dtype).contiguous()
+        parts = apart(rule, held.parameter.detach(), self._head_groups, self._heads_per_group)
+        for source, own in zip(held.mapped.sources, parts, strict=True):
+            own = (self._folded(source, own) if fold else own).to("cpu", dtype).contiguous()
             if rule.axis is not None and held.group.size() > 1:
                 everyone = [torch.empty_like(own) for _ in range(held.group.size())]
                 dist.all_gather(everyone, own, group=held.group)
                 own = torch.cat(everyone, dim=rule.axis)
             wholes.append(own[: self._shape.vocabulary] if rule.vocabulary else own)
         return wholes
+
+    def _folded(self, source: str, own: Tensor) -> Tensor:
+        """Return base + scale * B A of this rank's part of a tensor, in float32; the tensor itself without an adapter.
+
+        The ranks split one of the matrices like the tensor, so each computes its own part.
+        """
+        module = source.removesuffix(".weight")
+        if matrix(module, "A") not in self._by_key:
+            return own
+        a, b = (self._by_key[matrix(module, side)].parameter.detach() for side in "AB")
+        return own.float() + self._scale * (b @ a)
+
+
+def count(entries: Mapping[str, Entry]) -> int:
+    """Return the number of values in these tensors."""
+    return sum(math.prod(entry.shape) for entry in entries.values())

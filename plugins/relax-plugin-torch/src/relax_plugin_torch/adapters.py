@@ -7,18 +7,16 @@ shards. An engine that adds an adapter to its own base computes the same: base +
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from relax_core.api import ConfigError, TrainerSpec
+from relax_core.trainer_kit.lora import FIELD, NAME, LoraTable, base_name, matrix, peft_name, short_names
 from relax_core.trainer_kit.setup import TRAINED_ROLES
 from relax_plugin_torch.freezing import found, freeze, frozen_in, named
 
@@ -26,41 +24,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
 
-FOLDER = "adapter"
 SCALAR_HEAD = "score"
 """Name of the scalar head. The head may start at zero, so all of its weights are trained, without an adapter."""
-_PEFT, _NAME, _BASE = "base_model.model.", "default", "base_layer."
-
-
-@dataclass(frozen=True, slots=True)
-class LoraTable:
-    """The settings of the table `[model.lora]` as plain data."""
-
-    rank: int
-    alpha: float
-    dropout: float = 0.0
-    targets: tuple[str, ...] = ()
-    rslora: bool = False
-    dora: bool = False
-    modules_to_save: tuple[str, ...] = ()
-    export_adapter: bool = True
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Self:
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-        return cls(**values)
-
-    def with_parts(self, targets: tuple[str, ...], modules_to_save: tuple[str, ...]) -> Self:
-        return replace(self, targets=targets, modules_to_save=modules_to_save)
-
-    @property
-    def scale(self) -> float:
-        return float(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank))
-
-    @property
-    def plain(self) -> bool:
-        """True if the adapter consists only of matrix pairs A and B, so that it can be published without the base."""
-        return not self.dora and not self.modules_to_save
 
 
 class Adapters:
@@ -81,7 +46,7 @@ class Adapters:
 
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            inject_adapter_in_model(_peft_config(self.table, self.modules), model, _NAME)
+            inject_adapter_in_model(_peft_config(self.table, self.modules), model, NAME)
         self._names = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         for part in whole:
             part.requires_grad_(True)
@@ -94,7 +59,7 @@ class Adapters:
 
     def below(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the base model's tensors under the names that they have without adapters."""
-        return {_plain(name): tensor for name, tensor in own.items() if name not in self._names}
+        return {base_name(name): tensor for name, tensor in own.items() if name not in self._names}
 
     def kept(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that training changes."""
@@ -102,7 +67,7 @@ class Adapters:
 
     def alone(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that training changes, under peft's names."""
-        return {_peft_name(name): tensor for name, tensor in self.kept(own).items()}
+        return {peft_name(name): tensor for name, tensor in self.kept(own).items()}
 
     # -- folding --------------------------------------------------------------------------------------------------
 
@@ -117,10 +82,10 @@ class Adapters:
 
     @torch.no_grad()
     def _fold(self, own: Mapping[str, Tensor], module: str, weight: Tensor) -> Tensor:
-        low_rank = own[f"{module}.lora_B.{_NAME}.weight"] @ own[f"{module}.lora_A.{_NAME}.weight"]
+        low_rank = own[matrix(module, "B")] @ own[matrix(module, "A")]
         whole = weight.float() + self.table.scale * low_rank
         if self.table.dora:
-            magnitude = own[f"{module}.lora_magnitude_vector.{_NAME}.weight"]
+            magnitude = own[f"{module}.lora_magnitude_vector.{NAME}.weight"]
             whole = (magnitude / torch.linalg.norm(whole, dim=1))[:, None] * whole
         return whole.to(weight.dtype)
 
@@ -140,17 +105,11 @@ class Adapters:
         directory.mkdir()
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.alone(own).items()}
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-        config = _peft_config(self.table, self._short_names(own))
+        layers = tuple(name.removesuffix(".weight") for name in self.below(own) if name.endswith(".weight"))
+        config = _peft_config(self.table, short_names(self.modules, layers))
         config.modules_to_save = list(self.table.modules_to_save) or None
         config.base_model_name_or_path, config.inference_mode, config.task_type = base_path, True, self._task
         config.save_pretrained(str(directory))
-
-    def _short_names(self, own: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Return the last parts of the adapted modules' names; the whole names if last parts match more modules."""
-        ends = {module.rpartition(".")[2] for module in self.modules}
-        weights = (name.removesuffix(".weight") for name in self.below(own) if name.endswith(".weight"))
-        meant = {module for module in weights if module.rpartition(".")[2] in ends}
-        return tuple(sorted(ends)) if meant == set(self.modules) else self.modules
 
 
 def choose_trained(model: PreTrainedModel, spec: TrainerSpec) -> Adapters | None:
@@ -188,18 +147,6 @@ def _peft_config(table: LoraTable, modules: tuple[str, ...]) -> LoraConfig:
         r=table.rank, lora_alpha=alpha, lora_dropout=table.dropout, target_modules=list(modules), bias="none",
         use_rslora=table.rslora, use_dora=table.dora,
     )  # fmt: skip
-
-
-def _plain(name: str) -> str:
-    return name.replace(_BASE, "")
-
-
-def _peft_name(name: str) -> str:
-    name = re.sub(rf"\.lora_magnitude_vector\.{_NAME}\.weight$", ".lora_magnitude_vector", name)
-    return _PEFT + _plain(name.replace(f".{_NAME}.", "."))
-
-
-FIELD = "model.lora"
 
 
 def targets(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from relax_core.trainer_kit.checkpoint import (
     WEIGHTS,
     Snapshot,
     check_architecture,
+    check_base,
     look,
     restore_random_state,
 )
@@ -57,7 +58,7 @@ def load_checkpoint(
     if (saved := state.get("optimizer", kind)) != kind:
         fix = f"it holds the state of {saved} and this run has {kind}; set trainer.optimizer = {saved}"
         raise ConfigError(FIELD, directory, fix)
-    _check_base(directory, state.get("base", ""), adapters)
+    check_base(directory, state.get("base", ""), adapters.base if adapters is not None else "")
     check_architecture(directory, found, {name: tuple(tensor.shape) for name, tensor in own.items()})
     moments = {name.removeprefix(MOMENTS): one for name, one in found.items() if name.startswith(MOMENTS)}
     parameters, room = dict(model.named_parameters()), {}
@@ -90,19 +91,6 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _kept(model: PreTrainedModel, adapters: Adapters | None) -> dict[str, Tensor]:
     own = own_tensors(model)
     return own if adapters is None else adapters.kept(own)
-
-
-def _check_base(directory: str, saved: str, adapters: Adapters | None) -> None:
-    base = adapters.base if adapters is not None else ""
-    if saved == base:
-        return
-    if not (saved and base):
-        has, needs = ("adapters", "no [model.lora]") if saved else ("a whole model", "[model.lora]")
-        raise ConfigError(
-            FIELD, directory, f"saved with {has}, but this run has {needs}; set [model.lora] as when it was saved"
-        )
-    fix = f"its adapters belong to model {saved}, but model.path holds {base}; set model.path to model {saved}"
-    raise ConfigError(FIELD, directory, fix)
 
 
 def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ from relax_core.trainer_kit.chunk_rows import (
     trained,
     with_gradient,
 )
+from relax_core.trainer_kit.lora import FOLDER
 from relax_core.trainer_kit.model_folder import check_rows, fingerprint
 from relax_core.trainer_kit.ranks import Ranks, collective_call
 from relax_core.trainer_kit.setup import (
@@ -55,7 +56,7 @@ from relax_core.trainer_kit.setup import (
 )
 from relax_core.trainer_kit.tokenizer_files import TokenizerFiles
 from relax_core.trainer_kit.update import LossScale, Progress, Update
-from relax_plugin_torch.adapters import FOLDER, Dropout, choose_trained
+from relax_plugin_torch.adapters import Dropout, choose_trained
 from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
 from relax_plugin_torch.checkpoint import load_checkpoint, take_snapshot
 from relax_plugin_torch.flops import FlopCounter, peak_of

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of the Megatron trainer's ranks on a CPU, and learning curves that tests compare with the torch trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax_core.api import OptimizerSpec, TrainerSpec
+from relax_core.testing.trainer import forward, make_rows
+from tests.megatron_on_cpu.trainer import MegatronOnCpu, PatchedRanks
+from tests.trainers import ALGORITHM, train
+
+STEPS, SAVED = 20, 10
+OPTIMIZER = OptimizerSpec(1e-3, warmup_steps=3, weight_decay=0.1)
+COLUMNS = ("log_probs", "entropy")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of a trainer and how they share the model."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    together: int = 1
+    """Number of ranks that compute the same rows."""
+
+
+ONE = Layout()
+SELECTIVE = Layout({"recompute": "selective"})
+DP2 = Layout({}, 2)
+TP2 = Layout({"tensor_parallel": 2}, 2, 2)
+TP2_SP = Layout({"tensor_parallel": 2, "sequence_parallel": True}, 2, 2)
+PP2 = Layout({"pipeline_parallel": 2}, 2, 2)
+CP2 = Layout({"context_parallel": 2}, 2, 2)
+EP2 = Layout({"expert_parallel": 2}, 2)
+
+
+@contextmanager
+def megatron(
+    path: str | Path, layout: Layout, model: Any = None, optimizer: OptimizerSpec = OPTIMIZER, **spec: Any
+) -> Iterator[Any]:
+    """Start a Megatron trainer in a layout; `model`: further keys of the model table."""
+    trainer: Any = PatchedRanks(MegatronOnCpu, layout.options, layout.ranks, layout.together)
+    trainer.facts = trainer.start(TrainerSpec({"path": str(path), **(model or {})}, ALGORITHM, optimizer, **spec))
+    try:
+        yield trainer
+    finally:
+        trainer.stop()
+
+
+def steps(trainer: Any, start: int, stop: int) -> list[tuple[float, float]]:
+    """Train steps; return (loss, gradient norm) of each."""
+    results = [train(trainer, step) for step in range(start, stop)]
+    return [(result.metrics["train/loss"][0], result.grad_norm) for result in results]
+
+
+@dataclass(frozen=True)
+class Curve:
+    scores: dict[str, np.ndarray]
+    early: list[tuple[float, float]]
+    late: list[tuple[float, float]]
+    checkpoint: str
+
+
+def curve(trainer: Any, path: Path) -> Curve:
+    """Score rows, train, save on the way."""
+    scores = {name: forward(trainer, make_rows(99), 0, (name,)).values for name in COLUMNS}
+    early = steps(trainer, 0, SAVED)
+    trainer.save(str(path / "checkpoint"))
+    return Curve(scores, early, steps(trainer, SAVED, STEPS), str(path / "checkpoint"))
+
+
+def assert_near(found: Curve, expected: Curve) -> None:
+    for name in COLUMNS:
+        assert np.allclose(found.scores[name], expected.scores[name], rtol=0, atol=1e-5), name
+    assert np.allclose(found.early + found.late, expected.early + expected.late, rtol=2e-4, atol=1e-6)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -79,6 +79,9 @@ def rollout(
     tasks: Annotated[
         int, typer.Option("--tasks", "-n", min=1, help="Number of tasks that the folder is to have.")
     ] = 100,
+    file_format: Annotated[
+        Literal["jsonl", "parquet"], typer.Option("--format", help="Parquet: also a table of all samples at the end.")
+    ] = "jsonl",
     json: AsJson = False,
 ) -> None:
     """Sample and score tasks without training, and keep all samples in a folder.
@@ -88,15 +91,16 @@ def rollout(
     """
     from relax_core.diagnostics.rollout import rollout as sample
 
-    result = sample(*split(arguments), tasks, out)
+    result = sample(*split(arguments), tasks, out, file_format)
     if json:
-        print_json({"schema": "relax.rollout/1", **asdict(result), "directory": str(result.directory)})
+        paths = {"directory": str(result.directory), "file": str(result.file)}
+        print_json({"schema": "relax.rollout/1", **asdict(result), **paths})
         return
     mean = "no sample judged" if result.mean is None else f"mean reward {result.mean:.3f}"
     say(
         f"{result.tasks} tasks ({result.added} new), {result.judged + result.failed} samples, {result.failed} failed, {mean}"
     )
-    say(f"samples: {result.directory / 'samples.jsonl'}")
+    say(f"samples: {result.file}")
 
 
 def compare(

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from abc import ABC, abstractmethod
@@ -182,6 +183,15 @@ class LinesFile(TaskFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._open, self._starts = path.open("rb"), array("q", [0])
+        try:
+            fcntl.flock(self._open, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._open, fcntl.LOCK_UN)
+        except BlockingIOError as error:
+            self._open.close()
+            fix = "wait for the end of that process, such as a `relax rollout`"
+            raise ConfigError(FIELD, f"{path}, which another process writes", fix) from error
+        except OSError:  # a file system without locks
+            pass
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(self._open, 1):
@@ -452,7 +462,9 @@ def _found(path: Path, split: str) -> list[Path]:
             raise ConfigError("source.split", split, f"choose a split of {path}: {known}")
         return by_split[split]
     if len(by_split) != 1:
-        fix = 'choose one: source = { name = "files", split = ... }' if by_split else "name a folder with tables"
+        lines = sorted(file.name for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
+        empty = f"name a file of the folder, such as {lines[0]}" if lines else "name a folder with tables"
+        fix = 'choose one: source = { name = "files", split = ... }' if by_split else empty
         raise ConfigError(FIELD, f"{path}, which has the splits {known}", fix)
     return next(iter(by_split.values()))
 

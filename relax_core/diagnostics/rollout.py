@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
@@ -20,6 +21,7 @@ from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.planner import plan
 from relax_core.control.prepare import make_launch, plan_run
+from relax_core.diagnostics.sample_parquet import check_pyarrow, write_parquet
 from relax_core.diagnostics.try_run import ignore, local_workers, single_role
 from relax_core.observe.files import check_new_folder, disk_errors, write_text
 from relax_core.observe.redaction import Redactor
@@ -29,7 +31,8 @@ from relax_core.runners.launch import Launch
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records
 
-CONFIG, SAMPLES = "config.toml", "samples.jsonl"
+CONFIG, SAMPLES, TABLE = "config.toml", "samples.jsonl", "samples.parquet"
+SampleFormat = Literal["jsonl", "parquet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,21 @@ class RolloutResult:
     """Number of samples without a reward."""
     mean: float | None
     """Mean reward of the judged samples; None if no sample was judged."""
+    file: Path
+    """File with all samples, in the format that was asked for."""
 
 
-def rollout(sources: Sequence[Source], overrides: Sequence[str], tasks: int, out: Path) -> RolloutResult:
+def rollout(
+    sources: Sequence[Source], overrides: Sequence[str], tasks: int, out: Path, file_format: SampleFormat = "jsonl"
+) -> RolloutResult:
     """Sample and score until the folder `out` has the samples of `tasks` tasks; continue the folder if it has some.
 
-    Filters of samples have no effect. Raises ConfigError if the folder holds other files, or samples of another
-    configuration.
+    With the format `parquet`, the folder then also has a table of all samples. The table is removed before samples are
+    added, so it never lacks any. Filters of samples have no effect. Raises ConfigError if the folder holds other files,
+    or samples of another configuration.
     """
+    if file_format == "parquet":
+        check_pyarrow()
     planned = plan_run(sources, overrides)
     if planned.recipe is not None or planned.composed.stages:
         got = "stages" if planned.composed.stages else "the name of a recipe"
@@ -66,10 +76,15 @@ def rollout(sources: Sequence[Source], overrides: Sequence[str], tasks: int, out
     try:
         missing = [group for group in range(tasks) if group not in file.groups]
         if missing:
+            with disk_errors(out):
+                (out / TABLE).unlink(missing_ok=True)
             _sample(config, planned.catalogue, missing, file)
+        if file_format == "parquet":
+            write_parquet(out / SAMPLES, out / TABLE)
     finally:
         file.close()
-    return RolloutResult(out, len(file.groups), len(missing), file.num_judged, file.num_failed, file.mean)
+    written = out / (TABLE if file_format == "parquet" else SAMPLES)
+    return RolloutResult(out, len(file.groups), len(missing), file.num_judged, file.num_failed, file.mean, written)
 
 
 def _open_folder(out: Path, config: str) -> None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.process
 
 SMALL = ("rollout.groups_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "deterministic=true",
          "max_staleness=0", "placement=colocate", "run.runner=inline")  # fmt: skip
+TRAIN = ("steps=2", "rollout.groups_per_step=3", "eval.every=0", "run.runner=inline")
 SFT = """
 algorithm = "sft"
 rewards = []
@@ -51,6 +52,19 @@ def test_a_folder_of_samples_is_continued_and_extended_and_ends_as_if_it_was_wri
     checked = relax_here("data", "check", tmp_path / "sft.toml", "--json")
     (file,) = json.loads(checked.out)["files"]
     assert checked.code == 0 and file["usable"] == 6 and file["bad"] == [], checked.out
+
+    table = relax_here(
+        "rollout", tiny / "recipe.toml", *SMALL, "-n", "3", "--out", whole, "--format", "parquet", "--json"
+    )
+    assert table.code == 0 and table.json["file"] == str(whole / "samples.parquet"), table.err
+    trained = relax_here("train", tmp_path / "sft.toml", *TRAIN, f"data.train={whole}", "--json")
+    assert trained.code == 0, trained.err
+    assert (trained.json["steps"], trained.json["samples_trained"], trained.json["balanced"]) == (2, 6, True)
+    refused = relax_here("train", tmp_path / "sft.toml", *TRAIN, f"data.train={whole}", "data.columns.completion=text")
+    assert refused.code == 2 and "no row has the column 'text'" in refused.err
+
+    more = relax_here("rollout", tiny / "recipe.toml", *SMALL, "-n", "4", "--out", whole, "--json")
+    assert more.code == 0 and more.json["added"] == 1 and not (whole / "samples.parquet").exists()
 
 
 def test_a_folder_with_other_files_and_a_recipe_are_refused(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:

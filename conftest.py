@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the whole suite: tests that start Ray share one process, and with `--no-skips` only a missing GPU excuses one.
+"""Rules of the whole suite: tests that start Ray share one process, and with `--no-skips` a skipped test fails the suite.
 
-A test marked `process`, as every test on Ray is, starts processes. It may be repeated once, and the summary lists the repeat as
-a defect. Fixtures stand in the `conftest.py` beside the tests that use them, except for the one that all tests have.
+A test marked `gpu` is left out on a machine without a GPU, and one marked `gpu(2)` on a machine with fewer than two; the
+summary counts these tests. A test marked `process`, as every test on Ray is, starts processes. It may be repeated once,
+and the summary lists the repeat as a defect. Fixtures stand in the `conftest.py` beside the tests that use them, except
+for the one that all tests have.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,7 +23,7 @@ settings.load_profile("relax")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-skips", action="store_true", help="fail when a test that is not marked gpu was skipped")
+    parser.addoption("--no-skips", action="store_true", help="fail when a test was skipped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,12 +40,17 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Choose which tests run one after another in one process of `--dist loadgroup`, before xdist reads the groups.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that need more GPUs than this process sees, and put the others in order.
 
-    All tests on Ray do, since they share a cluster; else the tests of a class or file do, since they share fixtures. Tests
-    that start processes come first: they take longest, and short ones fill the end evenly.
+    Choose which tests run one after another in one process of `--dist loadgroup`, before xdist reads the groups. All tests
+    on Ray do, since they share a cluster; else the tests of a class or file do, since they share fixtures. Tests that start
+    processes come first: they take longest, and short ones fill the end evenly.
     """
+    if wanting := [item for item in items if lacks_gpus(item)]:
+        config.hook.pytest_deselected(items=wanting)
+        config.pluginmanager.get_plugin("skips").wanting_gpus = len(wanting)  # type: ignore[union-attr]
+        items[:] = [item for item in items if item not in wanting]
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
@@ -51,6 +60,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("process"):
             item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: item.get_closest_marker("process") is None)
+
+
+def lacks_gpus(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("gpu")
+    if marker is None:
+        return False
+    from relax_core.runners.local.workers import visible_gpus
+
+    return len(visible_gpus(os.environ)) < (marker.args or (1,))[0]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,31 +82,38 @@ def frozen() -> None:
 
 
 class Skips:
-    """Counts skips where all reports come together, with or without xdist."""
+    """Counts skips, and tests that were left out, where all reports come together, with or without xdist."""
 
     def __init__(self, refused: bool) -> None:
         self._refused = refused
-        self._for_gpu: list[str] = []
-        self._other: list[str] = []
+        self._skipped: list[str] = []
+        self.wanting_gpus = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped and not hasattr(report, "wasxfail"):
-            (self._for_gpu if "gpu" in report.keywords else self._other).append(report.nodeid)
+            self._skipped.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
-            self._other.append(report.nodeid)
+            self._skipped.append(report.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._refused and self._other and session.exitstatus == 0:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["wanting_gpus"] = self.wanting_gpus
+        if self._refused and self._skipped and session.exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the count from a process of xdist; each of them collects all tests."""
+        self.wanting_gpus = getattr(node, "workeroutput", {}).get("wanting_gpus", self.wanting_gpus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.stats.get("rerun", ()):
             terminalreporter.write_line(f"defect: failed once and was repeated: {report.nodeid}", red=True)
             terminalreporter.write_line(report.longreprtext)
-        if self._refused or self._for_gpu:
-            terminalreporter.write_line(f"skipped for want of a GPU: {len(self._for_gpu)}")
-        for nodeid in self._other if self._refused else ():
-            terminalreporter.write_line(f"skipped, which only tests marked gpu may be: {nodeid}", red=True)
+        if self.wanting_gpus:
+            terminalreporter.write_line(f"left out for want of GPUs: {self.wanting_gpus}")
+        for nodeid in self._skipped if self._refused else ():
+            terminalreporter.write_line(f"skipped: {nodeid}", red=True)

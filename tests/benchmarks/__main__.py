@@ -29,6 +29,8 @@ NAMES = (
     "agents",
     "stop_texts",
 )
+ON_GPU = {"trainer": ("--models", "0.5B", "--ranks", "1", "--repeats", "3")}
+"""Arguments of the benchmarks that `scripts/gpu-check` runs on a GPU."""
 
 
 def main() -> int:

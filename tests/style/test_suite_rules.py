@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With `--no-skips` the suite fails on a skipped test, unless it is marked gpu; alone and over several processes. Those that
-start Ray share a process."""
+"""With `--no-skips` the suite fails on a skipped test, alone and over several processes. Tests for more GPUs than the process
+sees are left out and counted. Tests that start Ray share a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ def test_runs():
 
 @pytest.mark.gpu
 def test_needs_a_gpu():
-    pytest.skip("no GPU")
+    open("ran", "a").write("1")
+
+@pytest.mark.gpu(2)
+def test_needs_two_gpus():
+    open("ran", "a").write("2")
 """
 ALSO = """
 @pytest.mark.ray
@@ -37,12 +41,16 @@ def test_starts_a_cluster(number):
 """
 
 
-def suite(folder: Path, code: str, *arguments: str) -> tuple[int, str]:
+def suite(folder: Path, code: str, *arguments: str, gpus: str = "") -> tuple[int, str]:
     (folder / "conftest.py").write_text((ROOT / "conftest.py").read_text())
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    ray\n")
     (folder / "test_some.py").write_text(code)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *arguments]
-    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins cost each process a second
+    env = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }  # plugins cost each process a second
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -51,9 +59,11 @@ def test_without_the_flag_skips_are_left_alone(tmp_path: Path) -> None:
     assert suite(tmp_path, SKIPS + ALSO, "-n", "0")[0] == 0
 
 
-def test_a_missing_gpu_is_counted_and_excused(tmp_path: Path) -> None:
+def test_tests_for_more_gpus_than_there_are_are_left_out_and_counted(tmp_path: Path) -> None:
     status, said = suite(tmp_path, SKIPS, "--no-skips", "-n", "0")
-    assert (status, "skipped for want of a GPU: 1" in said) == (0, True)
+    assert (status, "left out for want of GPUs: 2" in said, (tmp_path / "ran").exists()) == (0, True, False)
+    status, said = suite(tmp_path, SKIPS, "--no-skips", "-n", "0", gpus="0")
+    assert (status, "left out for want of GPUs: 1" in said, (tmp_path / "ran").read_text()) == (0, True, "1")
 
 
 def test_over_several_processes_a_skip_fails_and_tests_that_start_ray_share_a_process(tmp_path: Path) -> None:
@@ -64,6 +74,6 @@ def test_over_several_processes_a_skip_fails_and_tests_that_start_ray_share_a_pr
     (tmp_path / "test_other.py").write_text('import pytest\npytest.importorskip("not_there")\n')
     status, said = suite(tmp_path, SKIPS + ALSO + CLUSTERS, "--no-skips", "-n", "2", "--dist", "loadgroup")
     assert status == 1
-    assert "test_skipped_for_another_reason" in said and "may be: test_other.py" in said
-    assert "skipped for want of a GPU: 1" in said
+    assert "test_skipped_for_another_reason" in said and "skipped: test_other.py" in said
+    assert "left out for want of GPUs: 2" in said
     assert len(set((tmp_path / "processes").read_text().split())) == 1

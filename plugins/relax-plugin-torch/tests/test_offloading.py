@@ -221,7 +221,6 @@ def test_an_offloaded_part_cannot_be_read(folder, start, tmp_path, call):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_all_parts_move_to_the_host_and_training_is_unchanged():
     device, runs = torch.device("cuda", 0), []
     for offloads in (False, True):

@@ -64,7 +64,7 @@ def requirements_of(lock: Path) -> dict[str, str]:
     Only an engine's lock is checked against the requirements of our projects: this check does not run in its environment.
     """
     found = {line: source.name for source in LOCKS.glob(f"{lock.stem}.*in") for line in lines_of(source)}
-    engine = ROOT / "plugins" / f"relax-plugin-{lock.stem.removesuffix('-cpu')}"
+    engine = ROOT / "plugins" / f"relax-plugin-{lock.stem.partition('-')[0]}"
     if engine.is_dir():
         for source in (ROOT / "pyproject.toml", engine / "pyproject.toml"):
             wanted = tomllib.loads(source.read_text(encoding="utf-8"))["project"]["dependencies"]

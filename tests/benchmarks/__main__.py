@@ -28,8 +28,12 @@ NAMES = (
     "gateway",
     "agents",
     "stop_texts",
+    "device",
 )
-ON_GPU = {"trainer": ("--models", "0.5B", "--ranks", "1", "--repeats", "3")}
+ON_GPU = {
+    "trainer": ("--models", "0.5B", "--ranks", "1", "--repeats", "3"),
+    "device": ("--models", "0.5B", "--device", "cuda"),
+}
 """Arguments of the benchmarks that `scripts/gpu-check` runs on a GPU."""
 
 

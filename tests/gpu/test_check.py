@@ -137,3 +137,14 @@ def test_an_engine_without_an_interpreter_and_an_unknown_part_are_refused(capsys
         with pytest.raises(SystemExit, match="2"):
             main(arguments)
         assert said in capsys.readouterr().err
+
+
+def test_the_device_benchmark_holds_each_piece_of_work_against_a_floor() -> None:
+    from tests.benchmarks.device import Device, measure
+    from tests.benchmarks.trainer import Size
+
+    rows = measure("tiny", Size(32, 64, 2, 2, 128, 2, 2, 8, 8), Device("cpu"), 1)
+    assert [row["what"] for row in rows] == ["training step", "publish", "engine's update", "decoding"]
+    for row in rows:
+        assert row["floor s"] > 0 and row["seconds / floor"] == row["seconds"] / row["floor s"]
+    assert rows[0]["GFLOP"] > 0 and rows[1]["MB"] == rows[2]["MB"] > 0 and rows[3]["tokens/s"] > 0

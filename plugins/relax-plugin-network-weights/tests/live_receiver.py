@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A receiver in a process of its own: takes a version, and may stop or die after its first tensor."""
+"""A receiver in a process of its own: takes a version, on the second GPU if asked; may stop or die after its first tensor."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from relax_core.rpc import messages
 
 def main(behaviour: str) -> None:
     manifest = messages.decode(sys.stdin.buffer.read())
+    if behaviour == "gpu":
+        import torch
+
+        torch.cuda.set_device(1)
+        torch.cuda.init()
     transport, infos = Collective(CollectiveOptions(bucket_mb=1, silence_s=3.0)), []
     try:
         for info, _ in transport.receive(manifest):

@@ -44,6 +44,13 @@ def test_a_dry_run_lists_what_it_would_install_and_run() -> None:
     assert len(marked) == len(marked_tests()) > 0
 
 
+def test_the_script_refuses_an_option_without_its_value() -> None:
+    done = subprocess.run(
+        ["scripts/gpu-check", "--dry-run", "--wheels"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "--wheels needs a folder" in done.stderr, done.stdout) == (1, True, "")
+
+
 def test_marks_of_tests_classes_and_files_are_found(tmp_path: Path) -> None:
     folder = tmp_path / "tests"
     folder.mkdir()

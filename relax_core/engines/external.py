@@ -58,9 +58,10 @@ def check_description(found: EngineDescription, wanted: EngineDescription) -> No
         )
     plugins = {plugin[:1]: plugin[1:] for plugin in found.plugins}
     for name, *version in wanted.plugins:
-        if (have := plugins.get((name,), tuple(version))) != tuple(version):
-            has, want = (" content ".join(filter(None, one)) for one in (have, version))
-            raise InfrastructureError(f"its plugin {name} is {has}, and the run's is {want}; install the same plugins")
+        theirs = plugins.get((name,), tuple(version))  # only plugins that both have are compared
+        if theirs != tuple(version):
+            has, needs = (" content ".join(filter(None, one)) for one in (theirs, version))
+            raise InfrastructureError(f"its plugin {name} is {has}, and the run's is {needs}; install the same plugins")
     have, want = asdict(found.capabilities), asdict(wanted.capabilities)
     if differing := [name for name in want if have[name] != want[name]]:
         raise InfrastructureError(f"its {', '.join(differing)} differ from those of the run's engine {wanted.engine}")

@@ -148,9 +148,12 @@ class EngineSupervisor:
 
     def _check_model(self, facts: Mapping[str, Any]) -> None:
         """Raise InfrastructureError unless an engine has the model of its pool, and a context that is long enough."""
-        if (context := facts.get("max_context", self._router.max_context)) < self._router.max_context:
-            want, fix = self._router.max_context, "give all engines the same context length"
-            raise InfrastructureError(f"an engine has a max_context of {context}, the first of its pool {want}; {fix}")
+        longest = self._router.max_context
+        if (context := facts.get("max_context", longest)) < longest:
+            fix = "give all engines the same context length"
+            raise InfrastructureError(
+                f"an engine has a max_context of {context}, the first of its pool {longest}; {fix}"
+            )
         for what, fix in MODEL_FACTS.items():
             if (have := facts.get(what)) != (want := self._facts.get(what)):
                 raise InfrastructureError(f"an engine has the {what} {have}, the first of its pool {want}; {fix}")

@@ -13,7 +13,7 @@ import gc
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -74,7 +74,8 @@ class RoleContext:
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         self._run_epoch, self.epoch = launch.epoch, launch.epoch_number
         announce(launch.functions, catalogue)
-        self.functions, self.plugins = launch.functions, launch.resolved
+        self.functions = launch.functions
+        self.plugins: Sequence[tuple[str, ...]] = launch.resolved
         self.config = parse_config(launch.config, catalogue)
         self.bus, self.weights, self.run_status = bus, weights, run_status
         self.workers, self.children, self.clock = workers, children, clock

@@ -67,8 +67,9 @@ def test_a_live_run_grows_to_three_engines_drains_one_and_goes_back_to_one(
         joining = start(start.directory / "engine", "engine", "serve", tiny / "recipe.toml", "--listen", elsewhere,
                         "--join", server.address)  # fmt: skip
         until(
-            lambda: any("engine-3" in proved for proved in proofs(run)), lambda: f"it proves a version\n{joining.err}"
+            lambda: joining.process.poll() is not None or any("engine-3" in proved for proved in proofs(run)), "a proof"
         )
+        assert joining.process.poll() is None, joining.err
         listed = relax_here("engines", *at, "--json").json
         assert [one["engine"] for one in listed["engines"] if one["address"] == elsewhere] == ["engine-3"]
         assert listed["operations"][-1]["state"] == "active"

@@ -46,7 +46,7 @@ class Adapter(nn.Module):
         self._rule, self._head_groups, self._widths = rule, head_groups, tuple(widths)
         self._rank, self._scale = lora.table.rank, lora.table.scale
         self._rows, self._sequence = rule.axis == 1, config.sequence_parallel
-        self._names = [one and one.module.rpartition(".")[2] for one in linears]
+        self._names = ["" if one is None else one.module.rpartition(".")[2] for one in linears]
         self.A, self.B = nn.ParameterDict(), nn.ParameterDict()
         for name, linear, width in zip(self._names, linears, widths, strict=True):
             if linear is not None:
@@ -55,7 +55,7 @@ class Adapter(nn.Module):
                 self.B[name] = nn.Parameter(torch.zeros(width, self._rank))
         for whole in (self.B if self._rows else self.A).values():
             # each rank has the gradient of its own tokens only; Megatron sums those of marked parameters
-            whole.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            whole.sequence_parallel = config.sequence_parallel
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the adapters add to the layer's outputs, from the layer's inputs."""
@@ -63,7 +63,7 @@ class Adapter(nn.Module):
         low = self._between_ranks(low)
         parts, start = [], 0
         for name, width in zip(self._names, self._widths, strict=True):
-            if name is None:
+            if not name:
                 parts.append(low.new_zeros(*low.shape[:-1], width))
             else:
                 parts.append(functional.linear(low[..., start : start + self._rank], self.B[name].to(low.dtype)))
@@ -73,15 +73,18 @@ class Adapter(nn.Module):
     def _between_ranks(self, low: Tensor) -> Tensor:
         """Sum the ranks' parts of A x after split inputs; else give every rank the gradients of all ranks' outputs."""
         if self._rows:
-            summed = reduce_scatter_to_sequence_parallel_region if self._sequence else _sum
-            return summed(low)  # type: ignore[no-any-return]
+            reduce = (
+                reduce_scatter_to_sequence_parallel_region
+                if self._sequence
+                else reduce_from_tensor_model_parallel_region
+            )
+            summed: Tensor = reduce(low)
+            return summed
         if self._sequence:
-            return gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True)  # type: ignore[no-any-return]
-        return copy_to_tensor_model_parallel_region(low)  # type: ignore[no-any-return]
-
-
-def _sum(low: Tensor) -> Tensor:
-    return reduce_from_tensor_model_parallel_region(low)  # type: ignore[no-any-return]
+            whole: Tensor = gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True)
+            return whole
+        copied: Tensor = copy_to_tensor_model_parallel_region(low)
+        return copied
 
 
 def attach(decoder: Decoder, shape: Architecture, grid: Grid, lora: Lora, config: TransformerConfig) -> None:
@@ -110,7 +113,7 @@ def attach(decoder: Decoder, shape: Architecture, grid: Grid, lora: Lora, config
         decoder.embedding.register_forward_hook(_with_gradient)
 
 
-def _add(module: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor | None]) -> Any:
+def _add(module: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor | None]) -> Any:
     value, bias = output
     return value + module.adapter(inputs[0]), bias
 

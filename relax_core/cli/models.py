@@ -170,6 +170,32 @@ def export(
             say(f"sent to {written.url}")
 
 
+convert = typer.Typer(help="Convert model folders.", no_args_is_help=True)
+
+
+@convert.command("fold-lora")
+def fold_lora(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Hugging Face folder of the model without adapters.")],
+    adapter: Annotated[
+        Path, typer.Argument(metavar="ADAPTER", help="Folder of adapters in peft's format, such as RUN/export/adapter.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to; it must be new or empty.")] = Path("folded"),
+    json: AsJson = False,
+) -> None:
+    """Write a model with LoRA adapters folded into its weights, as a Hugging Face folder.
+
+    Weights keep the number format of the base and are rounded once. The other files of the base are copied.
+    """
+    from relax_core.diagnostics.fold import fold_lora as fold
+
+    written = fold(base, adapter, out)
+    if json:
+        print_json({"schema": "relax.fold-lora/1", "directory": str(written.directory), "changed": written.changed,
+                    "tensors": written.tensors})  # fmt: skip
+    else:
+        say(f"folded into {written.changed} of {written.tensors} tensors: {written.directory}")
+
+
 def _print_comparison(found: Sequence[SetComparison]) -> None:
     head = ("set", "steps", "tasks", "first", "second", "difference", "error", "95 % interval", "better", "worse")
     rows = []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 FLOATS = ("F32", "F16", "BF16")
-_ADAPTER_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+ADAPTER_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
 
 def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
@@ -36,7 +36,7 @@ def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
     return made.view(bits[dtype]) if dtype in bits else made
 
 
-def _as_array(tensor: torch.Tensor, dtype: str) -> np.ndarray:
+def as_array(tensor: torch.Tensor, dtype: str) -> np.ndarray:
     """Convert a tensor to the array to send, with bf16 as uint16 bits."""
     import numpy as np
     import torch
@@ -61,7 +61,7 @@ def folder_in_dtype(folder: str, dtype: str) -> Iterator[tuple[str, np.ndarray, 
     """Yield the folder's tensors with floats converted to `dtype`; tensors that need no conversion stay mapped."""
     for name, array, kept in folder_arrays(folder):
         if kept in FLOATS and kept != dtype and dtype in FLOATS:
-            yield name, _as_array(as_tensor(array, kept), dtype), dtype
+            yield name, as_array(as_tensor(array, kept), dtype), dtype
         else:
             yield name, array, kept
 
@@ -116,7 +116,7 @@ class StagedAdapter(NamedTuple):
         """Yield all tensors of a model folder in `dtype`, with this adapter merged."""
         for name, array, kept in folder_in_dtype(folder, dtype):
             if name in self.pairs:
-                array = _as_array(self.merged(name, as_tensor(array, kept)), dtype)
+                array = as_array(self.merged(name, as_tensor(array, kept)), dtype)
             yield name, array, kept
 
 
@@ -151,7 +151,7 @@ def stage_adapter(
     arrived: list[TensorInfo] = []
     for info, array in received(transport, manifest):
         arrived.append(TensorInfo(info.name, array.shape, info.dtype, tensor_fingerprint(array), int(array.nbytes)))
-        found = _ADAPTER_NAME.fullmatch(info.name)
+        found = ADAPTER_NAME.fullmatch(info.name)
         weight = f"{found['module']}.weight" if found else ""
         if found is None or weight not in known or known[weight].dtype not in FLOATS:
             raise ValueError(f"{manifest.version} {info.name}: the model has no such module for an adapter")

@@ -19,6 +19,7 @@ import psutil
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import FirstStepChecked
+from relax_core.media.previews import read_preview
 from relax_core.observe.event_log import event_name
 from relax_core.observe.first_step import FirstStepCheck
 from relax_core.observe.metrics import mean
@@ -117,13 +118,7 @@ class RunView:
 
     def preview(self, kind: str, key: str) -> bytes | None:
         """Return the viewable copy of a sample's medium; None if no copy was kept."""
-        if not key.isalnum():
-            return None
-        for folder in (self.path, *sorted(self.path.glob("stages/*"))):
-            file = folder / "media" / "previews" / f"{key}.{kind}"
-            if file.is_file():
-                return file.read_bytes()
-        return None
+        return read_preview(self.path, kind, key)
 
     def events(self) -> Iterable[dict[str, Any]]:
         """Return the records of `events.jsonl` in the order of their writing."""

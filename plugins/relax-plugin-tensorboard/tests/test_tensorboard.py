@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What TensorBoard's own reader finds in the files."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import wave
 from collections.abc import Mapping
 from pathlib import Path
 
+from PIL import Image
 from relax_plugin_tensorboard.sink import TensorBoard, TensorBoardOptions
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -50,6 +53,56 @@ def test_transcripts_are_texts(tmp_path):
     assert event.step == 1 and "user\n\n    What is <b>2 + 2</b>?\n\nassistant\n\n    4" in texts[0]
     assert "user\n\n    [image] π?" in texts[1] and texts[1].count("3.1") == 1
     assert accumulator.summary_metadata["transcripts"].plugin_data.plugin_name == "text"
+
+
+def picture(color):
+    out = io.BytesIO()
+    Image.new("RGB", (4, 3), color).save(out, "PNG")
+    return out.getvalue()
+
+
+def sound():
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(160))
+    return out.getvalue()
+
+
+def test_images_and_sounds_of_transcripts_are_shown_and_videos_are_left_out(tmp_path):
+    files = {"a.image": picture("red"), "b.image": picture("blue"), "c.audio": sound(), "d.video": b"\x1a\x45\xdf\xa3.",
+             "e.audio": b"ID3."}  # fmt: skip
+    (tmp_path / "media" / "previews").mkdir(parents=True)
+    for name, data in files.items():
+        (tmp_path / "media" / "previews" / name).write_bytes(data)
+    parts = [{"type": name.split(".")[1], "key": name.split(".")[0]} for name in ("d.video", "a.image", "e.audio")]
+    more = [{"type": "image", "key": "b"}, {"type": "audio", "key": "c"}]
+    sink = started(tmp_path)
+    sink.samples(1, [{"task_id": "t-1", "prompt": [{"role": "user", "content": parts}], "response": "x"}])
+    sink.samples(1, [{"task_id": "t-2", "prompt": [{"role": "user", "content": more}], "response": "x"}])
+    sink.close()
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    pages = {tag: found.plugin_data.plugin_name for tag, found in accumulator.summary_metadata.items()}
+    assert pages == {"transcripts": "text", "media/images": "images", "media/sounds": "audio"}
+    images = [list(event.tensor_proto.string_val) for event in accumulator.Tensors("media/images")]
+    assert images == [[b"4", b"3", files["a.image"]], [b"4", b"3", files["b.image"]]]
+    (event,) = accumulator.Tensors("media/sounds")
+    assert list(event.tensor_proto.string_val) == [files["c.audio"], b"t-2"] and event.step == 1
+    assert [size.size for size in event.tensor_proto.tensor_shape.dim] == [1, 2]
+
+
+def test_media_can_be_left_out(tmp_path):
+    (tmp_path / "media" / "previews").mkdir(parents=True)
+    (tmp_path / "media" / "previews" / "k.image").write_bytes(picture("red"))
+    for folder, options in (("none", {"max_media": 0}), ("no-text", {"transcripts": False}), ("all", {})):
+        sink = TensorBoard(TensorBoardOptions(directory=folder, **options))
+        sink.open(str(tmp_path), "run", {})
+        sink.samples(1, SAMPLES)
+        sink.close()
+        accumulator = EventAccumulator(str(tmp_path / folder))
+        accumulator.Reload()
+        assert ("media/images" in accumulator.Tags()["tensors"]) == (folder == "all")
 
 
 def test_transcripts_can_be_left_out(tmp_path):

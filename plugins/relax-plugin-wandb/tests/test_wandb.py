@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies in the files of an offline run, read with the messages of wandb."""
 
+import io
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from relax_plugin_wandb.sink import WandbOptions, WeightsAndBiases
 
 from relax_core.api import ConfigError
@@ -60,16 +62,34 @@ class TestWandb(SinkSuite):
         return found
 
 
+def copies() -> dict[str, bytes]:
+    """Return the files of the run's previews. Weights & Biases opens only images."""
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 3), "red").save(picture, "PNG")
+    return {"k.image": picture.getvalue(), "s.audio": b"RIFF....WAVE....", "v.video": b"\x1a\x45\xdf\xa3...."}
+
+
+def with_media() -> dict[str, Any]:
+    parts = [{"type": name.partition(".")[2], "key": name[0]} for name in copies()]
+    return {"task_id": "t-4", "prompt": [{"role": "user", "content": parts}], "response": "x", "reward": 1.0,
+            "outcome": "finished"}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was resumed once."""
     folder = tmp_path_factory.mktemp("run")
+    (folder / "media" / "previews").mkdir(parents=True)
+    for name, data in copies().items():
+        (folder / "media" / "previews" / name).write_bytes(data)
     for steps in ((1, 2), (3,)):
         sink = WeightsAndBiases(WandbOptions(mode="offline", project="maths", tags=("tiny",)))
         sink.open(str(folder), "my-run", CONFIG)
         for step in steps:
             sink.samples(step, SAMPLES)
             sink.metrics(step, metrics(step))
+        if 3 in steps:
+            sink.samples(4, [with_media()])
         sink.close()
     return folder
 
@@ -97,7 +117,7 @@ def test_a_late_evaluation_is_kept_under_its_step(tmp_path):
 
 def test_transcripts_are_tables(resumed):
     tables = [row["transcripts/path"] for row in logged(resumed) if row.get("transcripts/_type") == "table-file"]
-    assert len(tables) == 3
+    assert len(tables) == 4
     (path, *_) = resumed.glob(f"wandb/offline-run-*/files/{tables[0]}")
     table = json.loads(path.read_text())
     assert table["columns"] == ["task", "prompt", "response", "reward", "outcome"]
@@ -106,6 +126,18 @@ def test_transcripts_are_tables(resumed):
         ["t-2", "user: [image] π?\n\nassistant: 3\n\nuser: more", "3.1", 0.5, "finished"],
         ["t-3", "", None, None, "reward_timeout"],
     ]
+
+
+def test_media_of_transcripts_are_files_with_captions(resumed):
+    (row,) = [row for row in logged(resumed) if row["step"] == 4]
+    kinds = {"media/image-1": "image-file", "media/audio-2": "audio-file", "media/video-3": "video-file"}
+    assert {key: row[f"{key}/_type"] for key in kinds} == kinds
+    for key, (name, data) in zip(kinds, copies().items(), strict=True):
+        files = [*resumed.glob(f"wandb/offline-run-*/files/{row[f'{key}/path']}")]
+        assert files and {file.read_bytes() for file in files} == {data}, name
+        assert row[f"{key}/caption"] == "t-4"
+    shown = [row["step"] for row in logged(resumed) if row.get("media/image-1/_type")]
+    assert shown == [1, 2, 3, 4]
 
 
 def test_online_without_a_key_is_refused_with_the_fix(tmp_path, monkeypatch):

@@ -6,16 +6,22 @@ This module imports tensorboard, so the sink imports this module only when it op
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+from tensorboard.plugins.audio import metadata as audio
+from tensorboard.plugins.image import metadata as image
+from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
@@ -46,12 +52,19 @@ class EventFile:
 
     def texts(self, step: int, tag: str, texts: Sequence[str]) -> None:
         """Write Markdown texts for TensorBoard's text page."""
-        event = Event(wall_time=time.time(), step=step)
-        tensor = make_tensor_proto(np.array([said.encode() for said in texts], dtype=object))
-        event.summary.value.add(
-            tag=tag, tensor=tensor, metadata=create_summary_metadata(display_name="", description="")
-        )
-        self._add(event)
+        said = [words.encode() for words in texts]
+        self._strings(step, tag, said, text.create_summary_metadata(display_name="", description=""))
+
+    def images(self, step: int, tag: str, images: Sequence[bytes]) -> None:
+        """Write image files for TensorBoard's image page."""
+        width, height = Image.open(io.BytesIO(images[0])).size
+        strings = [str(width).encode(), str(height).encode(), *images]
+        self._strings(step, tag, strings, image.create_summary_metadata(display_name="", description=""))
+
+    def sounds(self, step: int, tag: str, sounds: Sequence[tuple[bytes, str]]) -> None:
+        """Write WAV files with their labels for TensorBoard's audio page."""
+        wav = audio.create_summary_metadata("", "", encoding=audio.Encoding.Value("WAV"))
+        self._strings(step, tag, [[data, label.encode()] for data, label in sounds], wav)
 
     def start(self, step: int) -> None:
         """Make TensorBoard ignore the data of earlier files from `step` on."""
@@ -59,6 +72,11 @@ class EventFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def _strings(self, step: int, tag: str, strings: Sequence[Any], metadata: SummaryMetadata) -> None:
+        event = Event(wall_time=time.time(), step=step)
+        event.summary.value.add(tag=tag, tensor=make_tensor_proto(np.array(strings, dtype=object)), metadata=metadata)
+        self._add(event)
 
     def _add(self, event: Event) -> None:
         self._records.write(event.SerializeToString())

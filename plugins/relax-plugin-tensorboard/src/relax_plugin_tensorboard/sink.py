@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorBoard sink: writes scalars and a few transcripts to event files; needs only the package `tensorboard`.
+"""The TensorBoard sink: writes scalars, a few transcripts and their media to event files, without torch or TensorFlow.
 
 A resumed run continues in the same folder. The sink marks the step from which TensorBoard ignores earlier data, so no
 step is shown twice. Every record is flushed, so a killed run loses at most the step in progress.
@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from relax_core.api import Options, Sink, sample_turns
+from relax_core.media.previews import SampleMedia
 
 if TYPE_CHECKING:
     from relax_plugin_tensorboard.event_file import EventFile
@@ -22,6 +25,8 @@ class TensorBoardOptions(Options):
     """Folder of the event files; a relative path starts in the run directory."""
     transcripts: bool = True
     """True: also write a few transcripts of each step as text."""
+    max_media: int = Field(default=4, ge=0)
+    """Number of images and WAV sounds of each step's transcripts to write as well; 0 writes none."""
 
 
 class TensorBoard(Sink[TensorBoardOptions]):
@@ -34,14 +39,16 @@ class TensorBoard(Sink[TensorBoardOptions]):
         """Last step of each tag in earlier sessions' files; empty after this session has written its first training
         step."""
 
-        self._held: list[tuple[int, list[str]]] = []
-        """Steps and their transcripts, held back until `_before` is empty, since rollout may be ahead of training."""
+        self._media = SampleMedia("", 0)
+        self._held: list[tuple[int, Sequence[Mapping[str, Any]]]] = []
+        """Steps and their samples, held back until `_before` is empty, since rollout may be ahead of training."""
 
     def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:
         from relax_plugin_tensorboard.event_file import EventFile, written
 
         folder = Path(run_dir) / self.options.directory
         self._before = written(folder)
+        self._media = SampleMedia(run_dir, self.options.max_media, ("image/", "audio/wav"))
         self._writer = EventFile(folder)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -53,7 +60,7 @@ class TensorBoard(Sink[TensorBoardOptions]):
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         if self.options.transcripts and samples:
-            self._held.append((step, [_markdown(sample) for sample in samples]))
+            self._held.append((step, samples))
         if not self._before:
             self._write_held()
 
@@ -63,8 +70,13 @@ class TensorBoard(Sink[TensorBoardOptions]):
             self._writer = None
 
     def _write_held(self) -> None:
-        for step, texts in self._held:
-            self._file.texts(step, "transcripts", texts)
+        for step, samples in self._held:
+            self._file.texts(step, "transcripts", [_markdown(sample) for sample in samples])
+            media = self._media.take(step, samples)
+            if images := [medium.data for medium in media if medium.kind == "image"]:
+                self._file.images(step, "media/images", images)
+            if sounds := [(medium.data, medium.task) for medium in media if medium.kind == "audio"]:
+                self._file.sounds(step, "media/sounds", sounds)
         self._held.clear()
 
     @property

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Weights & Biases sink: metrics, transcripts and configuration, online or in files for `wandb sync`."""
+"""The Weights & Biases sink: metrics, transcripts with media, and configuration, online or in files for `wandb sync`."""
 
 from __future__ import annotations
 
 import netrc
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from relax_core.api import ConfigError, Options, Sink, sample_row
+from relax_core.media.previews import SampleMedia
 
 HOST = "https://api.wandb.ai"
 STEP = "step"
@@ -35,6 +39,8 @@ class WandbOptions(Options):
     """Tags of the run."""
     transcripts: bool = True
     """True: also log a table with a few transcripts of each step."""
+    max_media: int = Field(default=4, ge=0)
+    """Number of images, videos and sounds of each step's transcripts to log as well; 0 logs none."""
 
 
 class WeightsAndBiases(Sink[WandbOptions]):
@@ -43,6 +49,7 @@ class WeightsAndBiases(Sink[WandbOptions]):
     def __init__(self, options: WandbOptions | None = None) -> None:
         super().__init__(options)
         self._run: Any = None
+        self._media = SampleMedia("", 0)
 
     def check(self) -> None:
         base = os.environ.get("WANDB_BASE_URL", HOST)
@@ -54,6 +61,7 @@ class WeightsAndBiases(Sink[WandbOptions]):
         import wandb
 
         options = self.options
+        self._media = SampleMedia(run_dir, options.max_media)
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True)
         self._run = wandb.init(
             id=_run_id(Path(run_dir)), name=name, config=dict(config), dir=run_dir, resume="allow", mode=options.mode,
@@ -73,7 +81,20 @@ class WeightsAndBiases(Sink[WandbOptions]):
 
         rows = [sample_row(sample) for sample in samples]
         table = wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
-        self._run.log({"transcripts": table, STEP: step})
+        with tempfile.TemporaryDirectory(prefix="relax-wandb-") as folder:
+            self._run.log({"transcripts": table, **self._logged_media(Path(folder), step, samples), STEP: step})
+
+    def _logged_media(self, folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the media of samples by key. They are files of `folder`, which `log` copies."""
+        import wandb
+
+        kinds = {"image": wandb.Image, "video": wandb.Video, "audio": wandb.Audio}
+        logged = {}
+        for medium in self._media.take(step, samples):
+            file = folder / f"{medium.number}.{medium.suffix}"
+            file.write_bytes(medium.data)
+            logged[f"media/{medium.kind}-{medium.number}"] = kinds[medium.kind](str(file), caption=medium.task)
+        return logged
 
     def close(self) -> None:
         if self._run is not None:

@@ -264,9 +264,10 @@ class Sink(Configurable[OptionsT], Generic[OptionsT]):
     """A receiver of each step's metrics, in the controller.
 
     Life cycle: `check`, `open`, then `metrics`, `samples` and `spans` in any order, `close`. After `check`, a thread of
-    the sink makes the calls, and the run waits for none of them. A sink is turned off if `open` raises, if other calls
-    raise three times, or if a call takes longer than 30 seconds. The run continues, and `summary.json` counts failed
-    calls.
+    the sink makes the calls, and the run waits for none of them. A sink is turned off if `open` raises, or if a call
+    takes longer than 30 seconds. If other calls raise three times, the sink is paused: it misses the calls of the next
+    minute, or of up to ten minutes if it keeps raising, and is then tried again, at most six times in a row. The run
+    continues, and `summary.json` counts failed and missed calls.
     """
 
     kind: ClassVar[str] = "sink"

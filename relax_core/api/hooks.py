@@ -2,7 +2,7 @@
 """The specifications of all hooks that a plugin can implement.
 
 Component hooks return `Component`s, which name classes by strings. Observer hooks receive a frozen event in the
-controller process, under a deadline; an observer that raises three times is turned off.
+controller process, under a deadline; an observer that raises three times is paused, like a sink.
 """
 
 from __future__ import annotations

@@ -211,17 +211,17 @@ def test_a_rollback_in_a_later_stage_forgets_later_steps_of_that_stage_alone(run
     assert [line["step"] for line in run_dir.metrics()] == [1, 2, 3, 4, 5] and run.summary()["steps"] == 5
 
 
-def test_a_sink_that_raises_three_times_is_off_and_the_others_continue(run_dir, clock):
+def test_a_sink_that_raises_three_times_is_paused_and_the_others_continue(run_dir, clock):
     bad, good = Remembers(fail={"metrics"}), Remembers()
     run = recorder(run_dir, clock, sinks={"bad": bad, "good": good})
     run.write(RunStarted("r", "", {}))
     for step in range(1, 6):
         run.write(StepFinished(step, {"reward/mean": 0.5}))
     run.close()
-    assert [call[0] for call in bad.calls] == ["open", "metrics", "metrics", "metrics"]
+    assert [call[0] for call in bad.calls] == ["open", "metrics", "metrics", "metrics", "close"]
     assert [call[0] for call in good.calls] == ["open", *["metrics"] * 5, "close"]
     told = [record["message"] for record in notes(run_dir)]
-    assert len(told) == 3 and "is off: it raised 3 times, last RuntimeError: no network" in told[-1]
+    assert len(told) == 3 and told[-1] == "bad is paused for 60 s: it raised 3 times, last RuntimeError: no network"
 
 
 def test_a_sink_that_cannot_open_is_off_at_once_and_the_run_continues(run_dir, clock):
@@ -244,7 +244,7 @@ class Exits(Remembers):
             raise SystemExit(1)
 
 
-@pytest.mark.parametrize(("fail", "calls", "failures"), [("open", 1, 7), ("metrics", 4, 6), ("close", 7, 1)])
+@pytest.mark.parametrize(("fail", "calls", "failures"), [("open", 1, 7), ("metrics", 5, 5), ("close", 7, 1)])
 def test_a_sink_that_exits_fails_like_a_sink_that_raises(run_dir, clock, fail, calls, failures):
     sink = Exits(fail={fail})
     with recorder(run_dir, clock, sinks={"exits": sink}) as run:
@@ -369,14 +369,14 @@ class Observer:
         raise ValueError("mine")
 
 
-def test_an_observer_that_raises_three_times_is_off(run_dir, clock):
+def test_an_observer_that_raises_three_times_is_paused(run_dir, clock):
     observer = Observer()
     run = recorder(run_dir, clock, observers={"mine": observer})
     for step in range(1, 6):
         run.write(StepFinished(step, {"reward/mean": 0.5}))
     run.close()
     assert [event.step for event in observer.seen] == [1, 2, 3]
-    (last,) = [record for record in notes(run_dir) if "is off" in record["message"]]
+    (last,) = [record for record in notes(run_dir) if "is paused" in record["message"]]
     assert "test_recorder.py" in last["fields"]["frames"]
 
 

@@ -29,6 +29,7 @@ NAMES = (
     "agents",
     "stop_texts",
     "device",
+    "sinks",
 )
 ON_GPU = {
     "trainer": ("--models", "0.5B", "--ranks", "1", "--repeats", "3"),

@@ -37,7 +37,10 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def begin(options: argparse.Namespace) -> dict[str, Any]:
-    """The set-up; ends the process with 4 where the machine is busy."""
+    """The set-up; ends the process with 4 where the machine is busy, and with 2 where `--out` is no folder."""
+    if options.out is not None and options.out.suffix:
+        print(f"--out {options.out}: name a folder, which gets <name>.json and <name>.md", file=sys.stderr)
+        raise SystemExit(2)
     load = os.getloadavg()[0]
     if load > BUSY_LOAD and not options.anyway:
         print(

@@ -336,12 +336,12 @@ The seed of `smollm` chooses the held-out sums, 124, 121 and 124 of them; the mo
 answers rose from 0.048, 0.033 and 0.040 over 0.500, 0.504 and 0.766 (step 15) to 0.895, 0.702 and 0.976. To "What is 16 + 15?"
 the model first answered `One specific mathematical recipe is, "Approximating 16 + 1` and at the end `16 + 15 = 31` (seed 0).
 
-Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second stage is
-reinforcement learning. The table and the curves show the second stage over three seeds. Except for `smollm`, each seed has its own
-model, tasks and held-out tasks: 256 (`code` and `repair`: 128), one sample each at temperature 1. `signalling` is evaluated on its eight
-training meanings, 32 samples each. Changes are means over the seeds, given also in standard errors. `python -m
-tests.benchmarks recipes NAMES` records the table; [the benchmarks](benchmarks.md#recipes) give the duration of each
-recipe."""
+Recipes with two stages begin with a supervised warm start, which ends while most is still to be learnt; the second
+stage is reinforcement learning. The table and the curves show the second stage over three seeds. Except for `smollm`,
+each seed has its own model, tasks and held-out tasks: 256 (`code` and `repair`: 128), one sample each at temperature 1.
+`signalling` is evaluated on its eight training meanings, 32 samples each. Changes are means over the seeds, given also
+in standard errors. `python -m tests.benchmarks recipes NAMES` records the table; [the
+benchmarks](benchmarks.md#recipes) give the duration of each recipe."""
 _OWN_ADVANTAGES = """A function in a file beside the configuration can replace an algorithm's advantages:
 
     # mine.py                        algorithm = { name = "grpo", advantages = "mine.py:by_turn" }

@@ -243,7 +243,7 @@ def _check_formats(
 ) -> None:
     """Refuse number formats in which trainer or engine can't compute, and rounded weights for an actor-fwd.
 
-    Refuse profiles that the trainer can't record, too.
+    Refuse profiles that the trainer can't record, and of ranks that the actor does not have, too.
     """
     names = {operation.name for operation in operations}
     trainer, engine, field = config.trainer.chosen.name, config.engine.chosen.name, "rollout.dtype"
@@ -258,6 +258,10 @@ def _check_formats(
     if config.profile.steps and not kind.profiles:
         fix = f"trainer {trainer} can't record profiles: remove this key"
         raise ConfigError("profile.steps", list(config.profile.steps), fix)
+    ranks = config.placement.actor.ranks
+    if config.profile.steps and (absent := [rank for rank in config.profile.ranks if rank >= ranks]):
+        fix = f"name ranks from 0 to {ranks - 1}: placement.actor.ranks is {ranks}"
+        raise ConfigError("profile.ranks", absent, fix)
     if not any(name.startswith("rollout.") for name in names):
         return
     can = engine_class(catalogue, engine).capabilities

@@ -72,8 +72,13 @@ def test_a_float32_head_is_refused_by_what_cannot_compute_it(catalogue, monkeypa
         planned(catalogue, "model.dtype=bfloat16", "rollout.dtype=float32", "model.head_dtype=float32")
 
 
-def test_profiles_are_refused_by_a_trainer_that_cannot_record_them(catalogue, monkeypatch):
+def test_profiles_of_absent_ranks_or_of_a_trainer_that_cannot_record_them_are_refused(catalogue, monkeypatch):
     planned(catalogue, "profile.steps=[3, 6]")
+    planned(catalogue, "profile.steps=[3]", "profile.ranks=[0, 1]", "placement.actor.ranks=2")
+    with pytest.raises(
+        ConfigError, match=r"profile\.ranks: got \[1, 2\]; name ranks from 0 to 0: placement.actor.ranks is 1"
+    ):
+        planned(catalogue, "profile.steps=[3]", "profile.ranks=[0, 1, 2]")
     monkeypatch.setattr(catalogue.target("trainer", "torch"), "profiles", False)
     with pytest.raises(ConfigError, match=r"profile\.steps: got \[3, 6\].*trainer torch can't record profiles"):
         planned(catalogue, "profile.steps=[3, 6]")

@@ -20,7 +20,7 @@ from tests.faults.conftest import LONG
 from tests.graph.conftest import survivors
 from tests.graph.exact import EXACT, assert_ends_like
 from tests.graph.gated import gated, open_gate, shut
-from tests.graph.ray_run import Running, Start, children, kill, until
+from tests.graph.ray_run import Running, Start, children, kill, named, until
 
 
 def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
@@ -32,7 +32,7 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
         lambda: int(run.fact("actor", "ranks")["actor-rank-0"]),
-        lambda: next(pid for pid in _pids(run, "runners.local.child") if pid not in _known(run)),  # a reward's
+        lambda: named(run.process.pid, "reward-exact-0")[-1],
     ]
     random.shuffle(victims)
     for victim, step in zip(victims, sorted(random.sample(range(1, 8), len(victims))), strict=True):
@@ -40,7 +40,7 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
         kill(victim())
 
     run.until_steps(random.randrange(8, 10))
-    spared = _pids(run) - {*_named(run, "actor-rank-0")}  # the status may lag behind
+    spared = _pids(run) - {*named(run.process.pid, "actor-rank-0")}  # the status may lag behind
 
     def ended() -> bool:
         """Kill the rank, and each that is started in its place, until the run gives that up."""
@@ -82,7 +82,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     run = start.train(path, tiny / "recipe.toml", *EXACT, *LONG, *gated(path))
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
-        lambda: children(run.pid("rollout"), "runners.local.child")[0].pid,  # a reward's
+        lambda: named(run.pid("rollout"), "reward-exact-0")[-1],
         lambda: run.pid("advantages"),
         lambda: run.pid("actor"),
     ]
@@ -119,19 +119,5 @@ def _until_a_checkpoint(run: Path) -> None:
     until(lambda: any((run / "checkpoints").glob("step-*/state.json")), "a checkpoint")
 
 
-def _pids(run: Running, word: str = "") -> set[int]:
-    return {child.pid for child in children(run.process.pid, word)}
-
-
-def _named(run: Running, name: str) -> list[int]:
-    """Worker processes by the beginning of their name, which the system cuts to 15 characters."""
-    found = []
-    for child in children(run.process.pid, ""):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            if Path(f"/proc/{child.pid}/comm").read_text().startswith(name[:15]):
-                found.append(child.pid)
-    return found
-
-
-def _known(run: Running) -> set[int]:
-    return {int(run.fact("rollout", "engines")["engine-0"]["pid"]), int(run.fact("actor", "ranks")["actor-rank-0"])}
+def _pids(run: Running) -> set[int]:
+    return {child.pid for child in children(run.process.pid, "")}

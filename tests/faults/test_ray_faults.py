@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.graph.ray_run import Running, Start, children, kill, until
+from tests.graph.ray_run import Running, Start, children, kill, named, until
 
 pytestmark = pytest.mark.ray
 
@@ -24,7 +24,7 @@ def test_killed_processes_are_replaced_in_place_and_the_ledger_balances(
     until(lambda: children(run.process.pid, "ServeController"), "Serve's controller")[0].kill()
     run.until_more_steps()
 
-    kill(children(run.pid("rollout"), "runners.local.child")[0].pid)
+    kill(named(run.pid("rollout"), "reward-exact-0")[-1])
     run.until_more_steps()
 
     def engine() -> dict[str, Any]:

@@ -128,6 +128,16 @@ def children(pid: int, word: str) -> list[psutil.Process]:
     return found
 
 
+def named(pid: int, name: str) -> list[int]:
+    """Child processes whose name begins like this one, of which the system shows 15 characters; the newest is last."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            if Path(f"/proc/{child.pid}/comm").read_text().startswith(name[:15]):
+                found.append((child.create_time(), child.pid))
+    return [pid for _, pid in sorted(found)]
+
+
 class Start:
     """Starts runs under one directory; `started_runs` ends them."""
 

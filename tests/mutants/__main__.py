@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make every mutant in a copy of the code, run its tests, and print which of them lived. Exit 1 where one did."""
+"""Make every mutant in a copy of the code, run its tests, and print which of them lived. Exit 1 where one did.
+
+Words choose among the mutants. `--jobs 2` works on two at a time, each in a copy of its own.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.mutants import MUTANTS, Mutant
@@ -27,7 +33,9 @@ def copied(folder: Path) -> dict[str, str]:
         else:
             shutil.copy(source, folder / name)
     paths = [folder, *sorted(folder.glob("plugins/*/src"))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def dies(mutant: Mutant, folder: Path, environment: dict[str, str]) -> bool:
@@ -62,22 +70,33 @@ def dies(mutant: Mutant, folder: Path, environment: dict[str, str]) -> bool:
         path.write_text(text)
 
 
-def main(words: list[str]) -> int:
-    chosen = [mutant for mutant in MUTANTS if all(word in f"{mutant.name} {mutant.path}" for word in words)]
-    lived = []
-    with tempfile.TemporaryDirectory() as name:
-        environment = copied(Path(name))
-        for mutant in chosen:
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__)
+    parser.add_argument("words", nargs="*", help="parts of a mutant's name or path; all must fit")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time (default: 1)")
+    asked = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if all(word in f"{mutant.name} {mutant.path}" for word in asked.words)]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(asked.jobs) as pool:
+        free: queue.SimpleQueue[tuple[Path, dict[str, str]]] = queue.SimpleQueue()
+        for folder in (Path(name, str(job)) for job in range(asked.jobs)):
+            folder.mkdir()
+            free.put((folder, copied(folder)))
+
+        def lives(mutant: Mutant) -> bool:
+            copy = free.get()
             start = time.monotonic()
-            dead = dies(mutant, Path(name), environment)
-            lived += [] if dead else [mutant.name]
-            print(
-                f"{'died' if dead else 'LIVED':<6} {time.monotonic() - start:>5.0f} s  {mutant.path:<36} {mutant.name}",
-                flush=True,
-            )
-    print(f"{len(chosen) - len(lived)} of {len(chosen)} mutants died")
+            try:
+                dead = dies(mutant, *copy)
+            finally:
+                free.put(copy)
+            took = f"{'died' if dead else 'LIVED':<6} {time.monotonic() - start:>5.0f} s"
+            print(f"{took}  {mutant.path:<36} {mutant.name}", flush=True)
+            return not dead
+
+        lived = sum(pool.map(lives, chosen))
+    print(f"{len(chosen) - lived} of {len(chosen)} mutants died")
     return 1 if lived or not chosen else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

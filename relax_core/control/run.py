@@ -27,12 +27,12 @@ from relax_core.api.events import (
     RunRestarted,
     RunStarted,
     ScalingProposed,
-    Sink,
     StepFinished,
 )
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.autoscale import Autoscaler
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
+from relax_core.control.sink_process import sinks_apart
 from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.engines.scaling import ScaleRequest
 from relax_core.observe.first_step import add_facts, fault_lines, first_step_checks
@@ -191,13 +191,16 @@ class RunController:
     async def _run_stages(self) -> dict[str, Any]:
         """Run every stage and return the run's summary. Raises the error that ended the run, after recording it."""
         prepared, config, catalogue = self._prepared, self._prepared.config, self._prepared.catalogue
-        sinks = {choice.name: cast(Sink, catalogue.build(choice.chosen)) for choice in config.sinks}
         observers, notifier, directory = catalogue.observers(), None, prepared.directory
         if config.notify.urls:
             urls = [url.reveal() for url in config.notify.urls]
             name = config.run.name or directory.name
             notifier = partial(Notifier, urls, name, config.notify, directory.redactor, self._clock)
-        with Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder:
+        chosen, files = [choice.chosen for choice in config.sinks], prepared.stages[0].launch.plugin_files
+        with (
+            sinks_apart(chosen, catalogue, files, directory.logs, directory.redactor, directory.name) as sinks,
+            Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder,
+        ):
             left = list(prepared.stages)
             while left:
                 left = await self._run_next(left, recorder)

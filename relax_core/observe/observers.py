@@ -87,12 +87,15 @@ class CallbackWorker:
             except queue.Full:
                 self._off(f"is off: it is {MAX_QUEUED} calls behind")
 
-    def join(self, wait_s: float) -> None:
-        """Wait for the end of the thread; turn the worker off if the thread has not ended after `wait_s` seconds."""
+    def join(self, wait_s: float, deadline_s: float) -> None:
+        """Wait for the end of the thread; turn the worker off if the thread has not ended after `wait_s` seconds.
+
+        `deadline_s`: the deadline that the report names; other workers may have used a part of it.
+        """
         if self.on:
             self._thread.join(wait_s)
         if self.on and self._thread.is_alive():
-            self._off(f"did not finish within {self._deadline_s:g} s")
+            self._off(f"did not finish within {deadline_s:g} s")
 
     def _work(self) -> None:
         while self.on and (queued := self._calls.get()) is not None:
@@ -158,4 +161,4 @@ def close_all(workers: Iterable[tuple[CallbackWorker, Call | None]], deadline_s:
         worker.end(last)
     until = time.monotonic() + deadline_s
     for worker, _ in workers:
-        worker.join(max(0.0, until - time.monotonic()))
+        worker.join(max(0.0, until - time.monotonic()), deadline_s)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder of a run: passes each event to the run directory, sinks, observers, display and notifications.
 
-Files are written at once, and a failure to write a file fails the run. Sinks and observers work in threads of their own
-and can neither delay the run nor fail it; `summary.json` counts their failed calls.
+Files are written at once, and a failure to write a file fails the run. Threads call the sinks, which work in another
+process (`control.sink_process`), and the observers. They can neither delay the run nor fail it; `summary.json` counts
+their failed calls.
 """
 
 from __future__ import annotations
@@ -69,9 +70,15 @@ class Recorder:
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
         deadline_s: float = 30.0,
+        sink_call_s: float = 120.0,
         notifier: Callable[[Report], Notifier] | None = None,
     ) -> None:
-        """`notifier` makes the run's Notifier from the callback to which it reports failures."""
+        """Open the log; sinks open when the run starts.
+
+        `sink_call_s`: longest call of a sink; the first one includes the imports of its package. `deadline_s`: longest
+        call of an observer, and longest wait for all of them and all sinks at the end. `notifier` makes the run's
+        Notifier from the callback to which it reports failures.
+        """
         self.run_dir, self.ending = run_dir, ""
         self._clock, self._wall = clock or SystemClock(), wall
         self._log = EventLog(run_dir.path, run_dir.redactor, wall=wall)
@@ -104,7 +111,7 @@ class Recorder:
         self._summary: dict[str, Any] | None = None
         """The summary as last written; None before the end of the run."""
         self._sinks, self._sinks_opened = dict(sinks or {}), False
-        self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._sinks}
+        self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, sink_call_s) for name in self._sinks}
         self._observers = dict(observers or {})
         self._observer_workers = {
             name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._observers

@@ -82,7 +82,7 @@ def one(recipe: Path, sinks: Mapping[str, str], blocks: int, address: str) -> re
     ]  # fmt: skip
     records, summary = trained(recipe, settings, RUN_S)
     if failures := summary["callback_failures"]:
-        why = "a sink whose call takes 30 s is off, as on a machine in use"
+        why = "a sink whose call takes 2 minutes is off, as on a machine in use"
         raise RuntimeError(f"calls of sinks failed: {json.dumps(failures)}; {why}")
     found = seconds(records)
     with_sinks, without = statistics.median(found[True]), statistics.median(found[False])

@@ -267,7 +267,7 @@ def test_a_hanging_open_neither_delays_nor_ends_the_run_and_all_its_calls_count_
             release.wait(300)
 
     sink, good = Hangs(), Remembers()
-    with recorder(run_dir, clock, sinks={"hangs": sink, "good": good}, deadline_s=5.0) as run:
+    with recorder(run_dir, clock, sinks={"hangs": sink, "good": good}, sink_call_s=5.0) as run:
         run.write(RunStarted("r", "", {}))  # returns, although the sink does not
         assert opening.wait(120)
         run.write(StepFinished(1, {"reward/mean": 0.5}))

@@ -13,12 +13,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgpack
 
-PROTOCOL = 6
+PROTOCOL = 7
 LARGE_BYTES = 1 << 14
 """Arrays of at least this size are sent after their message, if the transport supports that."""
 MAX_LARGE = 4096
@@ -28,7 +29,7 @@ MAX_DEPTH = 64
 KEPT_BYTES = 1 << 20
 """An encoder that made a larger message is discarded, to free its buffer."""
 
-_TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED, _EXACT, _TUPLE = range(1, 11)
+_TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED, _EXACT, _TUPLE, _RAGGED, _SHARED = range(1, 13)
 _FLAT = frozenset({str, int, float, bool, bytes, type(None)})
 """Types that msgpack encodes and decodes by itself."""
 _registry: dict[str, Any] = {}
@@ -177,14 +178,31 @@ def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
     cls = type(values[0])
     names = _fields[cls]
     rows = map(attrgetter(*names), values)
-    plain: list[Any] = []
-    for column in zip(*rows, strict=True) if len(names) > 1 else [tuple(rows)]:
-        kinds = set(map(type, column))
-        if not kinds.isdisjoint((tuple, list, dict)):
-            plain.append([_field(each, large) for each in column])
-        else:
-            plain.append(_table(column, large) if _alike(column) else list(column))
+    columns = zip(*rows, strict=True) if len(names) > 1 else [tuple(rows)]
+    plain = [_column(column, large) for column in columns]
     return msgpack.ExtType(_TABLE, encode([cls.__name__, plain], large))
+
+
+def _column(values: Sequence[Any], large: list[Any] | None) -> Any:
+    """Encode one field of many values: all parts of one type at once, and an object that many values share once."""
+    kinds = set(map(type, values))
+    if kinds <= _FLAT:
+        return list(values)
+    if kinds.isdisjoint((list, dict)):
+        numbers = {number: place for place, number in enumerate(dict.fromkeys(map(id, values)))}
+        if 2 * len(numbers) <= len(values):
+            distinct = list({id(value): value for value in values}.values())
+            places = [numbers[id(value)] for value in values]
+            return msgpack.ExtType(_SHARED, encode([_column(distinct, large), places], large))
+        if kinds != {tuple}:
+            return _table(values, large) if _alike(values) else [_field(each, large) for each in values]
+        parts = list(chain.from_iterable(values))
+        inner = set(map(type, parts))
+        if inner <= _FLAT:
+            return list(map(list, values))
+        if len(inner) == 1 and _fields.keys() >= inner:
+            return msgpack.ExtType(_RAGGED, encode([_column(parts, large), list(map(len, values))], large))
+    return [_field(each, large) for each in values]
 
 
 def _encode_array(large: list[Any] | None, value: Any) -> Any:
@@ -217,6 +235,15 @@ def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
         return frozenset(decode(data, (), depth))
     if code == _BIG:
         return int(data)
+    if code == _RAGGED:
+        parts, lengths = decode(data, large, depth)
+        if sum(lengths) != len(parts):
+            raise ValueError(f"wire: {len(parts)} parts for values of {sum(lengths)} parts")
+        left = iter(parts)
+        return tuple(tuple(islice(left, length)) for length in lengths)
+    if code == _SHARED:
+        distinct, places = decode(data, large, depth)
+        return tuple(map(distinct.__getitem__, places))
     if code not in (_TYPE, _TABLE, _PACKED):
         raise ValueError(f"wire: unknown extension {code}; both sides must run the same relax-core")
     name, values = decode(data, large, depth)

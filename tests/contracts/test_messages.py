@@ -12,12 +12,16 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+import hypothesis.strategies as st
+import msgpack
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from relax_core.api import Action, Delta, GenerateRequest, Media
 from relax_core.api.events import Span
-from relax_core.api.task import ToolCall
+from relax_core.api.task import Message, ToolCall
+from relax_core.api.trajectory import Node, Trajectory
 from relax_core.rpc import messages
 
 OTHER_SIDE = """
@@ -69,6 +73,54 @@ def test_arrays_in_the_arguments_of_a_call_are_lists_in_every_process() -> None:
 def test_two_views_of_a_video_have_references_of_their_own() -> None:
     views = [Media("video", "clip.mp4", "k1", (0.0, 3.0)), Media("video", "clip.mp4", "k1", (5.0, 9.0))]
     assert [view.reference for view in views] == ["k1#t=0.0,3.0", "k1#t=5.0,9.0"]
+
+
+ids = st.lists(st.integers(-(2**70), 2**70), max_size=3).map(tuple)
+node = st.builds(
+    Node, st.none() | st.integers(0, 3), ids, st.booleans(), media=st.lists(st.text(), max_size=2).map(tuple)
+)
+said = st.builds(
+    Message, st.text(max_size=2), st.text(max_size=3), st.sampled_from(((), (ToolCall("f", {"a": [1]}),))),
+    extra=st.dictionaries(st.text(max_size=2), st.lists(st.integers(), max_size=2), max_size=2),
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_samples_that_share_parts_arrive_as_they_went(data: st.DataObject) -> None:
+    nodes = data.draw(st.lists(node, min_size=1, max_size=2))
+    texts = data.draw(st.lists(said, min_size=1, max_size=2))
+    samples = tuple(
+        Trajectory(
+            tuple(data.draw(st.lists(st.sampled_from(texts) | said, max_size=3))), "é",
+            tuple(data.draw(st.lists(st.sampled_from(nodes) | node, max_size=3))),
+            info=data.draw(st.dictionaries(st.text(max_size=2), st.just([1]) | ids | st.just(texts[0]), max_size=2)),
+        )
+        for _ in range(data.draw(st.integers(2, 5)))
+    )  # fmt: skip
+    back = messages.decode(messages.encode(samples))
+    assert back == samples
+    assert [list(map(type, one.info.values())) for one in back] == [
+        list(map(type, one.info.values())) for one in samples
+    ]
+
+
+def test_a_prompt_that_requests_share_is_sent_once() -> None:
+    prompt = tuple(range(1000, 3000))
+    requests = tuple(GenerateRequest(str(number), prompt, 4, stop_tokens=(0,)) for number in range(64))
+    body = messages.encode(requests)
+    back = messages.decode(body)
+    assert back == requests and len({id(one.tokens) for one in back}) == 1
+    assert len(body) < len(messages.encode(requests[:1])) + 64 * 40
+
+
+@pytest.mark.parametrize(
+    ("code", "held", "error"),
+    [(11, [[1, 2, 3], [1, 1]], ValueError), (11, [[1], [2, -1]], ValueError), (12, [["a"], [0, 1]], IndexError)],
+)
+def test_a_column_whose_places_do_not_fit_is_refused(code: int, held: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        messages.decode(msgpack.packb(msgpack.ExtType(code, msgpack.packb(held))))
 
 
 def example(kind: Any, inside: tuple[Any, ...] = ()) -> Any:
